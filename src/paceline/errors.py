@@ -1,0 +1,42 @@
+"""Every error that Paceline raises; the class says whose fault it is.
+
+    PacelineError
+    |- ConfigError      yours: a setting, a name, a file, a script that asks for what cannot be
+    |- WorkerError      a worker's: its script raised, it died, its loss is not finite
+    |- LinkError        the wire's: shared memory, a socket or a peer is not there or too small
+    `- ProtocolError    ours: an invariant of the pure core was broken; please report it
+
+A message says what was wanted, what was found, where, and what to try next.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """The root: catch this to catch everything that Paceline raises on purpose."""
+
+
+class ConfigError(PacelineError):
+    """The user asked for something that does not exist or cannot work."""
+
+
+class WorkerError(PacelineError):
+    """A worker failed: its script raised, it died, or it computed something not finite."""
+
+
+class LinkError(PacelineError):
+    """A channel failed: shared memory, a socket or a peer is missing or too small."""
+
+
+class ProtocolError(PacelineError):
+    """The pure core was told or asked something impossible: a bug of Paceline."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
+    """The error for a name that does not exist: suggests the nearest and lists the known ones."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    place = f" ({where})" if where else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ConfigError(f"unknown {kind} {name!r}{place}{hint} Known: {', '.join(names)}")

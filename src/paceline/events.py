@@ -1,0 +1,139 @@
+"""The vocabulary of a run: facts that happened and decisions that follow, nothing else.
+
+Facts are in the past tense, decisions in the imperative. An engine turns what happens into
+facts, the coordinator answers with orders, the engine carries them out:
+
+    facts      Joined    Pushed    Stalled    Left    Exhausted
+    decisions  Apply     Discard   Cancel     Release           (what a protocol says)
+    orders     Apply     Discard   Cancel     Grant    Late    EpochEnd   (what an engine hears)
+
+A protocol says ``Release(member)``; the coordinator makes it a ``Grant``, which names the ticket
+and the leases. This module must not know of tensors, processes, clocks or the network.
+
+All are NamedTuples, checked by the coordinator where they enter: a frozen dataclass costs four
+times as much to make, and the simulator makes millions.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+
+class Lease(NamedTuple):
+    """A mini-batch handed out: positions ``[start, stop)`` of the epoch's sample order."""
+
+    id: int
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def num_samples(self) -> int:
+        return self.stop - self.start
+
+
+class Ticket(NamedTuple):
+    """One piece of work: the ``serial``-th of ``member``, begun at parameters ``version``.
+
+    A ticket, not a version, names work: k-batch-sync releases a member twice at one version.
+    """
+
+    member: int
+    serial: int
+    version: int
+
+
+# -- facts -----------------------------------------------------------------------------------
+
+
+class Joined(NamedTuple):
+    """A new member is ready for work. Ids are never used twice."""
+
+    member: int
+    at_s: float
+
+
+class Pushed(NamedTuple):
+    """A member finished the work of ``ticket``; ``loss`` is the mean over its samples or nan."""
+
+    ticket: Ticket
+    num_samples: int
+    loss: float
+    is_finite: bool
+    at_s: float
+
+
+class Stalled(NamedTuple):
+    """No sign of life from ``member`` for too long, but it is still there."""
+
+    member: int
+    at_s: float
+
+
+class Left(NamedTuple):
+    """``member`` is gone: ended, killed or replaced."""
+
+    member: int
+    at_s: float
+
+
+class Exhausted(NamedTuple):
+    """No lease is free and nobody is at work: apply what is gathered, release who waits."""
+
+    at_s: float
+
+
+# -- decisions -------------------------------------------------------------------------------
+
+
+class Apply(NamedTuple):
+    """One update of these pushes, averaged with these weights (they sum to 1); version + 1."""
+
+    tickets: tuple[Ticket, ...]
+    weights: tuple[float, ...]
+
+
+class Discard(NamedTuple):
+    """This push will not be used; its leases return."""
+
+    ticket: Ticket
+
+
+class Cancel(NamedTuple):
+    """Abandon the work in flight of this member; its leases return."""
+
+    member: int
+
+
+class Release(NamedTuple):
+    """Newest parameters and so many mini-batches to do."""
+
+    member: int
+    num_steps: int = 1
+
+
+# -- orders: what the coordinator adds ---------------------------------------------------------
+
+
+class Grant(NamedTuple):
+    """A Release with its ticket and leases; ``upcoming`` are leases newly reserved for later."""
+
+    ticket: Ticket
+    leases: tuple[Lease, ...]
+    upcoming: tuple[Lease, ...] = ()
+
+
+class Late(NamedTuple):
+    """This push came after its ticket had ended; its payload may be freed."""
+
+    ticket: Ticket
+
+
+class EpochEnd(NamedTuple):
+    """Every lease of ``epoch`` is retired or dropped; parameters stand at ``version``."""
+
+    epoch: int
+    version: int
+
+
+Fact: TypeAlias = Joined | Pushed | Stalled | Left | Exhausted
+Decision: TypeAlias = Apply | Discard | Cancel | Release
+Order: TypeAlias = Apply | Discard | Cancel | Grant | Late | EpochEnd
