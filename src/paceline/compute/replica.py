@@ -1,0 +1,199 @@
+"""One member's copy of the model: its parameters, buffers and gradients as flat memory.
+
+The user's objects stay what they are; only the memory under them is moved, so that a pull is one
+copy and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while
+it is still warm. This module must not know where the slot leads to.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..store.layout import Layout, bind, lay_out
+from ..store.update import state_rows
+
+Hyper = tuple[tuple[Any, ...], ...]
+
+
+class Replica:
+    """The model and optimizer of one member.
+
+    Args:
+        model: any module with at least one trainable parameter, on one device.
+        optimizer: the user's, over (some of) the model's parameters.
+        rule: the optimizer that is applied to pushes: the user's, or one that averages.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, rule: Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        named = list(model.named_parameters())
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.buffers = [buffer for _, buffer in model.named_buffers()]
+        self.device = _only_device([*self.parameters, *self.buffers])
+        _refuse_what_cannot_be_carried(model, optimizer, self.parameters)
+        rows = state_rows(rule, self.parameters)
+        self.layout: Layout = lay_out(named, model.named_buffers(), rows)
+        self._home: Tensor | None = None
+        self._slot: Tensor | None = None
+        self._grads: list[Tensor] = []
+        self._check: Callable[[], None] = _nothing
+        self._handles: list[Any] = []
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    def write_to(self, block: Tensor) -> None:
+        """Copy the parameters and buffers into ``block`` (bytes)."""
+        places = (*self.layout.parameters.places, *self.layout.buffers.places)
+        for tensor, place in zip([*self.parameters, *self.buffers], places, strict=True):
+            place.view(block).copy_(tensor.detach())
+
+    def live_in(self, block: Tensor) -> None:
+        """Let the parameters be views into ``block``; nothing is copied."""
+        bind(self.parameters, self.layout.parameters, block)
+
+    def live_alone(self) -> Tensor:
+        """Let parameters and buffers be views into private memory; returns it, for pulls into it."""
+        if self._home is None:
+            size = self.layout.slot_bytes
+            self._home = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        self.write_to(self._home)
+        bind(self.parameters, self.layout.parameters, self._home)
+        bind(self.buffers, self.layout.buffers, self._home)
+        return self._home
+
+    def read_buffers(self, block: Tensor) -> None:
+        for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
+            buffer.copy_(place.view(block))
+
+    def snapshot_buffers(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self.buffers]
+
+    def restore_buffers(self, kept: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self.buffers, kept, strict=True):
+            buffer.copy_(value)
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    def push_into(self, slot: Tensor, check: Callable[[], None]) -> None:
+        """From now on gradients are copied into ``slot`` as they are computed.
+
+        ``check`` is called before each copy and may raise to leave the step.
+        """
+        self._slot = slot
+        self._check = check
+        is_local = self.device.type == "cpu"
+        home = slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
+        self._outgoing = home
+        self._grads = [place.view(home) for place in self.layout.parameters.places]
+        self._drop_hooks()
+        for number, parameter in enumerate(self.parameters):
+            if parameter.requires_grad:
+                hook = self._hook(number)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _hook(self, number: int) -> Callable[[Tensor], None]:
+        view = self._grads[number]
+
+        def copy_out(parameter: Tensor) -> None:
+            self._check()
+            gradient = parameter.grad
+            if gradient is not view and gradient is not None:
+                view.copy_(gradient)
+                parameter.grad = view
+
+        return copy_out
+
+    def _drop_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def collect(self, present: memoryview) -> None:
+        """Make the slot whole: every gradient in its place, missing ones zero and marked."""
+        for number, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            view = self._grads[number]
+            if gradient is None:
+                if present[number] or parameter.requires_grad:
+                    view.zero_()
+                present[number] = 0
+                continue
+            present[number] = 1
+            if gradient is not view:
+                if gradient.is_sparse:
+                    raise ConfigError(
+                        f"parameter {self.names[number]!r} has a sparse gradient; sparse gradients "
+                        "cannot be carried: build the embedding with sparse=False"
+                    )
+                view.copy_(gradient)
+        assert self._slot is not None
+        for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
+            place.view(self._slot).copy_(buffer)
+        if self._outgoing is not self._slot:
+            size = self.layout.parameters.stop
+            self._slot[:size].copy_(self._outgoing[:size])
+
+    def scale_gradients(self, factor: float) -> None:
+        for view in self._grads:
+            if view.is_floating_point():
+                view.mul_(factor)
+
+    def drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # -- hyper-parameters -----------------------------------------------------------------------
+
+    def hyper(self) -> Hyper:
+        """The values of the optimizer's groups: lr, momentum, ... (not the parameters)."""
+        return tuple(
+            tuple(value for key, value in group.items() if key != "params")
+            for group in self.optimizer.param_groups
+        )
+
+
+def _nothing() -> None:
+    return None
+
+
+def _only_device(tensors: Sequence[Tensor]) -> torch.device:
+    devices = {tensor.device for tensor in tensors}
+    if not devices:
+        raise ConfigError("the model has no parameters: there is nothing to train")
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(
+            f"the model lies on several devices ({names}); a worker's model must lie on one: "
+            "model.to(pace.device)"
+        )
+    return devices.pop()
+
+
+def _refuse_what_cannot_be_carried(
+    model: nn.Module, optimizer: Optimizer, parameters: Sequence[nn.Parameter]
+) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS calls the model several times a step through a closure; that cannot be carried "
+            "to several workers: use SGD, Adam or another first-order optimizer"
+        )
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(
+                f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
+                "be carried: build it with sparse=False"
+            )
+    known = set(parameters)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in known:
+                raise ConfigError(
+                    f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that is "
+                    "not the model's; build it from model.parameters() after the model is final"
+                )

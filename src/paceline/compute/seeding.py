@@ -1,0 +1,51 @@
+"""Random state as a pure function of what is being computed.
+
+A mini-batch that is done again, by another member or in a replay, sees the same dropout and the
+same augmentation; another epoch sees others. This module must not know leases or members.
+"""
+
+import random
+import sys
+
+import torch
+
+_MIX = 0x9E3779B97F4A7C15
+_MASK = (1 << 63) - 1
+
+
+def mix(*numbers: int) -> int:
+    """One 63-bit number from several; different inputs give unrelated outputs (splitmix64)."""
+    state = 0
+    for number in numbers:
+        state = (state ^ (number & _MASK)) * _MIX & ((1 << 64) - 1)
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & ((1 << 64) - 1)
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & ((1 << 64) - 1)
+        state ^= state >> 31
+    return state & _MASK
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy (where it is loaded) and torch, the accelerators' generators included."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+
+
+class kept_random_state:  # noqa: N801  a context manager reads as a word
+    """Leave the random state of the block's surroundings as it was."""
+
+    def __enter__(self) -> None:
+        self._python = random.getstate()
+        self._torch = torch.get_rng_state()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
+
+    def __exit__(self, *_: object) -> None:
+        random.setstate(self._python)
+        torch.set_rng_state(self._torch)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)

@@ -1,0 +1,77 @@
+"""The page of words through which the members of one machine see each other.
+
+    line 0..15   the run: version, jobs, alarm, ...
+    then 5 lines a seat: [cancelled] [arrived] [undo mark] [what it pushed last: numbers]
+
+A seat is a worker's place; at any time one member sits on it. Every word has one writer at a
+time, named below. This module must not know what a version or an arrival leads to.
+"""
+
+from typing import Final
+
+from .memory import LINE_BYTES, Memory, Words
+
+_WORDS_A_LINE = LINE_BYTES // 4
+_RUN_LINES = 16
+_SEAT_LINES = 5
+
+VERSION: Final = 0 * _WORDS_A_LINE
+"""Twice the newest whole version, plus the number of the block that it lies in: one word, so that
+both change at once (writer: who executes the update)."""
+JOBS: Final = 1 * _WORDS_A_LINE
+"""Number of jobs done (writer: who executes them, one after the other)."""
+ALARM: Final = 2 * _WORDS_A_LINE
+"""Not 0: members leave the express path at their next barrier (writer: coordinator, any member)."""
+LAYOUT: Final = 3 * _WORDS_A_LINE
+"""1 when the store's memory is laid out and holds the first member's parameters."""
+GENERATION: Final = (4 * _WORDS_A_LINE, 5 * _WORDS_A_LINE)
+"""For each block: odd while it is being written."""
+CHUNK: Final = 6 * _WORDS_A_LINE
+"""Chunks of the pass under way that are done."""
+CHUNK_UNDO: Final = 6 * _WORDS_A_LINE + 1
+"""Number of the chunk (from 1) whose old content lies in the undo area."""
+PASS: Final = 6 * _WORDS_A_LINE + 2
+"""Number of the pass under way over the accumulator."""
+BY_VERSION: Final = 7 * _WORDS_A_LINE
+"""1 when some member's schedule counts versions (writer: any member)."""
+NORM: Final = 8 * _WORDS_A_LINE
+"""A float64: the norm of the last averaged gradient that was clipped (writer: who executes)."""
+
+
+class Control(Words):
+    """The words of one run.
+
+    Args:
+        memory: at least ``control_bytes(num_seats)``, zeroed.
+    """
+
+    def __init__(self, memory: Memory, num_seats: int) -> None:
+        super().__init__(memory)
+        self.num_seats = num_seats
+        self.cancelled = [self._seat(seat, 0) for seat in range(num_seats)]
+        """Per seat: serials below this are cancelled (writer: coordinator)."""
+        self.arrived = [self._seat(seat, 1) for seat in range(num_seats)]
+        """Per seat: barriers reached (writer: the member)."""
+        self.marks = [self._seat(seat, 2) for seat in range(num_seats)]
+        """Per seat: the version whose share lies in the undo block (writer: the member)."""
+        self.numbers = [self._seat(seat, 3) for seat in range(num_seats)]
+        """Per seat: sixteen float64 about its last push (writer: the member)."""
+
+    @property
+    def version(self) -> int:
+        return self[VERSION] >> 1
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """Whether ``version`` is there, waiting for it for at most ``timeout_s``."""
+        return self.wait_while(VERSION, lambda value: value >> 1 < version, timeout_s)
+
+    def wait_for_job(self, job: int, timeout_s: float) -> bool:
+        """Whether ``job`` is done, waiting for it for at most ``timeout_s``."""
+        return self.wait_while(JOBS, lambda value: value < job, timeout_s)
+
+    def _seat(self, seat: int, line: int) -> int:
+        return (_RUN_LINES + _SEAT_LINES * seat + line) * _WORDS_A_LINE
+
+
+def control_bytes(num_seats: int) -> int:
+    return (_RUN_LINES + _SEAT_LINES * num_seats) * LINE_BYTES

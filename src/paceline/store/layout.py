@@ -1,0 +1,171 @@
+"""Where every tensor of a model lies in one flat block of bytes.
+
+All members build the same layout from the same model and compare its digest; then a name is an
+offset, and a whole model is moved with one copy:
+
+    block  = [ parameters | buffers | optimizer state ]        each tensor 64-byte aligned
+    slot   = [ gradients  | buffers ]                          the same offsets
+
+This module must not know who copies what to whom, nor where the block lives.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One tensor in the block: ``offset`` in bytes, strides in elements (they may be permuted)."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def flat(self, block: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Elements ``[start, stop)`` in memory order, ``(stop - start,)``."""
+        stop = self.numel if stop is None else stop
+        size = self.dtype.itemsize
+        return block[self.offset + start * size : self.offset + stop * size].view(self.dtype)
+
+    def view(self, block: Tensor) -> Tensor:
+        """The tensor itself, of ``shape``, sharing the memory of ``block`` (bytes)."""
+        return self.flat(block).as_strided(self.shape, self.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Places that lie side by side: ``[start, stop)`` in bytes."""
+
+    places: tuple[Place, ...]
+    start: int
+    stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stop - self.start
+
+    def of(self, block: Tensor) -> Tensor:
+        return block[self.start : self.stop]
+
+    def runs(self) -> Iterator[tuple[torch.dtype, int, int]]:
+        """Stretches of one dtype, ``(dtype, start, stop)`` in bytes, padding included."""
+        places = self.places
+        begin = 0
+        for i in range(1, len(places) + 1):
+            if i == len(places) or places[i].dtype != places[begin].dtype:
+                stop = places[i].offset if i < len(places) else self.stop
+                yield places[begin].dtype, places[begin].offset, stop
+                begin = i
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntry:
+    """One tensor or number that an optimizer keeps for parameter number ``parameter``."""
+
+    parameter: int
+    key: str
+    place: Place
+    is_number: bool
+    """A Python number in the optimizer's state, kept here as one float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Every parameter, buffer and state entry of one model and its optimizer."""
+
+    parameters: Section
+    buffers: Section
+    state: Section
+    entries: tuple[StateEntry, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.state.stop
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.buffers.stop
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(place.numel for place in self.parameters.places)
+
+    def digest(self) -> str:
+        """Equal for two members exactly when their blocks mean the same."""
+        text = repr([(p.name, p.shape, p.strides, str(p.dtype), p.offset) for p in self._places()])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _places(self) -> Iterator[Place]:
+        yield from self.parameters.places
+        yield from self.buffers.places
+        yield from self.state.places
+
+
+def lay_out(
+    parameters: Iterable[tuple[str, Tensor]],
+    buffers: Iterable[tuple[str, Tensor]],
+    state: Iterable[tuple[int, str, Tensor, bool]],
+) -> Layout:
+    """Place parameters, buffers and state ``(parameter, key, example, is_number)`` in a block."""
+    first = _section(list(parameters), 0)
+    second = _section(list(buffers), first.stop)
+    rows = list(state)
+    third = _section([(f"{number}.{key}", like) for number, key, like, _ in rows], second.stop)
+    entries = tuple(
+        StateEntry(parameter=number, key=key, place=place, is_number=is_number)
+        for (number, key, _, is_number), place in zip(rows, third.places, strict=True)
+    )
+    return Layout(parameters=first, buffers=second, state=third, entries=entries)
+
+
+def _section(tensors: list[tuple[str, Tensor]], start: int) -> Section:
+    places = []
+    offset = start
+    for name, tensor in tensors:
+        places.append(
+            Place(
+                name=name,
+                shape=tuple(tensor.shape),
+                strides=_dense_strides(tensor),
+                dtype=tensor.dtype,
+                offset=offset,
+            )
+        )
+        offset += -(-places[-1].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    return Section(tuple(places), start, offset)
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's own strides where it is dense (channels_last), else contiguous ones."""
+    return tuple(torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride())
+
+
+def bind(module_tensors: Iterable[Tensor], section: Section, block: Tensor) -> None:
+    """Make each tensor's data a view into ``block``, keeping its values there.
+
+    The objects stay the same, so optimizers, hooks and tied weights keep holding.
+    """
+    for tensor, place in zip(module_tensors, section.places, strict=True):
+        tensor.data = place.view(block)
+
+
+def named_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Buffers in the model's order, each once."""
+    return list(model.named_buffers())

@@ -1,0 +1,200 @@
+"""Memory that several processes share, and words in it that can be waited on.
+
+The memory is a memfd: it has no name, so nothing is left in /dev/shm after any end, and no small
+container limit holds for it. Where memfd or futex do not exist (macOS) an unlinked temporary file
+and a short sleep take their place. This module must not know what is stored in the memory.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from ..errors import LinkError
+
+LINE_BYTES = 64
+"""A cache line: words that different members write lie on different lines."""
+
+_SPIN_S = 50e-6
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_WAIT, _WAKE = 0, 1
+
+
+class SharedMemory:
+    """A block of memory that lives as long as one process maps or holds its descriptor.
+
+    Args:
+        fd: descriptor of a block made by ``create``; it may be grown before it is mapped.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map: mmap.mmap | None = None
+
+    @classmethod
+    def create(cls, num_bytes: int = 0) -> "SharedMemory":
+        if hasattr(os, "memfd_create"):
+            memory = cls(os.memfd_create("paceline", 0))
+        else:
+            with tempfile.TemporaryFile() as file:
+                memory = cls(os.dup(file.fileno()))
+        os.set_inheritable(memory.fd, True)
+        if num_bytes:
+            memory.grow(num_bytes)
+        return memory
+
+    def grow(self, num_bytes: int) -> None:
+        """Set the size; pages are taken only when they are touched."""
+        available = available_bytes()
+        if num_bytes > available:
+            raise LinkError(
+                f"shared memory: {num_bytes / 2**20:,.0f} MiB are needed, "
+                f"{available / 2**20:,.0f} MiB are free on this machine; "
+                "use fewer workers or a smaller model"
+            )
+        os.ftruncate(self.fd, num_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        if self._map is None:
+            self._map = mmap.mmap(self.fd, self.num_bytes)
+        return self._map
+
+    def tensor(self) -> torch.Tensor:
+        """The whole block as bytes, ``(num_bytes,)`` uint8, sharing the memory."""
+        return torch.frombuffer(self.buffer, dtype=torch.uint8)
+
+    def used_bytes(self) -> int:
+        """Bytes of the pages that have been touched by anybody."""
+        return os.fstat(self.fd).st_blocks * 512
+
+
+class PrivateMemory:
+    """The same within one process."""
+
+    def __init__(self, num_bytes: int = 0) -> None:
+        self.buffer = bytearray(num_bytes)
+
+    def grow(self, num_bytes: int) -> None:
+        self.buffer = bytearray(num_bytes)
+
+    def tensor(self) -> torch.Tensor:
+        return torch.frombuffer(self.buffer, dtype=torch.uint8)
+
+
+Memory: TypeAlias = SharedMemory | PrivateMemory
+
+
+def available_bytes() -> int:
+    """Memory that can still be taken: the machine's, or the container's where that is less."""
+    try:
+        with open("/proc/meminfo") as file:
+            rows = dict(line.split(":") for line in file)
+        free = int(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return sys.maxsize
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as now:
+            return min(free, int(limit.read()) - int(now.read()))
+    except (OSError, ValueError):
+        return free
+
+
+class Words:
+    """32-bit words in shared memory, one to a cache line or packed, that can be waited on.
+
+    A word has one writer at a time; readers see it whole. ``wait`` spins for at most 50 us and
+    then sleeps in the kernel until a ``wake`` of that word or the time-out.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        buffer = memory.buffer
+        self._view = memoryview(buffer).cast("i")
+        self._doubles = memoryview(buffer).cast("d")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self._spin_s = _SPIN_S
+
+    def __getitem__(self, index: int) -> int:
+        return self._view[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._view[index] = value
+
+    def double(self, index: int) -> float:
+        """The float64 at byte offset ``4 * index`` (index must be even)."""
+        return self._doubles[index >> 1]
+
+    def set_double(self, index: int, value: float) -> None:
+        self._doubles[index >> 1] = value
+
+    def never_spin(self) -> None:
+        """For machines with fewer cores than waiters: spinning would hold up who is awaited."""
+        self._spin_s = 0.0
+
+    def set_and_wake(self, index: int, value: int) -> None:
+        self._view[index] = value
+        self.wake(index)
+
+    def wake(self, index: int) -> None:
+        if _futex_number is not None:
+            _syscall(_futex_number, self._address + 4 * index, _WAKE, 2**31 - 1, None, None, 0)
+
+    def wait_while(self, index: int, is_early: Callable[[int], bool], timeout_s: float) -> bool:
+        """Wait while ``is_early(value)``; False when ``timeout_s`` ran out or nobody knows why."""
+        view = self._view
+        value = view[index]
+        if not is_early(value):
+            return True
+        if self._spin_s:
+            end = time.perf_counter() + self._spin_s
+            while time.perf_counter() < end:
+                value = view[index]
+                if not is_early(value):
+                    return True
+        self._sleep(index, value, timeout_s)
+        return not is_early(view[index])
+
+    def _sleep(self, index: int, value: int, timeout_s: float) -> None:
+        if _futex_number is None:
+            time.sleep(min(timeout_s, 1e-4))
+            return
+        seconds = int(timeout_s)
+        spec = _TimeSpec(seconds, int((timeout_s - seconds) * 1e9))
+        _syscall(
+            _futex_number, self._address + 4 * index, _WAIT, value, ctypes.byref(spec), None, 0
+        )
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+def _find_futex() -> tuple[int | None, "ctypes._NamedFuncPointer | None"]:
+    number = _FUTEX.get(os.uname().machine) if sys.platform == "linux" else None
+    if number is None:
+        return None, None
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.argtypes = [
+        ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int,
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int,
+    ]  # fmt: skip
+    call.restype = ctypes.c_long
+    return number, call
+
+
+_futex_number, _futex_call = _find_futex()
+
+
+def _syscall(number: int, *arguments: object) -> None:
+    assert _futex_call is not None
+    _futex_call(number, *arguments)

@@ -1,0 +1,248 @@
+"""The parameters of a run in memory that its members share: push, pull, versions, updates.
+
+    block A, block B    parameters, buffers, optimizer state; one holds the newest version
+    accumulator         the sum of the gradients of the update under way
+    slot of each seat   the gradients and buffers of its last push
+
+An update reads version v and writes version v + 1 into the other block, so a reader of v is never
+disturbed and an executor that dies half-way leaves nothing behind: somebody else does it again.
+Pushes are summed as they arrive, so 100 members cost no more than two (beyond their own slots).
+Jobs (add, finish) are numbered by the coordinator and done in that order by the members.
+This module must not know protocols, members or leases.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, PASS, VERSION, Control
+from .layout import Layout
+from .update import Groups, Updater
+
+_CHUNK_BYTES = 256 * 1024
+"""Half of a small second-level cache: the undo copy of a chunk stays in it."""
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A stretch of one dtype in a block or slot: gradients are summed, counters take the maximum."""
+
+    dtype: torch.dtype
+    start: int
+    stop: int
+
+    def of(self, block: Tensor) -> Tensor:
+        return block[self.start : self.stop].view(self.dtype)
+
+
+class SharedStore:
+    """One run's parameters, as every member sees them.
+
+    Args:
+        layout: the same in all members.
+        arena: ``(arena_bytes(layout, num_seats),)`` uint8, shared and zeroed at first.
+        control: the run's words.
+    """
+
+    def __init__(self, layout: Layout, arena: Tensor, control: Control) -> None:
+        self.layout = layout
+        self.control = control
+        size = _paged(layout.block_bytes)
+        slot = _paged(layout.slot_bytes + len(layout.parameters.places))
+        self.blocks = (arena[: layout.block_bytes], arena[size : size + layout.block_bytes])
+        starts = [2 * size + i * slot for i in range(control.num_seats + 1)]
+        self._slots = [arena[start : start + slot] for start in starts]
+        count = len(layout.parameters.places)
+        self._present = [
+            memoryview(one[layout.slot_bytes : layout.slot_bytes + count].numpy())
+            for one in self._slots
+        ]
+        self._runs = [
+            Run(*run) for section in (layout.parameters, layout.buffers) for run in section.runs()
+        ]
+        self._chunks = [chunk for run in self._runs for chunk in _split(run)]
+        self._buffers = layout.buffers
+
+    # -- what a member pushes and pulls ---------------------------------------------------------
+
+    @property
+    def sum_slot(self) -> Tensor:
+        """Where gradients are summed or averaged."""
+        return self._slots[0]
+
+    def slot(self, seat: int) -> Tensor:
+        """Gradients and buffers of this seat's next push, the layout's offsets."""
+        return self._slots[seat + 1]
+
+    def present(self, seat: int) -> memoryview:
+        """Per parameter: 1 where this seat's push has a gradient."""
+        return self._present[seat + 1]
+
+    @property
+    def version(self) -> int:
+        return self.control.version
+
+    @property
+    def current(self) -> int:
+        """Number of the block that holds the newest version."""
+        return self.control[VERSION] & 1
+
+    def is_finite(self, seat: int) -> bool:
+        """Whether no gradient in the slot is inf or nan: one pass; sums spread both."""
+        slot = self.slot(seat)
+        return all(bool(torch.isfinite(run.sum())) for run in self._gradient_runs(slot)) or all(
+            bool(torch.isfinite(run).all()) for run in self._gradient_runs(slot)
+        )
+
+    def not_finite(self, seat: int) -> str:
+        """The name of the first parameter of this seat's push with an inf or nan gradient."""
+        for place, is_present in zip(
+            self.layout.parameters.places, self.present(seat), strict=True
+        ):
+            if is_present and not bool(torch.isfinite(place.flat(self.slot(seat))).all()):
+                return place.name
+        return "?"
+
+    def pull(self, version: int, out: Tensor) -> int:
+        """Copy parameters and buffers of the newest version into ``out``; at least ``version``.
+
+        Returns the version that was copied: it is one version, never half of two. Waiting for it
+        is the caller's business.
+        """
+        control = self.control
+        size = self.layout.slot_bytes
+        while True:
+            newest = control[VERSION]
+            assert newest >> 1 >= version
+            generation = GENERATION[newest & 1]
+            before = control[generation]
+            if before & 1:
+                continue
+            out.copy_(self.blocks[newest & 1][:size])
+            if control[generation] == before:
+                return newest >> 1
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def add(self, job: int, seat: int, weight: float, is_first: bool) -> None:
+        """Add ``weight`` times this seat's slot to the accumulator; ``is_first`` begins a new sum."""
+        total, slot = self._slots[0], self._slots[seat + 1]
+        present, mine = self._present[0], self._present[seat + 1]
+        if is_first:
+            self._begin_writing()
+
+        def add_chunk(run: Run) -> None:
+            into, value = run.of(total), run.of(slot)
+            if not run.dtype.is_floating_point and not run.dtype.is_complex:
+                into.copy_(value if is_first else torch.maximum(into, value))
+            elif is_first:
+                torch.mul(value, weight, out=into)
+            else:
+                into.add_(value, alpha=weight)
+
+        self._over_chunks(2 * job, add_chunk)
+        for i in range(len(mine)):
+            present[i] = mine[i] if is_first else present[i] | mine[i]
+        self.finished(job)
+
+    def finish(
+        self, job: int, updater: Sequence[Updater], groups: Groups, *, seat: int, scale: float
+    ) -> None:
+        """Write the next version: from the accumulator times ``scale``, or from one seat's slot.
+
+        Args:
+            updater: one for each block.
+            seat: the seat whose slot is the whole gradient, or -1 for the accumulator.
+        """
+        old, new = self.current, 1 - self.current
+        self._begin_writing()
+        if seat < 0 and scale != 1.0:
+            total = self._slots[0]
+
+            def scale_chunk(run: Run) -> None:
+                if run.dtype.is_floating_point or run.dtype.is_complex:
+                    run.of(total).mul_(scale)
+
+            self._over_chunks(2 * job + 1, scale_chunk)
+        slot = self._slots[seat + 1]
+        self.blocks[new].copy_(self.blocks[old])
+        updater[new].step(slot, self._present[seat + 1], groups)
+        buffers = self._buffers
+        if buffers.num_bytes:
+            buffers.of(self.blocks[new]).copy_(buffers.of(slot))
+        self._publish()
+        self.finished(job)
+
+    def skip(self, job: int) -> None:
+        """Write the next version without a change: a gradient was not finite."""
+        self._begin_writing()
+        self.blocks[1 - self.current].copy_(self.blocks[self.current])
+        self._publish()
+        self.finished(job)
+
+    def clip(self, seat: int, scale: float, max_norm: float) -> float:
+        """Scale the gradient of the update down to ``max_norm``; its norm before that."""
+        runs = self._gradient_runs(self._slots[seat + 1])
+        norm = scale * float(torch.linalg.vector_norm(torch.stack([run.norm() for run in runs])))
+        if norm > max_norm:
+            for run in runs:
+                run.mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    def _gradient_runs(self, slot: Tensor) -> list[Tensor]:
+        return [Run(*run).of(slot) for run in self.layout.parameters.runs()]
+
+    def _begin_writing(self) -> None:
+        """From here on the other block is no version: it holds undo copies, then the next one."""
+        self.control[GENERATION[1 - self.current]] |= 1
+
+    def _publish(self) -> None:
+        version, new = self.version + 1, 1 - self.current
+        self.control[GENERATION[new]] += 1
+        self.control.set_and_wake(VERSION, 2 * version + new)
+
+    def finished(self, job: int) -> None:
+        """Note that this job is done."""
+        self.control.set_and_wake(JOBS, job)
+
+    def _over_chunks(self, number: int, change: Callable[[Run], None]) -> None:
+        """Change the accumulator chunk by chunk so that a death in the middle can be mended.
+
+        Before a chunk is changed its old content is copied to the block that is no version now;
+        who takes the pass over puts it back and goes on from there.
+        """
+        control = self.control
+        undo = self.blocks[1 - self.current]
+        total = self._slots[0]
+        if control[PASS] != number:
+            control[CHUNK], control[CHUNK_UNDO] = 0, 0
+            control[PASS] = number
+        elif control[CHUNK_UNDO] == control[CHUNK] + 1:
+            run = self._chunks[control[CHUNK]]
+            total[run.start : run.stop].copy_(undo[run.start : run.stop])
+        for i in range(control[CHUNK], len(self._chunks)):
+            run = self._chunks[i]
+            undo[run.start : run.stop].copy_(total[run.start : run.stop])
+            control[CHUNK_UNDO] = i + 1
+            change(run)
+            control[CHUNK] = i + 1
+
+
+def arena_bytes(layout: Layout, num_seats: int) -> int:
+    """Memory of the store: two blocks, the accumulator, a slot a seat."""
+    slot = _paged(layout.slot_bytes + len(layout.parameters.places))
+    return 2 * _paged(layout.block_bytes) + (num_seats + 1) * slot
+
+
+def _paged(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _split(run: Run) -> list[Run]:
+    return [
+        Run(run.dtype, start, min(start + _CHUNK_BYTES, run.stop))
+        for start in range(run.start, run.stop, _CHUNK_BYTES)
+    ]

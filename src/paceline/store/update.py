@@ -1,0 +1,306 @@
+"""The user's own optimizer, applied to parameters that lie in a block.
+
+Every member holds a copy of the optimizer object whose parameters and state are views into the
+block, so whoever executes an update continues where the last one stopped. Optimizers that work
+element by element may be given pieces of parameters (a member's share); all others get whole
+tensors. This module must not know who executes which update, or when.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from .layout import Layout, StateEntry
+
+ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
+        "ASGD", "Rprop",
+    )
+)  # fmt: skip
+"""Exact classes whose update of an element depends on that element alone."""
+
+EXISTS = "exists"
+"""A state entry of one byte: whether the optimizer has made this parameter's state yet."""
+
+StateRow = tuple[int, str, Tensor, bool]
+Groups = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements ``[start, stop)`` of parameter ``number``, in memory order."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    return type(optimizer) in ELEMENTWISE
+
+
+def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[StateRow]:
+    """What the optimizer will keep for each parameter, found by a step on a copy of its kind.
+
+    Raises:
+        ConfigError: the optimizer needs a closure or keeps state that cannot be shared.
+    """
+    number_of = {parameter: i for i, parameter in enumerate(parameters)}
+    rows: list[StateRow] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = _trial_state(optimizer, group, parameter)
+            rows.append((number_of[parameter], EXISTS, torch.zeros(1, dtype=torch.uint8), False))
+            for key, value in state.items():
+                rows += _row(optimizer, number_of[parameter], key, value)
+    return rows
+
+
+def _row(optimizer: Optimizer, number: int, key: str, value: object) -> list[StateRow]:
+    if isinstance(value, Tensor):
+        return [(number, key, value, False)]
+    if isinstance(value, bool | int | float):
+        return [(number, key, torch.zeros(1, dtype=torch.float64), True)]
+    if value is None:
+        return []
+    raise ConfigError(
+        f"{type(optimizer).__name__} keeps {key!r} of type {type(value).__name__} for each "
+        "parameter; tensors and numbers can be shared between workers, this cannot"
+    )
+
+
+def _trial_state(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
+) -> dict[str, Any]:
+    """The state after one step with a zero gradient on a copy of ``parameter``."""
+    if parameter in optimizer.state and optimizer.state[parameter]:
+        return dict(optimizer.state[parameter])
+    trial = nn.Parameter(torch.zeros_like(parameter, device="cpu"))
+    trial.grad = torch.zeros_like(trial)
+    twin = _twin(optimizer, [{**group, "params": [trial]}])
+    try:
+        type(twin).step(twin)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step cannot be called without arguments ({error}); "
+            "optimizers that need a closure cannot be carried: use SGD, Adam or another "
+            "first-order optimizer"
+        ) from None
+    return dict(twin.state.get(trial, {}))
+
+
+def _twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
+    """The same class with the same attributes, over other parameters, with no state."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    private = {"step", "zero_grad", "state_dict", "load_state_dict", "state", "param_groups"}
+    for name, value in optimizer.__dict__.items():
+        if name not in private:
+            twin.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
+    twin.__dict__["state"] = defaultdict(dict)
+    twin.__dict__["param_groups"] = groups
+    for group in groups:
+        if group.get("capturable"):
+            group["capturable"] = False
+    return twin
+
+
+class Updater:
+    """One optimizer over the pieces of one block.
+
+    Args:
+        optimizer: the user's; only its class, attributes and groups are used.
+        parameters: the model's, in the layout's order.
+        block: ``(layout.block_bytes,)`` uint8, with the parameters and the state.
+        pieces: which elements to update; None: all parameters, whole.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
+        layout: Layout,
+        block: Tensor,
+        pieces: Iterable[Piece] | None = None,
+    ) -> None:
+        self._layout = layout
+        self._block = block
+        self._entries: dict[int, list[StateEntry]] = defaultdict(list)
+        for entry in layout.entries:
+            self._entries[entry.parameter].append(entry)
+        by_number: dict[int, list[Piece]] = defaultdict(list)
+        for number, place in enumerate(layout.parameters.places):
+            if pieces is None:
+                by_number[number] = [Piece(number, 0, place.numel)]
+        for piece in pieces or ():
+            by_number[piece.number].append(piece)
+        number_of = {parameter: i for i, parameter in enumerate(parameters)}
+        self._held: list[tuple[Piece, nn.Parameter]] = []
+        groups = []
+        for group in optimizer.param_groups:
+            held = [
+                (piece, self._parameter(piece))
+                for parameter in group["params"]
+                for piece in by_number[number_of[parameter]]
+            ]
+            self._held += held
+            groups.append({**group, "params": [parameter for _, parameter in held]})
+        self._optimizer = _twin(optimizer, groups)
+        self._step = type(optimizer).step
+        self._unbound = list(self._held)
+        self._numbers = [
+            (parameter, entry)
+            for piece, parameter in self._held
+            for entry in self._entries[piece.number]
+            if entry.is_number
+        ]
+        self._gradients: dict[int, list[Tensor]] = {}
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for piece, _ in self._held]
+
+    def state_views(self) -> list[tuple[StateEntry, Tensor]]:
+        """The state in the block that belongs to these pieces."""
+        rows = []
+        for piece, _ in self._held:
+            for entry in self._entries[piece.number]:
+                view = self._state_view(entry, piece)
+                if view is not None:
+                    rows.append((entry, view))
+        return rows
+
+    def step(self, slot: Tensor, present: Sequence[int], groups: Groups) -> None:
+        """Update with the gradients in ``slot`` (bytes, the layout's offsets).
+
+        Args:
+            present: per parameter, 0 where no gradient was computed: it is left as it is.
+            groups: the values of the user's ``param_groups`` to use (lr, momentum, ...).
+        """
+        for group, values in zip(self._optimizer.param_groups, groups, strict=True):
+            for key, value in values.items():
+                if key not in ("params", "capturable"):
+                    group[key] = value
+        if self._unbound:
+            self._bind_existing()
+        gradients = self._gradients_in(slot)
+        for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
+            parameter.grad = gradient if present[piece.number] else None
+        if self._numbers:
+            self._read_numbers()
+        self._step(self._optimizer)
+        if self._unbound:
+            self._bind_created()
+        if self._numbers:
+            self._write_numbers()
+
+    def write_state(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        """Put the state that the user's optimizer brings along (a loaded one) into the block."""
+        for piece, parameter in self._held:
+            state = optimizer.state.get(parameters[piece.number])
+            if state:
+                self._optimizer.state[parameter] = {
+                    key: value.clone() if isinstance(value, Tensor) else value
+                    for key, value in state.items()
+                }
+        self._bind_created()
+        self._write_numbers()
+
+    def read_state(self) -> list[dict[str, Any]]:
+        """Compact clones of the state of each parameter of the groups, in the groups' order."""
+        self._bind_existing()
+        self._read_numbers()
+        rows = []
+        for _, parameter in self._held:
+            state = self._optimizer.state.get(parameter, {})
+            rows.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()})
+        return rows
+
+    def _parameter(self, piece: Piece) -> nn.Parameter:
+        place = self._layout.parameters.places[piece.number]
+        if piece.stop - piece.start == place.numel:
+            return nn.Parameter(place.view(self._block), requires_grad=False)
+        return nn.Parameter(place.flat(self._block, piece.start, piece.stop), requires_grad=False)
+
+    def _gradients_in(self, slot: Tensor) -> list[Tensor]:
+        views = self._gradients.get(slot.data_ptr())
+        if views is None:
+            views = []
+            for piece, parameter in self._held:
+                place = self._layout.parameters.places[piece.number]
+                is_whole = piece.stop - piece.start == place.numel
+                flat = place.flat(slot, piece.start, piece.stop)
+                views.append(flat.as_strided(place.shape, place.strides) if is_whole else flat)
+                assert views[-1].shape == parameter.shape
+            self._gradients[slot.data_ptr()] = views
+        return views
+
+    def _state_view(self, entry: StateEntry, piece: Piece) -> Tensor | None:
+        """The entry's memory for this piece; None where another piece's owner holds it."""
+        place = entry.place
+        parameter = self._layout.parameters.places[piece.number]
+        is_whole = piece.stop - piece.start == parameter.numel
+        if is_whole:
+            return place.view(self._block)
+        if place.numel == parameter.numel and parameter.numel > 1:
+            return place.flat(self._block, piece.start, piece.stop)
+        return place.view(self._block) if piece.start == 0 else None
+
+    def _exists(self, piece: Piece) -> Tensor:
+        for entry in self._entries[piece.number]:
+            if entry.key == EXISTS:
+                return entry.place.view(self._block)
+        raise AssertionError(f"no state entry for parameter {piece.number}")
+
+    def _bind_existing(self) -> None:
+        """Take over the state that somebody has already made in the block."""
+        rest = []
+        for piece, parameter in self._unbound:
+            if not self._exists(piece).item():
+                rest.append((piece, parameter))
+                continue
+            for entry in self._entries[piece.number]:
+                if entry.key != EXISTS and not entry.is_number:
+                    view = self._state_view(entry, piece)
+                    value = entry.place.view(self._block).clone() if view is None else view
+                    self._optimizer.state[parameter][entry.key] = value
+        self._unbound = rest
+
+    def _bind_created(self) -> None:
+        """Move the state that the optimizer has just made into the block."""
+        rest = []
+        for piece, parameter in self._unbound:
+            state = self._optimizer.state.get(parameter)
+            if not state:
+                rest.append((piece, parameter))
+                continue
+            for entry in self._entries[piece.number]:
+                if entry.key == EXISTS or entry.is_number:
+                    continue
+                view = self._state_view(entry, piece)
+                if view is not None and isinstance(state.get(entry.key), Tensor):
+                    view.copy_(state[entry.key])
+                    state[entry.key] = view
+            self._exists(piece).fill_(1)
+        self._unbound = rest
+
+    def _read_numbers(self) -> None:
+        for parameter, entry in self._numbers:
+            if self._optimizer.state.get(parameter):
+                value = entry.place.view(self._block).item()
+                self._optimizer.state[parameter][entry.key] = (
+                    int(value) if float(value).is_integer() else value
+                )
+
+    def _write_numbers(self) -> None:
+        for parameter, entry in self._numbers:
+            if self._optimizer.state.get(parameter):
+                entry.place.view(self._block).fill_(float(self._optimizer.state[parameter][entry.key]))
