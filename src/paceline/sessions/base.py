@@ -1,0 +1,191 @@
+"""A session: one member's part of a run, the same verbs whatever carries the bytes.
+
+    open_epoch -> [ grant -> compute -> push ] ... -> None at the end of the epoch
+
+``push`` returns when the next grant is here and the model holds the parameters it names, or when
+the epoch or the run is over. Members:
+
+    solo       one worker: the user's optimizer steps on the user's parameters
+    mediated   through the store, order by order from the coordinator: every protocol
+    express    between peers in shared memory, no message on the way: full-sync and local-sgd
+    distributed    the same between accelerators, through ``torch.distributed``
+
+This module must not know processes, sockets or the loop that uses it.
+"""
+
+import abc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..batches import Batches
+from ..errors import WorkerError
+from ..events import Grant, Lease
+
+Totals = dict[str, tuple[float, float]]
+"""Per metric: the sum over samples and the number of samples."""
+
+
+class Superseded(BaseException):
+    """The work in flight was abandoned. A BaseException, so that ``except Exception`` lets it by."""
+
+
+class Stopped(BaseException):
+    """The run ends now: raised out of a member that still waits for something."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a member reports with a push."""
+
+    num_samples: int = 0
+    loss: float = float("nan")
+    found_inf: bool = False
+    inv_scale: float = 1.0
+    max_norm: float = 0.0
+    """Clip the averaged gradient to this norm; 0: do not."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Where a member's seconds went since its last push."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    push_s: float = 0.0
+    begun_s: float = field(default=0.0)
+    """When the work in flight began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What an epoch of the prepared loader is.
+
+    Attributes:
+        batch_size: global: samples an update averages (per local step).
+        parts: mini-batches that a batch is cut into.
+    """
+
+    num_samples: int
+    batch_size: int
+    parts: int
+    keep_remainder: bool
+
+    def batches(self, ends: Sequence[int] | None = None) -> Batches:
+        return Batches(
+            self.num_samples,
+            self.batch_size,
+            self.parts,
+            ends=ends,
+            keep_remainder=self.keep_remainder,
+        )
+
+
+def not_finite(seat: int, name: str, step: int, version: int, loss: float) -> WorkerError:
+    """The error for a gradient that is inf or nan."""
+    return WorkerError(
+        f"worker {seat}: the gradient of {name!r} is not finite at step {step} (version {version}, "
+        f"loss {loss:g}); lower the learning rate, clip the gradient, or go on without such "
+        "updates: --nonfinite skip"
+    )
+
+
+class Session(abc.ABC):
+    """One member's part of a run."""
+
+    seat: int = 0
+    num_workers: int = 1
+    num_steps: int = 1
+    """Local steps a push (local-sgd's H)."""
+    is_main: bool = True
+    is_in_step: bool = False
+    """Whether the script is inside a step block: only there may ``check`` raise."""
+    last_norm: float = float("nan")
+    """Norm of the last averaged gradient, where it was clipped."""
+
+    @abc.abstractmethod
+    def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
+        """Wait until every member is at this epoch; False: the run is over."""
+
+    @abc.abstractmethod
+    def grant(self) -> Grant | None:
+        """The work to do next; None: the epoch is over."""
+
+    @abc.abstractmethod
+    def push(self, work: Work) -> None:
+        """Hand in the gradient (or the difference) of the work that was granted."""
+
+    @abc.abstractmethod
+    def extend(self) -> Lease | None:
+        """One more mini-batch for the work in flight (gradient accumulation)."""
+
+    @abc.abstractmethod
+    def give_back(self) -> None:
+        """Return the work in flight undone."""
+
+    def check(self) -> None:
+        """Raise ``Superseded`` when the work in flight is abandoned."""
+        return None
+
+    def superseded(self) -> None:
+        """The step was left: wait for the next grant."""
+        raise AssertionError("this session never cancels")
+
+    @property
+    def is_stopped(self) -> bool:
+        return False
+
+    @property
+    def version(self) -> int:
+        """Version of the parameters that the model holds."""
+        return 0
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""
+        time.sleep(seconds)
+
+    def upcoming(self) -> Sequence[Lease]:
+        """Leases that this member will probably be granted, newly known since the last call."""
+        return ()
+
+    def schedule_by_version(self, set_it: bool) -> bool:
+        """Whether schedules count versions; ``set_it`` says so for the whole run."""
+        self._by_version = set_it or self._by_version
+        return self._by_version
+
+    _by_version = False
+
+    def ask_to_stop(self) -> None:
+        """End the whole run at the next step border."""
+        return None
+
+    @abc.abstractmethod
+    def census(self, num_samples: int, batch_size: int) -> "Census":
+        """Share out an evaluation among all members."""
+
+    @abc.abstractmethod
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sum over members; all must call it between epochs."""
+
+    def log(self, values: dict[str, float]) -> None:
+        """Record values of the user's for the run's log."""
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class Census(abc.ABC):
+    """An evaluation that members share: each sample once, redone where a member dies."""
+
+    @abc.abstractmethod
+    def next(self) -> tuple[int, int] | None:
+        """The next range of positions to evaluate, or None when all are taken."""
+
+    @abc.abstractmethod
+    def report(self, totals: Totals) -> None:
+        """Hand in the totals of the range that ``next`` gave."""
+
+    @abc.abstractmethod
+    def totals(self) -> Totals:
+        """The totals over all samples, the same in all members."""

@@ -1,0 +1,337 @@
+"""A session between peers: no message, no server on the way of the bytes, two barriers a round.
+
+    member 0   gradient -> slot 0 |   | share 0 of all slots -> mean -> optimizer |   | next step
+    member 1   gradient -> slot 1 | 1 | share 1 of all slots -> mean -> optimizer | 2 | next step
+                              barrier                                         barrier
+
+The parameters exist once, in the store's current block; every member computes on them and
+updates its own share of them. Before it does, it copies its share (parameters and state) into
+the other block and sets a mark, so a death harms nothing: survivors put every share back and go
+on through the store (mediated), where the coordinator decides. The same way out is taken when
+the run stops or a member needs what peers cannot give (gradient accumulation).
+This module must not know protocols; which leases are whose is the ledger's `express_rounds`.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from ..batches import express_rounds
+from ..events import Grant, Lease, Ticket
+from ..store.control import ALARM, VERSION
+from .base import Work
+from .lane import Message
+from .mediated import FOUND_INF, NOT_FINITE, OK, MediatedSession
+from .shares import Share, conflict_between
+
+_WAIT_S = 0.1
+_FLUSH_S = 0.2
+_KEPT_ROUNDS = 4096
+
+_N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD = range(10)
+"""What a member tells its peers about a push, as float64 of its line in the control page."""
+
+
+class Interrupted(BaseException):
+    """The express path ends at this barrier."""
+
+
+class ExpressSession(MediatedSession):
+    """A member that talks to its peers through memory while an epoch runs express."""
+
+    _is_express = False
+
+    def _opened(self, message: Message) -> None:
+        _, _, mode, updates_left = message
+        if mode != "express":
+            if self._is_express:
+                self._leave()
+            self._await_grant()
+            return
+        rounds = self._plan_rounds()
+        self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
+        self._round = 0
+        self._rows: deque[tuple[int, list[tuple[object, ...]]]] = deque(maxlen=_KEPT_ROUNDS)
+        self._flushed = 0
+        self._flush_at_s = time.perf_counter() + _FLUSH_S
+        self._first_version = self.store.version
+        if not self._is_express:
+            self._enter()
+        self._advance()
+        self._clock.begun_s = time.perf_counter()
+
+    def _plan_rounds(self) -> list[list[list[Lease]]]:
+        """The leases of each round of this epoch, per member: what the coordinator will cut."""
+        leases = self._shape.batches(self._batch_ends).cut_all(self._epoch)
+        return express_rounds(leases, self.num_workers, self.num_steps)
+
+    def _enter(self) -> None:
+        """The model on the shared block; this member's share and its optimizer."""
+        self._is_express = True
+        store, replica = self.store, self._replica
+        self._phase = max(self._control[index] for index in self._control.arrived)
+        self._block = store.current
+        if not self._is_difference:
+            replica.live_in(store.blocks[self._block])
+        self._share = Share(store, replica, self._rule, seat=self.seat, block=self._block)
+        self._all_present = b"\1" * len(replica.parameters)
+
+    def _leave(self) -> None:
+        """Back to private parameters; they are pulled with the next grant."""
+        self._is_express = False
+        self._live_alone()
+
+    def _advance(self) -> None:
+        """The grant of the next round in which this member has a lease."""
+        while self._round < len(self._rounds):
+            leases = self._rounds[self._round][self.seat]
+            if leases:
+                self._version = self._first_version + self._round
+                self._serial = self._version
+                self._grant = Grant(Ticket(self.member, self._serial, self._version), tuple(leases))
+                return
+            if not self._exchange(Work()):
+                return
+        self._flush(is_last=True)
+        self._await_grant()
+
+    def push(self, work: Work) -> None:
+        if not self._is_express:
+            super().push(work)
+            return
+        start = time.perf_counter()
+        clock = self._clock
+        clock.compute_s = start - clock.begun_s
+        if self._exchange(work):
+            clock.push_s = time.perf_counter() - start - clock.wait_s
+            self._advance()
+        self._clock.begun_s = time.perf_counter()
+
+    def extend(self) -> Lease | None:
+        if self._is_express:
+            self._ask_to_leave()
+        return super().extend()
+
+    def give_back(self) -> None:
+        if self._is_express:
+            self._ask_to_leave()
+        super().give_back()
+
+    # -- one round ------------------------------------------------------------------------------
+
+    def _exchange(self, work: Work) -> bool:
+        """Average with the peers; False when the express path was left instead."""
+        phase = 1
+        try:
+            self._tell(work)
+            self._barrier()
+            entries = self._hear_peers()
+            phase = 2
+            self._update(entries)
+            self._barrier()
+        except Interrupted:
+            self._interrupted(phase, work)
+            return False
+        self._conclude(entries)
+        return True
+
+    def _tell(self, work: Work) -> None:
+        """Fill this seat's slot and its line; what is wrong with the gradient is found later."""
+        clock, control = self._clock, self._control
+        if work.num_samples:
+            self._fill(work)
+        line = control.numbers[self.seat]
+        uses_schedule = self.advance_schedule(self._version)
+        values = (
+            work.num_samples, work.loss, FOUND_INF if work.found_inf else OK,
+            clock.compute_s, clock.wait_s, clock.push_s, 0.0, work.max_norm,
+            0 if uses_schedule else self._digest_hyper(), -1.0,
+        )  # fmt: skip
+        for i, value in enumerate(values):
+            control.set_double(line + 2 * i, value)
+        clock.wait_s = 0.0
+
+    def _fill(self, work: Work) -> None:
+        store = self.store
+        if self._is_difference:
+            self._fill_slot(work)
+            return
+        if work.inv_scale != 1.0:
+            self._replica.scale_gradients(work.inv_scale)
+        self._replica.collect(store.present(self.seat))
+
+    def _barrier(self) -> None:
+        """Wait until all have arrived as often as this member; Interrupted when one never will."""
+        control = self._control
+        self._phase += 1
+        phase = self._phase
+        control.set_and_wake(control.arrived[self.seat], phase)
+        start = time.perf_counter()
+        for index in control.arrived:
+            while not control.wait_while(index, lambda value: value < phase, _WAIT_S):
+                if control[ALARM] and control[index] < phase:
+                    raise Interrupted
+        self._clock.wait_s += time.perf_counter() - start
+
+    def _hear_peers(self) -> list[tuple[float, ...]]:
+        """The lines of all members, read between the barriers."""
+        control = self._control
+        return [
+            tuple(control.double(line + 2 * i) for i in range(_HYPER + 1))
+            for line in control.numbers
+        ]
+
+    def _update(self, entries: list[tuple[float, ...]]) -> None:
+        """Mean of this member's share of all gradients, and the optimizer's step on it."""
+        control = self._control
+        samples = [entry[_N] for entry in entries]
+        total = sum(samples)
+        hypers = {entry[_HYPER] for entry in entries if entry[_N]}
+        if len(hypers) > 1:
+            raise conflict_between(entries, _HYPER)
+        share = self._share
+        self._is_skipped = any(entry[_FAULT] for entry in entries)
+        present = self._present_in_any(samples)
+        if self._is_skipped:
+            share.average_buffers([0.0] * len(samples))
+            return
+        norm = share.average([n / total for n in samples])
+        max_norm = max(entry[_MAX_NORM] for entry in entries)
+        if not math.isfinite(norm):
+            control.set_double(control.numbers[self.seat] + 2 * _BAD, float(self._version))
+        if max_norm:
+            self._clip(max_norm)
+        share.keep(self._version + 1)
+        self.advance_schedule(self._version)
+        share.step(present, self._rule.param_groups)
+        share.average_buffers([n / total for n in samples])
+
+    def _present_in_any(self, samples: list[float]) -> Sequence[int]:
+        """Per parameter: whether any member has a gradient for it."""
+        masks = [bytes(self.store.present(seat)) for seat, n in enumerate(samples) if n]
+        if all(mask == self._all_present for mask in masks):
+            return self._all_present
+        return [max(column) for column in zip(*masks, strict=True)]
+
+    def _clip(self, max_norm: float) -> None:
+        """Clip the mean gradient by its whole norm: one barrier more."""
+        control = self._control
+        line = control.numbers[self.seat]
+        control.set_double(line + 2 * _NORM, self._share.squared_norm())
+        self._barrier()
+        squares = [control.double(one + 2 * _NORM) for one in control.numbers]
+        self.last_norm = math.sqrt(sum(squares))
+        if self.last_norm > max_norm:
+            self._share.scale(max_norm / (self.last_norm + 1e-6))
+
+    def _conclude(self, entries: list[tuple[float, ...]]) -> None:
+        """After the second barrier: the version is there; a bad one is taken back."""
+        control = self._control
+        version = float(self._version)
+        bad = [
+            seat
+            for seat, line in enumerate(control.numbers)
+            if control.double(line + 2 * _BAD) == version
+        ]
+        fault = OK
+        if bad and not self._is_skipped:
+            fault = NOT_FINITE
+            self._share.restore(self._version + 1)
+            self._raise_if_mine()
+            self._barrier()
+        if self._is_difference:
+            self._pull_share()
+        if self.seat == 0:
+            control[VERSION] = 2 * (self._version + 1) + self._block
+        row = [
+            (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s))
+            for n, loss, one, compute_s, wait_s, push_s, *_ in entries
+        ]
+        self._rows.append((self._round, list(row)))
+        self._round += 1
+        self._version += 1
+        now_s = time.perf_counter()
+        if self.seat == 0 and now_s > self._flush_at_s:
+            self._flush_at_s = now_s + _FLUSH_S
+            self._flush()
+
+    def _pull_share(self) -> None:
+        size = self._replica.layout.slot_bytes
+        self._home.copy_(self.store.blocks[self._block][:size])
+        assert self._base is not None
+        self._base.copy_(self._home)
+
+    def _raise_if_mine(self) -> None:
+        """The worker whose own gradient is not finite says so, with the parameter's name."""
+        if self._nonfinite_is_error and not self.store.is_finite(self.seat):
+            self._fail_not_finite(float("nan"))
+
+    # -- facts, off the critical path -----------------------------------------------------------
+
+    def _flush(self, is_last: bool = False) -> None:
+        """Tell the coordinator of the rounds since the last time; only the first member does."""
+        if self.seat == 0:
+            rows = [row for number, row in self._rows if number >= self._flushed]
+            for start in range(0, len(rows), 256):
+                self._lane.send(("rounds", self._flushed + start, rows[start : start + 256]))
+            self._flushed = self._round
+
+    # -- the way out ----------------------------------------------------------------------------
+
+    def _ask_to_leave(self) -> None:
+        """This member needs the coordinator: all leave the express path at their next barrier."""
+        self._control[ALARM] = 1
+        for index in self._control.arrived:
+            self._control.wake(index)
+        self._report_interruption(0, None, None)
+        self._serial = self._expect("resume")[1]
+        self._leave_with_work()
+
+    def _interrupted(self, phase: int, work: Work) -> None:
+        """Put the shares back, tell where this member stands, and go on through the store."""
+        control = self._control
+        entries = None
+        if phase == 2:
+            self._share.restore(self._version + 1)
+            self._restore_the_dead()
+            entries = [
+                (int(n), loss, int(fault), (compute_s, wait_s, push_s))
+                for n, loss, fault, compute_s, wait_s, push_s, *_ in self._hear_peers()
+            ]
+        clock = self._clock
+        fault = FOUND_INF if work.found_inf else OK
+        mine = (work.num_samples, work.loss, fault, (clock.compute_s, clock.wait_s, clock.push_s))
+        self._report_interruption(phase, mine if work.num_samples else None, entries)
+        message = self._expect("resume")
+        self._serial = message[1]
+        self._leave_with_work()
+        self._await_grant()
+
+    def _restore_the_dead(self) -> None:
+        """The first survivor puts back the shares of members that never arrived."""
+        control = self._control
+        here = [seat for seat, index in enumerate(control.arrived) if control[index] >= self._phase]
+        if here and here[0] == self.seat:
+            for seat in set(range(self.num_workers)) - set(here):
+                share = Share(
+                    self.store, self._replica, self._rule, seat=seat, block=self._block
+                )
+                share.restore(self._version + 1)
+
+    def _report_interruption(self, phase: int, mine: object, entries: object) -> None:
+        first = self._rows[0][0] if self._rows else self._round
+        rows = [row for _, row in self._rows]
+        self._lane.send(("interrupted", self._round, phase, first, rows, mine, entries))
+
+    def _leave_with_work(self) -> None:
+        """Private memory again, with the parameters of the version that stands."""
+        self._is_express = False
+        self._control[VERSION] = 2 * self._version + self._block
+        replica = self._replica
+        grads = [parameter.grad for parameter in replica.parameters]
+        self._home = replica.live_alone()
+        for parameter, gradient in zip(replica.parameters, grads, strict=True):
+            parameter.grad = gradient
+        if self._base is not None:
+            self._base.copy_(self._home)

@@ -1,0 +1,93 @@
+"""How a member and the coordinator talk: messages in order, both ways, and nothing else.
+
+A message is a tuple that begins with its kind; several for one receiver travel together. The
+tables below are the whole language. This module must not know what a message leads to.
+
+    member -> coordinator
+        describe  (text)                          what prepare() found, as JSON
+        arrive    (epoch, batch_ends)             at the loader, waiting for the epoch
+        push      (serial, version, num_samples, loss, fault, clock, hyper, max_norm)
+        extend    (serial)                        one more lease for the ticket at work
+        giveback  (serial)
+        superseded (serial, wasted_s)
+        rounds    (first, rows)                   express: whole rounds, in member order
+        interrupted (round, phase, rows)          express: left at this barrier
+        count     (num_samples, batch_size)       an evaluation
+        counted   (start, totals)
+        sum       (values)
+        log       (values)
+        done      ()                              the script ended
+        failed    (text)
+    coordinator -> member
+        laid      (arena_bytes, is_first)         the store's memory has this size
+        open      (epoch, mode, last_round)
+        grant     (serial, version, leases, upcoming)
+        add       (job, seat, weight, is_first)
+        finish    (job, version, seat, scale, max_norm)
+        skip      (job, version)
+        extended  (lease)
+        end       (epoch, version)                the epoch is over
+        range     (start, stop) | (-1, -1)
+        totals    (totals)
+        summed    (values)
+        stop      ()
+"""
+
+import marshal
+import socket
+from typing import Any, Protocol
+
+Message = tuple[Any, ...]
+
+
+class Lane(Protocol):
+    """The member's end of the talk."""
+
+    def send(self, message: Message) -> None:
+        """Send one message; returns at once."""
+
+    def receive(self, is_blocking: bool = True) -> list[Message]:
+        """The next messages, in order; [] when there is none and ``is_blocking`` is False."""
+
+
+class SocketLane:
+    """A lane over one end of a socket pair that keeps message borders.
+
+    ``marshal`` is safe here: the other end is a process of ours on the same machine, and the
+    pair has no name that anybody else could open.
+    """
+
+    MAX_BYTES = 1 << 18
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: Message) -> None:
+        self._end.send(marshal.dumps([message]))
+
+    def send_all(self, messages: list[Message]) -> None:
+        """Send several messages as one, in order."""
+        self._end.send(marshal.dumps(messages))
+
+    def receive(self, is_blocking: bool = True) -> list[Message]:
+        flags = 0 if is_blocking else socket.MSG_DONTWAIT
+        try:
+            data = self._end.recv(self.MAX_BYTES, flags)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise ConnectionResetError("the coordinator is gone")
+        messages: list[Message] = marshal.loads(data)
+        return messages
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends that keep message borders (sequenced packets; datagrams where there are none)."""
+    kind = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
+    try:
+        ends = socket.socketpair(socket.AF_UNIX, kind)
+    except OSError:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SocketLane.MAX_BYTES)
+    return ends

@@ -1,0 +1,373 @@
+"""A session through the store: every order comes from the coordinator, every protocol runs.
+
+    send push -> [ jobs: add, finish ] -> grant -> wait for its version -> pull
+
+Members execute the updates that the coordinator decides; a member that waits for its grant does
+the jobs that arrive meanwhile. This module must not know protocols, processes or the loop.
+"""
+
+import json
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..compute.replica import Hyper, Replica
+from ..errors import ConfigError
+from ..events import Grant, Lease, Ticket
+from ..store.control import BY_VERSION, LAYOUT, NORM, Control
+from ..store.memory import Memory
+from ..store.shared import SharedStore
+from ..store.update import Updater
+from .base import Census, Clock, Session, Shape, Stopped, Superseded, Totals, Work, not_finite
+from .lane import Lane, Message
+
+OK, NOT_FINITE, FOUND_INF = 0, 1, 2
+"""What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
+
+_POLL_S = 0.05
+"""How often a member that waits for another's job looks for a message that hands it over."""
+
+
+class MediatedSession(Session):
+    """One member that talks to a coordinator over a lane.
+
+    Args:
+        lane: both ways to the coordinator.
+        control: the run's words.
+        arena: the store's memory, still empty; sized when the layout is known.
+        seat, member: the worker's place, and this life on it.
+        num_workers: seats of the run.
+    """
+
+    def __init__(
+        self, lane: Lane, control: Control, arena: Memory, *, seat: int, member: int
+    ) -> None:
+        self._lane = lane
+        self._control = control
+        self._arena = arena
+        self.seat = seat
+        self.member = member
+        self._cancelled = control.cancelled[seat]
+        self.num_workers = control.num_seats
+        self.is_main = seat == 0
+        self._epoch = 0
+        self._batch_ends: Sequence[int] | None = None
+        self._queue: deque[Message] = deque()
+        self._clock = Clock()
+        self._grant: Grant | None = None
+        self._stopped = False
+        self._serial = -1
+        self._version = 0
+        self._hyper: Hyper = ()
+        self._hyper_digest = 0
+        self.advance_schedule: Callable[[int], bool] = lambda version: False
+        """Bring prepared schedulers to this version; whether there are any."""
+
+    # -- before the first step ------------------------------------------------------------------
+
+    def attach(
+        self, replica: Replica, rule: Optimizer, shape: Shape, description: dict[str, object]
+    ) -> None:
+        """Describe the model, wait for the store's memory, and fill or read it.
+
+        Args:
+            rule: the optimizer that the store applies: the user's, or plain averaging.
+        """
+        self._replica = replica
+        self._rule = rule
+        self._shape = shape
+        self._lane.send(("describe", json.dumps(description)))
+        message = self._expect("laid")
+        is_first, self.num_steps, self._is_difference = message[2:5]
+        self._nonfinite_is_error = message[5]
+        self.store = SharedStore(replica.layout, self._arena.tensor(), self._control)
+        self._updaters = [
+            Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
+        ]
+        if is_first:
+            replica.write_to(self.store.blocks[self.store.current])
+            self._updaters[self.store.current].write_state(rule, replica.parameters)
+            self._control.set_and_wake(LAYOUT, 1)
+        while not self._control.wait_while(LAYOUT, lambda value: value == 0, _POLL_S):
+            self._take_jobs()
+        self._live_alone()
+
+    def _live_alone(self) -> None:
+        """The model on private memory, the newest version in it, gradients into this seat's slot."""
+        self._home = self._replica.live_alone()
+        self._base = torch.empty_like(self._home) if self._is_difference else None
+        self._pull(0)
+        if not self._is_difference:
+            self._replica.push_into(self.store.slot(self.seat), self.check)
+
+    # -- the verbs ------------------------------------------------------------------------------
+
+    def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
+        if self._stopped:
+            return False
+        self._epoch, self._batch_ends = epoch, batch_ends
+        self._lane.send(("arrive", epoch, list(batch_ends) if batch_ends is not None else None))
+        message = self._next()
+        if message[0] != "open":
+            return False
+        self._opened(message)
+        return True
+
+    def _opened(self, message: Message) -> None:
+        self._await_grant()
+
+    def grant(self) -> Grant | None:
+        return self._grant
+
+    def push(self, work: Work) -> None:
+        start = time.perf_counter()
+        clock = self._clock
+        clock.compute_s = start - clock.begun_s
+        fault = self._fill_slot(work)
+        hyper = 0 if self.advance_schedule(self._version) else self._digest_hyper()
+        clocks = (clock.compute_s, clock.wait_s, clock.push_s)
+        self._lane.send(
+            ("push", self._serial, self._version, work.num_samples, work.loss, fault, clocks,
+             hyper, work.max_norm)
+        )  # fmt: skip
+        clock.wait_s = 0.0
+        self._await_grant()
+        clock.push_s = time.perf_counter() - start - clock.wait_s
+        if work.max_norm:
+            self.last_norm = self._control.double(NORM)
+
+    def _fill_slot(self, work: Work) -> int:
+        """Put what is pushed into this seat's slot; what is wrong with it."""
+        store, replica = self.store, self._replica
+        slot, present = store.slot(self.seat), store.present(self.seat)
+        if self._base is not None:
+            for run in replica.layout.parameters.runs():
+                dtype, start, stop = run
+                torch.sub(
+                    self._base[start:stop].view(dtype),
+                    self._home[start:stop].view(dtype),
+                    out=slot[start:stop].view(dtype),
+                ) if slot.device == self._home.device else slot[start:stop].view(dtype).copy_(
+                    self._base[start:stop].view(dtype) - self._home[start:stop].view(dtype)
+                )
+            replica.layout.buffers.of(slot).copy_(replica.layout.buffers.of(self._home))
+            present[:] = b"\1" * len(present)
+        else:
+            if work.inv_scale != 1.0:
+                replica.scale_gradients(work.inv_scale)
+            replica.collect(present)
+        if work.found_inf:
+            return FOUND_INF
+        if store.is_finite(self.seat):
+            return OK
+        if self._nonfinite_is_error:
+            self._fail_not_finite(work.loss)
+        return NOT_FINITE
+
+    def _fail_not_finite(self, loss: float) -> None:
+        name = self.store.not_finite(self.seat)
+        raise not_finite(self.seat, name, self._serial, self._version, loss)
+
+    def extend(self) -> Lease | None:
+        self._lane.send(("extend", self._serial))
+        message = self._next()
+        if message[0] == "extended":
+            return None if message[1] is None else Lease(*message[1])
+        self._queue.appendleft(message)
+        return None
+
+    def give_back(self) -> None:
+        self._lane.send(("giveback", self._serial))
+        self._await_grant()
+
+    def check(self) -> None:
+        if self.is_in_step and self._control[self._cancelled] > self._serial:
+            raise Superseded
+
+    def superseded(self) -> None:
+        wasted_s = time.perf_counter() - self._clock.begun_s
+        self._lane.send(("superseded", self._serial, wasted_s))
+        self._await_grant()
+        self._clock.push_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """Wait on this seat's cancelled word, so that a cancellation ends it at once."""
+        control, serial = self._control, self._serial
+        index = control.cancelled[self.seat]
+        end_s = time.perf_counter() + seconds
+        while (left_s := end_s - time.perf_counter()) > 0:
+            if control.wait_while(index, lambda value: value <= serial, left_s):
+                raise Superseded
+
+    def upcoming(self) -> Sequence[Lease]:
+        return self._grant.upcoming if self._grant is not None else ()
+
+    def schedule_by_version(self, set_it: bool) -> bool:
+        if set_it:
+            self._control[BY_VERSION] = 1
+        return bool(self._control[BY_VERSION])
+
+    def optimizer_state(self) -> dict[nn.Parameter, dict[str, Any]]:
+        """Clones of the optimizer's whole state at the newest version, by the user's parameters."""
+        rows = self._updaters[self.store.current].read_state()
+        held = [one for group in self._rule.param_groups for one in group["params"]]
+        return {one: row for one, row in zip(held, rows, strict=True) if row}
+
+    def ask_to_stop(self) -> None:
+        self._lane.send(("stop",))
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def census(self, num_samples: int, batch_size: int) -> Census:
+        self._lane.send(("count", num_samples, batch_size))
+        return _LaneCensus(self)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        self._lane.send(("sum", [float(value) for value in values]))
+        return list(self._expect("summed")[1])
+
+    def log(self, values: dict[str, float]) -> None:
+        self._lane.send(("log", values))
+
+    def close(self) -> None:
+        self._lane.send(("done",))
+
+    # -- hearing --------------------------------------------------------------------------------
+
+    def _await_grant(self) -> None:
+        """Wait for the next grant, or the end of the epoch or the run, and pull its version."""
+        message = self._next()
+        kind = message[0]
+        if kind == "grant":
+            _, serial, version, leases, upcoming = message
+            self._settle(lambda: self._control.wait_for_version(version, _POLL_S))
+            ticket = Ticket(self.member, serial, version)
+            self._serial = serial
+            self._pull(version)
+            self._grant = Grant(
+                ticket, tuple(Lease(*one) for one in leases), tuple(Lease(*one) for one in upcoming)
+            )
+        else:
+            version = message[2] if kind == "end" else message[1]
+            self._settle(lambda: self._control.wait_for_version(version, _POLL_S))
+            self._pull(version)
+            self._grant = None
+            self._stopped = kind == "stop"
+        self._clock.begun_s = time.perf_counter()
+
+    def _pull(self, version: int) -> None:
+        self._version = self.store.pull(version, self._home)
+        if self._base is not None:
+            self._base.copy_(self._home)
+
+    def _expect(self, kind: str) -> Message:
+        message = self._next()
+        if message[0] != kind:
+            raise Stopped
+        return message
+
+    def _next(self) -> Message:
+        """The next message that is not a job; jobs are done as they come."""
+        while True:
+            while self._queue:
+                message = self._queue.popleft()
+                if message[0] in _JOBS:
+                    self._do(message)
+                    continue
+                self._stopped |= message[0] == "stop"
+                return message
+            start = time.perf_counter()
+            self._queue.extend(self._lane.receive())
+            self._clock.wait_s += time.perf_counter() - start
+
+    def _take_jobs(self) -> None:
+        """Do the jobs that are here, leave every other message for later."""
+        self._queue.extend(self._lane.receive(is_blocking=False))
+        for message in [one for one in self._queue if one[0] in _JOBS]:
+            self._queue.remove(message)
+            self._do(message)
+
+    def _settle(self, is_there: Callable[[], bool]) -> None:
+        """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
+        start = time.perf_counter()
+        while not is_there():
+            self._take_jobs()
+        self._clock.wait_s += time.perf_counter() - start
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def _do(self, message: Message) -> None:
+        kind, job = message[:2]
+        self._settle(lambda: self._control.wait_for_job(job - 1, _POLL_S))
+        if self._control.wait_for_job(job, 0):
+            return
+        if kind == "add":
+            _, _, seat, weight, is_first = message
+            self.store.add(job, seat, weight, is_first)
+            return
+        version = message[2]
+        if self.store.version >= version:
+            self.store.finished(job)
+        elif kind == "skip":
+            self.store.skip(job)
+        else:
+            self._finish(*message[1:])
+
+    def _finish(self, job: int, version: int, seat: int, scale: float, max_norm: float) -> None:
+        self.advance_schedule(version - 1)
+        if max_norm:
+            self._control.set_double(NORM, self.store.clip(seat, scale, max_norm))
+        self.store.finish(
+            job, self._updaters, self._rule.param_groups, seat=seat, scale=scale
+        )
+
+    def _digest_hyper(self) -> int:
+        """A number that is equal for two members exactly when their optimizers' settings are."""
+        hyper = self._replica.hyper()
+        if hyper != self._hyper:
+            self._hyper = hyper
+            self._hyper_digest = zlib.crc32(repr(hyper).encode())
+        return self._hyper_digest
+
+
+_JOBS = frozenset(("add", "finish", "skip"))
+
+
+class _LaneCensus(Census):
+    """An evaluation whose ranges come from the coordinator."""
+
+    def __init__(self, session: MediatedSession) -> None:
+        self._session = session
+        self._start = -1
+
+    def next(self) -> tuple[int, int] | None:
+        _, start, stop = self._session._expect("range")
+        self._start = start
+        return None if start < 0 else (start, stop)
+
+    def report(self, totals: Totals) -> None:
+        self._session._lane.send(("counted", self._start, totals))
+
+    def totals(self) -> Totals:
+        return {name: (pair[0], pair[1]) for name, pair in self._session._expect("totals")[1].items()}
+
+
+def conflict(worker: int, other: int) -> ConfigError:
+    """Two workers pushed into one update with different optimizer settings."""
+    return ConfigError(
+        f"workers {worker} and {other} pushed into one update with different optimizer settings "
+        "(lr, momentum, ...); change them in all workers at the same place, best between epochs, "
+        "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler)"
+    )

@@ -1,0 +1,89 @@
+"""A session of one worker in its own process: the user's optimizer on the user's parameters.
+
+Nothing is copied, sent or written: ``python train.py`` costs what the bare loop costs. This
+module must not know stores or processes.
+"""
+
+import time
+from collections.abc import Sequence
+
+from ..events import Grant, Lease, Ticket
+from .base import Census, Session, Shape, Totals, Work
+
+
+class SoloSession(Session):
+    """One worker, no coordinator: leases in order, every push is its own update."""
+
+    def __init__(self) -> None:
+        self._leases: list[Lease] = []
+        self._next = 0
+        self._version = 0
+        self._grant: Grant | None = None
+        self.begun_s = time.perf_counter()
+
+    def shape(self, shape: Shape) -> None:
+        """Set what an epoch is."""
+        self._shape = shape
+
+    def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
+        self._leases = self._shape.batches(batch_ends).cut_all(epoch)
+        self._next = 0
+        self._advance()
+        return True
+
+    def _advance(self) -> None:
+        if self._next < len(self._leases):
+            ticket = Ticket(0, self._version, self._version)
+            self._grant = Grant(ticket, (self._leases[self._next],))
+            self._next += 1
+        else:
+            self._grant = None
+
+    def grant(self) -> Grant | None:
+        return self._grant
+
+    def push(self, work: Work) -> None:
+        self._version += 1
+        self._advance()
+
+    def extend(self) -> Lease | None:
+        if self._next >= len(self._leases):
+            return None
+        self._next += 1
+        return self._leases[self._next - 1]
+
+    def give_back(self) -> None:
+        self._advance()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def census(self, num_samples: int, batch_size: int) -> Census:
+        return LocalCensus(num_samples, batch_size)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [float(value) for value in values]
+
+
+class LocalCensus(Census):
+    """An evaluation by one member alone."""
+
+    def __init__(self, num_samples: int, batch_size: int) -> None:
+        self._ranges = iter(
+            (start, min(start + batch_size, num_samples))
+            for start in range(0, num_samples, batch_size)
+        )
+        self._totals: Totals = {}
+
+    def next(self) -> tuple[int, int] | None:
+        return next(self._ranges, None)
+
+    def report(self, totals: Totals) -> None:
+        for name, (value, count) in totals.items():
+            old = self._totals.get(name, (0.0, 0.0))
+            self._totals[name] = (old[0] + value, old[1] + count)
+
+    def totals(self) -> Totals:
+        return self._totals
+
