@@ -1,0 +1,115 @@
+"""The engine contract: what makes time pass, carries facts in and orders out.
+
+    events(timeout)            what happened since the last call, in one total order
+    carry_out(orders, cause)   do what the coordinator decided; returns at once
+    tell(member, message)      everything else that a member waits for
+    lay_out(num_bytes)         make the store's memory
+    close(reason)              end every member; nothing is left behind
+
+An event is ``(member, message)``: a message of ``sessions/lane.py``, or one of the engine's own:
+``("left", reason, exit_code)``. Facts are messages, payloads are seats' slots in shared memory
+here, object references elsewhere. This module must not know protocols.
+
+How others implement it: a cluster engine's ``events`` are finished remote calls (``wait`` for the
+first of them), its payloads object references that ``carry_out`` hands to the member that
+executes the update; in a ``torch.distributed`` world every rank runs its own conductor over the
+pushes of all ranks in rank order, and ``Apply`` is the collective.
+"""
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..events import Fact, Order
+from ..sessions.lane import Message
+
+Event = tuple[int, Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What an engine can do; protocols that need more are refused before anything starts."""
+
+    name: str
+    cancels: bool
+    """Work in flight can be abandoned."""
+    loses_members: bool
+    """The death of a member is noticed and survived."""
+    has_store: bool
+    is_spmd: bool
+    """Members can run between peers, without a message to the coordinator."""
+
+
+class Engine(abc.ABC):
+    """The coordinator's side of an engine."""
+
+    traits: Traits
+
+    @abc.abstractmethod
+    def events(self, timeout_s: float) -> Sequence[Event]:
+        """What happened, in one total order; [] after ``timeout_s``."""
+
+    @abc.abstractmethod
+    def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: "Push | None") -> None:
+        """Carry out what the coordinator answered to ``cause``; ``push`` is what it came with."""
+
+    @abc.abstractmethod
+    def tell(self, member: int, message: Message) -> None:
+        """Send one message to a member."""
+
+    @abc.abstractmethod
+    def lay_out(self, num_bytes: int) -> None:
+        """Make the store's memory; LinkError where there is too little."""
+
+    @abc.abstractmethod
+    def prepare_jobs(self, samples_per_update: int) -> None:
+        """Be ready for pushes; a whole update averages ``samples_per_update``."""
+
+    @abc.abstractmethod
+    def jump(self, version: int) -> None:
+        """The members made updates among themselves, up to ``version``."""
+
+    @abc.abstractmethod
+    def alarm(self) -> None:
+        """Make all members leave the express path at their next barrier."""
+
+    @abc.abstractmethod
+    def stop(self, members: Sequence[int]) -> None:
+        """Make these members leave their step: the run ends."""
+
+    @abc.abstractmethod
+    def start(self, births: Sequence["Birth"]) -> dict[int, tuple[int, int]]:
+        """Begin these members; member -> (seat, pid)."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End every member and free everything; may be called twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """A new member: where it sits, and what it is told.
+
+    Attributes:
+        program: path of the program to run, pickled by the launcher into its own run folder.
+        log: file for all that it prints.
+        context: what its script finds through ``connect``.
+    """
+
+    member: int
+    seat: int
+    num_seats: int
+    threads: int
+    program: str
+    log: str
+    context: dict[str, object]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """What came with a push beside the fact."""
+
+    fault: int
+    hyper: int
+    max_norm: float

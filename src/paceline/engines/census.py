@@ -1,0 +1,60 @@
+"""An evaluation shared among members: who has which range, and what came of it.
+
+Each position is counted once; a dead member's range goes to another. Totals are summed in the
+order of positions, so they do not depend on who was faster. Pure: no messages, no clock.
+"""
+
+from collections import deque
+
+from ..sessions.base import Totals
+
+
+class CensusBook:
+    """The ranges of one evaluation.
+
+    Args:
+        num_samples: positions 0..num_samples.
+        batch_size: positions a range.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int) -> None:
+        self.shape = (num_samples, batch_size)
+        self._free = deque(
+            (start, min(start + batch_size, num_samples))
+            for start in range(0, num_samples, batch_size)
+        )
+        self._held: dict[int, tuple[int, int]] = {}
+        self._counted: dict[int, Totals] = {}
+        self._num_ranges = len(self._free)
+        self.waiting: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._counted) == self._num_ranges
+
+    def take(self, member: int) -> tuple[int, int] | None:
+        """The next range for ``member``; None when none is free."""
+        if not self._free:
+            return None
+        self._held[member] = self._free.popleft()
+        return self._held[member]
+
+    def counted(self, member: int, start: int, totals: Totals) -> None:
+        self._held.pop(member, None)
+        self._counted[start] = totals
+
+    def left(self, member: int) -> None:
+        """What a dead member held is free again."""
+        held = self._held.pop(member, None)
+        if held is not None:
+            self._free.appendleft(held)
+        if member in self.waiting:
+            self.waiting.remove(member)
+
+    def totals(self) -> Totals:
+        sums: Totals = {}
+        for start in sorted(self._counted):
+            for name, (value, count) in self._counted[start].items():
+                old = sums.get(name, (0.0, 0.0))
+                sums[name] = (old[0] + value, old[1] + count)
+        return sums

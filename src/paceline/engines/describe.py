@@ -1,0 +1,137 @@
+"""What a member tells about its model and data, and the plan that follows from it.
+
+The plan is shown before the first step; whatever cannot work is refused here. This module must
+not know processes or terminals.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import RunSettings
+from ..errors import ConfigError
+from ..plan import Plan
+from ..protocols.base import SyncProtocol
+from .base import Traits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One member's words about what it prepared; all members' must agree."""
+
+    digest: str
+    task: str
+    source: str
+    device: str
+    num_parameters: int
+    update_bytes: int
+    arena_bytes: int
+    num_samples: int
+    batch_size: int
+    """Global: samples an update averages (per local step)."""
+    drop_last: bool
+    has_own_batches: bool
+    lookahead: int
+    """Mini-batches that the loader fetches ahead."""
+    learning_rates: tuple[float, ...]
+    epochs: int
+    grain: str
+    can_share: bool
+    """Whether the model can live in shared memory between peers."""
+    notes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> "Description":
+        values = json.loads(text)
+        for name in ("learning_rates", "notes"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+    def write(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def header(self, plan: Plan, settings: RunSettings) -> dict[str, Any]:
+        """What the first line of the trace says about the run."""
+        return {
+            "task": self.task,
+            "source": self.source,
+            "protocol": settings.protocol,
+            "workers": settings.workers,
+            "engine": plan.engine,
+            "path": plan.path,
+            "batch_size": plan.samples_per_update,
+            "mini_batch_size": plan.mini_batch_size,
+            "pushes_per_update": plan.pushes_per_update,
+            "num_samples": self.num_samples,
+            "seed": settings.seed,
+            "device": self.device,
+            "learning_rates": list(self.learning_rates),
+            "num_parameters": self.num_parameters,
+            "update_bytes": self.update_bytes,
+            "epochs": plan.epochs,
+        }
+
+
+def make_plan(
+    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
+) -> Plan:
+    """Settle every number of the run, or say what cannot work."""
+    parts = protocol.num_pushes
+    batch = first.batch_size
+    if first.num_samples < parts or batch < parts:
+        few = "samples" if first.num_samples < parts else "samples an update"
+        raise ConfigError(
+            f"{min(first.num_samples, batch)} {few} cannot be shared by {parts} mini-batches; "
+            "use fewer workers, a smaller K or a larger --batch-size"
+        )
+    notes = list(first.notes)
+    if batch % parts:
+        sizes = sorted({batch // parts, batch // parts + 1}, reverse=True)
+        notes.append(
+            f"{batch} samples make {parts} mini-batches of {sizes[0]} and {sizes[1]}; "
+            "each is weighted by its samples"
+        )
+    per_epoch = first.num_samples / (batch * protocol.num_steps)
+    updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
+    epochs = settings.epochs or first.epochs
+    total = updates * epochs if epochs else None
+    if settings.updates is not None:
+        total = min(total, settings.updates) if total else settings.updates
+    return Plan(
+        task=first.task,
+        source=first.source,
+        workers=settings.workers,
+        device=first.device,
+        engine=traits.name,
+        path=_path(first, protocol, settings, traits),
+        protocol=settings.protocol,
+        mini_batch_size=-(-batch // parts),
+        pushes_per_update=parts,
+        samples_per_update=batch,
+        updates_per_epoch=updates,
+        epochs=epochs,
+        updates_total=total,
+        lr=first.learning_rates[0] if first.learning_rates else math.nan,
+        num_parameters=first.num_parameters,
+        update_bytes=first.update_bytes * parts,
+        shared_bytes=first.arena_bytes,
+        grain=first.grain,
+        notes=tuple(notes),
+    )
+
+
+def _path(
+    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
+) -> str:
+    """Between peers where protocol, engine and model allow it, else through the store."""
+    reasons = {
+        f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
+        f"engine {traits.name} runs its members in turn": traits.is_spmd,
+        f"the model lies on {first.device}": first.can_share,
+    }
+    wrong = [reason for reason, is_right in reasons.items() if not is_right]
+    if settings.path == "peers" and wrong:
+        raise ConfigError(f"path 'peers' cannot be used: {wrong[0]}; use path 'store'")
+    return "store" if wrong or settings.path == "store" else "peers"

@@ -1,0 +1,235 @@
+"""The inline engine: the whole run in one process, one member at a time; for tests and debuggers.
+
+Members are threads that hand a baton around, so only one runs at any moment and the order of
+events is the engine's choice, not the machine's: either each push in the order in which it became
+ready, or a given order of seats (``arrivals``), so a recorded run can be done again. Everything
+above and below is the code of a live run. This module must not know protocols.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ..context import Context
+from ..errors import ConfigError
+from ..events import Cancel, Fact, Grant, Late, Left, Order
+from ..sessions.base import Stopped, Superseded
+from ..sessions.express import ExpressSession
+from ..sessions.lane import Message
+from ..store.control import JOBS, Control, control_bytes
+from ..store.memory import PrivateMemory
+from .base import Birth, Engine, Event, Push, Traits
+from .jobs import Jobs, grant_message
+
+_EVER = 2**31 - 1
+
+
+class _Turn(threading.Thread):
+    """One member; runs only while it holds the baton."""
+
+    def __init__(self, engine: "InlineEngine", birth: Birth) -> None:
+        super().__init__(name=f"paceline-worker-{birth.seat}", daemon=True)
+        self.birth = birth
+        self.inbox: deque[Message] = deque()
+        self.serial = -1
+        self.waits_for_push: Message | None = None
+        self.waits_for_word = False
+        self.is_over = False
+        self.has_begun = False
+        self._engine = engine
+        self._go = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+
+    # -- the engine's side ----------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        if self.is_over or self.waits_for_push is not None:
+            return False
+        return not self.has_begun or bool(self.inbox) or self.waits_for_word
+
+    def go_on(self) -> None:
+        """Let this member run until it waits for something."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.start()
+        else:
+            self._go.release()
+        self._back.acquire()
+
+    # -- the member's side: its lane ------------------------------------------------------------
+
+    def run(self) -> None:
+        from .. import worker
+        from . import seat
+
+        try:
+            context = Context.read(self.birth.context)
+            session = ExpressSession(
+                self, self._engine.member_control(self), self._engine.arena,
+                seat=self.birth.seat, member=self.birth.member,
+            )  # fmt: skip
+            worker.start_context(session, context)
+            program = seat.load_program(Path(self.birth.program))
+            seat.perform(lambda: seat.run_program(program, context), self, self.birth)
+        finally:
+            self.is_over = True
+            self._back.release()
+
+    def send(self, message: Message) -> None:
+        if message[0] == "push":
+            self.waits_for_push = message
+            self.rest()
+            self.waits_for_push = None
+            if self._engine.is_cancelled(self):
+                raise Superseded
+        self._engine.heard.append((self.birth.member, message))
+
+    def receive(self, is_blocking: bool = True) -> list[Message]:
+        while is_blocking and not self.inbox:
+            self.rest()
+        messages = list(self.inbox)
+        self.inbox.clear()
+        return messages
+
+    def rest(self) -> None:
+        """Give the baton back until the engine hands it over again."""
+        self._back.release()
+        self._go.acquire()
+        if self._engine.is_closed:
+            raise Stopped
+
+
+class _InlineControl(Control):
+    """Words of one process: who would wait in the kernel hands the baton on instead."""
+
+    def __init__(self, memory: PrivateMemory, num_seats: int, turn: _Turn) -> None:
+        super().__init__(memory, num_seats)
+        self._turn = turn
+
+    def wait_while(self, index: int, is_early: Callable[[int], bool], timeout_s: float) -> bool:
+        if is_early(self[index]) and timeout_s > 0.0:
+            self._turn.waits_for_word = True
+            self._turn.rest()
+            self._turn.waits_for_word = False
+        return not is_early(self[index])
+
+
+class InlineEngine(Engine):
+    """All members in this process.
+
+    Args:
+        num_seats: workers.
+        arrivals: seats in the order in which their pushes shall arrive; None: as they are ready.
+    """
+
+    traits = Traits(name="inline", cancels=True, loses_members=False, has_store=True, is_spmd=False)
+
+    def __init__(self, num_seats: int, arrivals: Iterable[int] | None = None) -> None:
+        self._page = PrivateMemory(control_bytes(num_seats))
+        self.arena = PrivateMemory()
+        self._num_seats = num_seats
+        self._control = Control(self._page, num_seats)
+        self._turns: dict[int, _Turn] = {}
+        self._arrivals = None if arrivals is None else iter(arrivals)
+        self._ready_pushes: deque[int] = deque()
+        self.heard: list[Event] = []
+        self.is_closed = False
+
+    def start(self, births: Sequence[Birth]) -> dict[int, tuple[int, int]]:
+        for birth in births:
+            self._turns[birth.member] = _Turn(self, birth)
+        return {birth.member: (birth.seat, 0) for birth in births}
+
+    def member_control(self, turn: _Turn) -> Control:
+        return _InlineControl(self._page, self._num_seats, turn)
+
+    def is_cancelled(self, turn: _Turn) -> bool:
+        return self._control[self._control.cancelled[turn.birth.seat]] > turn.serial
+
+    def events(self, timeout_s: float) -> Sequence[Event]:
+        """Run every member that can until it waits; then let the next push arrive."""
+        for turn in self._turns.values():
+            if turn.is_ready:
+                self._let(turn)
+                if self.heard:
+                    return self._take()
+        for member, turn in self._turns.items():
+            if turn.waits_for_push is not None and self.is_cancelled(turn):
+                self._ready_pushes = deque(one for one in self._ready_pushes if one != member)
+                self._let(turn)
+                return self._take()
+        turn = self._next_arrival()
+        self._let(turn)
+        return self._take()
+
+    def _let(self, turn: _Turn) -> None:
+        turn.go_on()
+        if turn.waits_for_push is not None and turn.birth.member not in self._ready_pushes:
+            self._ready_pushes.append(turn.birth.member)
+        if turn.is_over:
+            self.heard.append((turn.birth.member, ("left", "exit 0", 0)))
+
+    def _take(self) -> list[Event]:
+        events, self.heard = self.heard, []
+        return events
+
+    def _next_arrival(self) -> _Turn:
+        if not self._ready_pushes:
+            raise ConfigError(
+                "every worker waits for something that only another worker can do, such as "
+                "pace.sum() or pace.evaluate() called in some workers only"
+            )
+        if self._arrivals is not None:
+            seat = next(self._arrivals, None)
+            for member in self._ready_pushes:
+                if self._turns[member].birth.seat == seat:
+                    self._ready_pushes.remove(member)
+                    return self._turns[member]
+            if seat is not None:
+                raise ConfigError(f"worker {seat} has no push to arrive next; the order is wrong")
+        return self._turns[self._ready_pushes.popleft()]
+
+    def prepare_jobs(self, samples_per_update: int) -> None:
+        self._jobs = Jobs(
+            self.tell, lambda member: self._turns[member].birth.seat,
+            lambda: self._control[JOBS], samples_per_update,
+        )  # fmt: skip
+
+    def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+        if isinstance(cause, Left):
+            self._jobs.left(cause.member)
+        self._jobs.settle(orders, cause, push)
+        for order in orders:
+            if isinstance(order, Grant):
+                self._turns[order.ticket.member].serial = order.ticket.serial
+                self.tell(order.ticket.member, grant_message(order))
+            elif isinstance(order, Cancel):
+                turn = self._turns[order.member]
+                self._control[self._control.cancelled[turn.birth.seat]] = turn.serial + 1
+            elif isinstance(order, Late):
+                self._jobs.idle(order.ticket.member)
+
+    def tell(self, member: int, message: Message) -> None:
+        self._turns[member].inbox.append(message)
+
+    def lay_out(self, num_bytes: int) -> None:
+        self.arena.grow(num_bytes)
+
+    def jump(self, version: int) -> None:
+        raise AssertionError("members of the inline engine make no updates among themselves")
+
+    def alarm(self) -> None:
+        raise AssertionError("members of the inline engine make no updates among themselves")
+
+    def stop(self, members: Sequence[int]) -> None:
+        self._jobs.forget()
+        for member in members:
+            self._control[self._control.cancelled[self._turns[member].birth.seat]] = _EVER
+
+    def close(self) -> None:
+        self.is_closed = True
+        for turn in self._turns.values():
+            while turn.has_begun and not turn.is_over:
+                turn.go_on()

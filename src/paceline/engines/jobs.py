@@ -1,0 +1,154 @@
+"""Which member executes which update, and in which order: Apply becomes jobs.
+
+A pushed gradient is added to the sum by the member that pushed it; the push that completes an
+update also finishes it. So the work of an update is done by members that would wait anyway, and
+the coordinator never touches a tensor. A job whose member died is handed to another one.
+This module must not know sockets or tensors.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..errors import ProtocolError
+from ..events import Apply, Discard, Fact, Grant, Late, Order, Pushed, Ticket
+from ..sessions.lane import Message
+from .base import Push
+
+Send = Callable[[int, Message], None]
+
+
+class Jobs:
+    """The jobs of one run.
+
+    Args:
+        send: sends a message to a member.
+        seat_of: the seat of a member.
+        num_done: how many jobs are done by now.
+        samples_per_update: what a whole update averages; sums are weighted with it in advance.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        seat_of: Callable[[int], int],
+        num_done: Callable[[], int],
+        samples_per_update: int,
+    ) -> None:
+        self._send = send
+        self._seat_of = seat_of
+        self._num_done = num_done
+        self._target = float(samples_per_update)
+        self._number = 0
+        self._version = 0
+        self._summed: dict[Ticket, int] = {}
+        self._faults = 0
+        self._max_norm = 0.0
+        self._idle: set[int] = set()
+        self._open: deque[tuple[int, int, Message]] = deque()
+        """(job, member, message) of jobs that may not be done yet."""
+
+    def settle(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+        """Turn the answer to ``cause`` into jobs, before its grants are sent."""
+        pushed = cause if isinstance(cause, Pushed) else None
+        if pushed is not None:
+            self._idle.add(pushed.ticket.member)
+            if push is not None and not _is_refused(pushed.ticket, orders):
+                self._take(pushed, push, orders)
+        for order in orders:
+            if type(order) is Apply:
+                self._apply(order, pushed)
+            elif type(order) is Grant:
+                self._idle.discard(order.ticket.member)
+
+    def idle(self, member: int) -> None:
+        """This member waits for orders and can do jobs."""
+        self._idle.add(member)
+
+    def left(self, member: int) -> None:
+        """Hand the open jobs of a dead member to another one, in order."""
+        self._idle.discard(member)
+        self._prune()
+        if any(holder == member for _, holder, _ in self._open):
+            heir = self._any_idle()
+            for _, holder, message in self._open:
+                if holder == member:
+                    self._send(heir, message)
+            self._open = deque(
+                (job, heir if holder == member else holder, message)
+                for job, holder, message in self._open
+            )
+
+    def forget(self) -> None:
+        """Drop what is summed but not applied: the run stops."""
+        self._summed.clear()
+
+    def jump(self, version: int) -> None:
+        """The members made updates among themselves up to ``version``."""
+        self._version = version
+
+    def _take(self, pushed: Pushed, push: Push, orders: Sequence[Order]) -> None:
+        is_alone = any(type(o) is Apply and o.tickets == (pushed.ticket,) for o in orders)
+        is_first = not self._summed
+        if is_first:
+            self._faults, self._max_norm = 0, 0.0
+        self._faults |= push.fault
+        self._max_norm = push.max_norm or self._max_norm
+        self._summed[pushed.ticket] = pushed.num_samples
+        if not is_alone and not push.fault:
+            weight = pushed.num_samples / self._target
+            seat = self._seat_of(pushed.ticket.member)
+            self._give(pushed.ticket.member, ("add", seat, weight, is_first))
+
+    def _apply(self, order: Apply, pushed: Pushed | None) -> None:
+        if set(order.tickets) != set(self._summed):
+            raise ProtocolError(
+                f"an update of {sorted(order.tickets)} was decided, "
+                f"but {sorted(self._summed)} were summed"
+            )
+        num_samples = sum(self._summed.values())
+        is_alone = pushed is not None and order.tickets == (pushed.ticket,)
+        member = pushed.ticket.member if pushed is not None else self._any_idle()
+        self._summed.clear()
+        self._version += 1
+        if self._faults:
+            self._give(member, ("skip", self._version))
+        elif is_alone:
+            seat = self._seat_of(member)
+            self._give(member, ("finish", self._version, seat, 1.0, self._max_norm))
+        else:
+            scale = self._target / num_samples
+            self._give(member, ("finish", self._version, -1, scale, self._max_norm))
+
+    def _give(self, member: int, job: Message) -> None:
+        self._number += 1
+        message = (job[0], self._number, *job[1:])
+        self._open.append((self._number, member, message))
+        if len(self._open) > 64:
+            self._prune()
+        self._send(member, message)
+
+    def _prune(self) -> None:
+        num_done = self._num_done()
+        while self._open and self._open[0][0] <= num_done:
+            self._open.popleft()
+
+    def _any_idle(self) -> int:
+        if not self._idle:
+            raise ProtocolError("an update was decided while no member was free to execute it")
+        return min(self._idle)
+
+
+def _is_refused(ticket: Ticket, orders: Sequence[Order]) -> bool:
+    for order in orders:
+        kind = type(order)
+        if (kind is Late or kind is Discard) and order.ticket[:2] == ticket[:2]:  # type: ignore[union-attr]
+            return True
+    return False
+
+def grant_message(order: Grant) -> Message:
+    """A grant as plain tuples."""
+    ticket, leases, upcoming = order
+    return (
+        "grant", ticket.serial, ticket.version,
+        tuple(map(tuple, leases)), tuple(map(tuple, upcoming)),
+    )  # fmt: skip

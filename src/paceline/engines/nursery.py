@@ -1,0 +1,125 @@
+"""The process that members are forked from: it imported torch once and touched no device.
+
+    launcher --socket--> nursery --fork--> member, member, ...
+
+The user's process is never forked, so it may have used its accelerator. The nursery has one
+thread, watches the launcher through the socket and kills every member when it is gone; a member
+dies with the nursery. This module must not know what a member does.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from .base import Birth
+
+_MAX_BYTES = 1 << 20
+
+
+class Nursery:
+    """Forks members on request and reports how they end."""
+
+    def __init__(self, launcher: socket.socket) -> None:
+        self._launcher = launcher
+        self._seats: dict[int, int] = {}
+        """pid -> member."""
+        self._wake_in, wake_out = os.pipe()
+        os.set_blocking(wake_out, False)
+        os.set_blocking(self._wake_in, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until the launcher is gone."""
+        for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(name, signal.SIG_IGN)
+        self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
+        try:
+            while True:
+                ready, _, _ = select.select([self._launcher, self._wake_in], [], [])
+                if self._wake_in in ready:
+                    os.read(self._wake_in, 4096)
+                    self._reap()
+                if self._launcher in ready and not self._serve():
+                    return
+        finally:
+            self._kill_all()
+
+    def _serve(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._launcher, _MAX_BYTES, 8)
+        if not data:
+            return False
+        birth = Birth(**json.loads(data))
+        pid = os.fork()
+        if pid == 0:
+            self._become(birth, descriptors)
+        self._seats[pid] = birth.member
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._launcher.send(json.dumps({"born": birth.member, "pid": pid}).encode())
+        return True
+
+    def _become(self, birth: Birth, descriptors: list[int]) -> None:
+        """In the child: never returns."""
+        code = 70
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._launcher.close()
+            os.close(self._wake_in)
+            from .seat import sit
+
+            code = sit(birth, descriptors)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            member = self._seats.pop(pid, None)
+            if member is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._launcher.send(json.dumps({"ended": member, "code": code}).encode())
+
+    def _kill_all(self) -> None:
+        for pid in self._seats:
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    continue
+        for pid in self._seats:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue
+
+
+def main() -> None:
+    """Entry of ``python -m paceline.engines.nursery FD``."""
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    import numpy  # noqa: F401  before the fork: once for all members
+    import torch  # noqa: F401
+
+    from .. import trainer, worker  # noqa: F401
+    from . import seat  # noqa: F401
+
+    threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+    assert threads == 1, f"the nursery must have one thread to be forked, it has {threads}"
+    Nursery(launcher).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Rounds that members made among themselves, put into the order in which the coordinator hears them.
+
+Every member keeps the rows of the last rounds, so a dead one takes none along; each round is
+passed on once. A row holds one entry a member: (num_samples, loss, fault, clock). Pure.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..sessions.lane import Message
+
+Entry = tuple[int, float, int, tuple[float, float, float]]
+Row = Sequence[Entry]
+
+
+class RoundsBook:
+    """The rounds of one epoch.
+
+    Args:
+        members: the peers, in member order.
+    """
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members = list(members)
+        self._heard = 0
+        self._interrupted: dict[int, Message] = {}
+
+    def take(self, first: int, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows that were not heard yet; ``first`` is the number of the first one."""
+        new = rows[self._heard - first :] if self._heard > first else rows
+        self._heard += len(new)
+        return new
+
+    def interrupted(self, member: int, message: Message) -> None:
+        """``("interrupted", round, phase, first, rows, entry)``: where this member stopped."""
+        self._interrupted[member] = message
+
+    def all_interrupted(self, live: Sequence[int]) -> bool:
+        return bool(live) and all(member in self._interrupted for member in live)
+
+    def left_over(self) -> list[Row]:
+        """Whole rounds that had not been passed on before the peers stopped."""
+        rows: list[Row] = []
+        for message in self._interrupted.values():
+            rows += self.take(message[3], message[4])
+        return rows
+
+    def pending(self) -> list[tuple[int, Entry]]:
+        """Pushes that lie in the slots and are in no update yet, in member order."""
+        return [
+            (member, tuple(self._interrupted[member][5]))  # type: ignore[misc]
+            for member in self.members
+            if member in self._interrupted and self._interrupted[member][5] is not None
+        ] + self._of_the_dead()
+
+    def _of_the_dead(self) -> list[tuple[int, Entry]]:
+        """Pushes of members that died after all had arrived: the survivors saw them."""
+        seen: dict[int, Entry] = {}
+        for message in self._interrupted.values():
+            for number, entry in zip(self.members, message[6] or (), strict=False):
+                if number not in self._interrupted and entry[0]:
+                    seen[number] = tuple(entry)  # type: ignore[assignment]
+        return sorted(seen.items())

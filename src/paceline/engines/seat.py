@@ -1,0 +1,144 @@
+"""A member from its fork to its end: its output, its signals, its program, its last words.
+
+This module must not know protocols or messages beyond ``done`` and ``failed``.
+"""
+
+import ctypes
+import os
+import pickle
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from ..context import Context
+from ..errors import ConfigError, PacelineError
+from ..program import Program, ScriptProgram, TaskProgram
+from ..sessions.base import Stopped
+from ..sessions.express import ExpressSession
+from ..sessions.lane import Lane, SocketLane
+from ..store.control import Control
+from ..store.memory import SharedMemory
+from .base import Birth
+
+_PR_SET_PDEATHSIG = 1
+_MAX_LINES = 12
+
+
+def sit(birth: Birth, descriptors: list[int]) -> int:
+    """Run the program on this seat; the exit code."""
+    import torch
+
+    from .. import worker
+
+    os.setpgid(0, 0)
+    _die_with_parent()
+    _redirect(birth.log)
+    os.environ.update(birth.environment)
+    torch.set_num_threads(birth.threads)
+    lane = SocketLane(socket.socket(fileno=descriptors[0]))
+    control = Control(SharedMemory(descriptors[1]), birth.num_seats)
+    if (os.cpu_count() or 1) < birth.num_seats:
+        control.never_spin()
+    arena = SharedMemory(descriptors[2])
+    session = ExpressSession(lane, control, arena, seat=birth.seat, member=birth.member)
+    context = Context.read(birth.context)
+    worker.start_context(session, context)
+    return perform(lambda: run_program(load_program(Path(birth.program)), context), lane, birth)
+
+
+def perform(run: "object", lane: Lane, birth: Birth) -> int:
+    """Run, and tell the coordinator how it ended."""
+    assert callable(run)
+    try:
+        run()
+    except (KeyboardInterrupt, Stopped):
+        return 0
+    except SystemExit as end:
+        if end.code in (None, 0):
+            lane.send(("done",))
+            return 0
+        lane.send(("failed", f"worker {birth.seat}: the script ended with exit {end.code}", "worker"))
+        return 1
+    except (BrokenPipeError, ConnectionResetError):
+        return 1
+    except BaseException as error:
+        report = Path(birth.log).with_suffix(".error")
+        report.write_text(traceback.format_exc())
+        whose = "you" if isinstance(error, ConfigError) else "worker"
+        lane.send(("failed", last_words(error, birth.seat, report), whose))
+        return 1
+    lane.send(("done",))
+    return 0
+
+
+def run_program(program: Program, context: Context) -> None:
+    """Run the user's script as ``__main__``, or train a task with the standard loop."""
+    if isinstance(program, TaskProgram):
+        from ..trainer import train_here
+
+        train_here(program.task, context)
+        return
+    assert isinstance(program, ScriptProgram)
+    sys.argv = [program.path, *program.args]
+    if program.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(program.path, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str(Path(program.path).resolve().parent))
+    runpy.run_path(program.path, run_name="__main__")
+
+
+def load_program(path: Path) -> Program:
+    """Read what the launcher of this very run wrote into its private folder a moment ago."""
+    if path.stat().st_uid != os.getuid():
+        raise ConfigError(f"{path} belongs to another user; it is not run")
+    program: Program = pickle.loads(path.read_bytes())
+    return program
+
+
+def last_words(error: BaseException, seat: int, report: Path) -> str:
+    """At most 12 lines: the worker, where it was, the user's own frames, and where to read on."""
+    if isinstance(error, PacelineError):
+        return str(error)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not _is_foreign(frame.filename)
+    ] or traceback.extract_tb(error.__traceback__)[-2:]
+    last = frames[-1]
+    lines = [f"worker {seat} failed at {last.filename}:{last.lineno} in {last.name}:"]
+    for frame in frames[-3:]:
+        lines.append(f"  {Path(frame.filename).name}:{frame.lineno} {frame.name}")
+        lines.append(f"    {(frame.line or '').strip()}")
+    message = str(error).strip().splitlines() or [""]
+    lines.append(f"{type(error).__name__}: {message[0]}")
+    lines += [f"  {line}" for line in message[1:2]]
+    lines.append(f"the other workers were ended; the whole traceback: {report}")
+    return "\n".join(lines[:_MAX_LINES])
+
+
+def _is_foreign(filename: str) -> bool:
+    here = str(Path(__file__).parent.parent)
+    return filename.startswith((here, "<frozen")) or "site-packages" in filename or (
+        filename.startswith(sys.base_prefix)
+    )
+
+
+def _die_with_parent() -> None:
+    """Be killed when the nursery is gone (Linux; elsewhere the closed lane ends a member)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _redirect(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -1,0 +1,106 @@
+"""What an observer is shown while a run goes: rates, shares, time left.
+
+This module must not know messages, decisions' reasons or terminals.
+"""
+
+import math
+
+from ..config import RunSettings
+from ..events import Apply, EpochEnd
+from ..plan import Plan
+from ..report.live import Observer, Progress, WorkerProgress
+from .roster import Member, Roster
+
+_SHOW_S = 0.25
+
+
+class Watch:
+    """Keeps the run's running figures."""
+
+    def __init__(
+        self, plan: Plan, settings: RunSettings, roster: Roster, observer: Observer
+    ) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._roster = roster
+        self._observer = observer
+        self._next_s = 0.0
+        self._epoch = 0
+        self._version = 0
+        self._trained_s = 0.0
+        self._since_s = 0.0
+        self._is_training = False
+        self.opened_s = 0.0
+        """When the first epoch began."""
+        self.loss = math.nan
+
+    def opened(self, now_s: float, epoch: int) -> None:
+        if not self.opened_s:
+            self.opened_s = now_s
+        self._epoch = epoch
+        self._since_s = now_s
+        self._is_training = True
+
+    def ended(self, now_s: float, order: EpochEnd) -> None:
+        self._trained_s += now_s - self._since_s
+        self._is_training = False
+        self._version = order.version
+
+    def applied(self, order: Apply, version: int) -> None:
+        self._version = version
+        roster = self._roster
+        before = version - 1
+        for ticket in order.tickets:
+            roster[ticket.member].staleness_versions += before - ticket.version
+
+    def evaluated(self, epoch: int, metrics: dict[str, float]) -> None:
+        self._observer.evaluated(epoch, metrics)
+
+    def show(self, now_s: float) -> None:
+        """Tell the observer, a few times a second at most."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _SHOW_S
+        trained_s = self._trained_s + (now_s - self._since_s if self._is_training else 0.0)
+        samples = sum(one.samples for one in self._roster.members.values())
+        total = self._plan.updates_total
+        eta_s = None
+        if total and self._version:
+            eta_s = max(0.0, (total - self._version) * trained_s / self._version)
+        if self._settings.seconds is not None:
+            left_s = max(0.0, self._settings.seconds - (now_s - self.opened_s))
+            eta_s = left_s if eta_s is None else min(eta_s, left_s)
+        self._observer.progress(
+            Progress(
+                t=now_s,
+                epoch=self._epoch,
+                epochs=self._plan.epochs,
+                version=self._version,
+                updates_total=total,
+                samples=samples,
+                samples_per_s=samples / trained_s if trained_s else 0.0,
+                loss=self.loss,
+                eta_s=eta_s,
+                workers=tuple(self._one(one, trained_s) for one in self._latest()),
+            )
+        )
+
+    def _latest(self) -> list[Member]:
+        """The newest life of each worker."""
+        by_seat = {one.seat: one for one in self._roster.members.values()}
+        return [by_seat[seat] for seat in sorted(by_seat)]
+
+    def _one(self, one: Member, trained_s: float) -> WorkerProgress:
+        total_s = one.compute_s + one.wait_s + one.push_s + one.superseded_s
+        share = 1.0 / total_s if total_s else 0.0
+        state = "training" if one.is_alive and self._is_training else "between epochs"
+        return WorkerProgress(
+            worker=one.seat,
+            state=state if one.is_alive else "gone",
+            pushes=one.pushes,
+            samples_per_s=one.samples / trained_s if trained_s else 0.0,
+            compute_share=one.compute_s * share,
+            wait_share=one.wait_s * share,
+            push_share=one.push_s * share,
+            mean_staleness=one.staleness_versions / one.pushes if one.pushes else 0.0,
+        )
