@@ -1,0 +1,37 @@
+"""Saving a model so that it is never half there and loads without Paceline.
+
+safetensors, no pickle: loading runs no code. Written aside, synced, then renamed. This module
+must not know runs or members.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+from torch import Tensor, nn
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """Compact clones of all parameters and buffers, names without a compiler's prefix."""
+    inner = getattr(model, "_orig_mod", model)
+    state: dict[str, Tensor] = inner.state_dict()
+    return {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+
+
+def save_model(model: nn.Module, path: Path) -> None:
+    """Write ``model_state`` to ``path``."""
+    from safetensors.torch import save
+
+    write_whole(path, save(model_state(model)))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` holds either its old content or all of the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)

@@ -1,0 +1,54 @@
+"""What the launcher tells a member about the run, as data.
+
+It travels as JSON with the member's birth and is read once by ``connect``. This module must not
+know how it travels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """One run, as a script needs it; the defaults are those of ``python train.py``.
+
+    Attributes:
+        parts: mini-batches that an update averages (the protocol's K).
+        num_steps: local steps a push (local-sgd's H).
+        is_difference: members push differences of parameters, the store averages them.
+        cancels: whether work in flight can be abandoned.
+        delay, slow: the stragglers that were asked for, as given.
+    """
+
+    name: str = "script"
+    seed: int = 0
+    device: str = "cpu"
+    parts: int = 1
+    num_steps: int = 1
+    is_difference: bool = False
+    cancels: bool = False
+    nonfinite: str = "error"
+    workers: int = 1
+    delay: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    epochs: int | None = None
+    batch_size: int | None = None
+    mini_batch_size: int | None = None
+    lr: float | None = None
+    init: str | None = None
+    run_dir: str | None = None
+    keep_best: bool = False
+    source: str = "the script's own"
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "Context":
+        names = {one.name for one in fields(cls)}
+        known = {name: value for name, value in values.items() if name in names}
+        for name in ("delay", "slow", "notes"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+    def write(self) -> dict[str, Any]:
+        return asdict(self)

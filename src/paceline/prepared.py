@@ -1,0 +1,375 @@
+"""What ``prepare`` makes of a script's objects: the loader that leases, the step that pushes.
+
+The optimizer, the model and the schedulers stay the user's objects; ``step`` of the optimizer is
+replaced on the object. This module must not know how a session carries anything.
+"""
+
+import math
+import random
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from .compute.cancel import grain, watch_forward
+from .compute.replica import Replica
+from .compute.schedule import Schedule
+from .conditions.delays import parse_delays, parse_slow
+from .context import Context
+from .data.loader import LeasedLoader, apply
+from .errors import ConfigError
+from .events import Grant, Lease
+from .sessions.base import Session, Shape, Work, not_finite
+from .sessions.mediated import MediatedSession
+from .store.shared import arena_bytes
+
+
+class Prepared:
+    """The objects of one script, taking part in a run.
+
+    Args:
+        objects: what was given to ``prepare``.
+        batch: what the loader's batch size means.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        context: Context,
+        objects: tuple[Any, ...],
+        device: torch.device,
+        batch: str,
+    ) -> None:
+        self._session = session
+        self._context = context
+        self._device = device
+        model, optimizer, loader = _sort(objects)
+        self.model: nn.Module = model
+        self.optimizer: Optimizer = optimizer
+        self.leased = LeasedLoader(loader, context.seed, device)
+        size = loader.batch_size or max(1, _largest_batch(loader))
+        if batch == "per-worker":
+            size *= context.parts
+        self.shape = Shape(
+            num_samples=len(loader.dataset),
+            batch_size=size,
+            parts=context.parts,
+            keep_remainder=not loader.drop_last or self.leased.has_own_batches,
+        )
+        self.is_iterating = False
+        self.loss: Tensor | None = None
+        self._work = Work()
+        self._norm: Tensor | None = None
+        self._local_steps = 0
+        self._delay = parse_delays(context.delay, context.workers)[session.seat]
+        self._slow = parse_slow(context.slow, context.workers).get(session.seat, 1.0)
+        self._rng = random.Random(f"{context.seed}/{session.seat}")
+        self._begun_s = time.perf_counter()
+        self._step_optimizer = optimizer.step
+        _replace(optimizer, "step", self._step)
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        self._schedules = [
+            Schedule(
+                one,
+                is_iterating=lambda: self.is_iterating,
+                version=lambda: session.version,
+                per_version=session.schedule_by_version,
+            )
+            for one in objects
+            if isinstance(one, LRScheduler | ReduceLROnPlateau)
+        ]
+
+    def attach(self, session: MediatedSession) -> None:
+        """Join a run of several workers: move the model's memory, replace what must be shared."""
+        rule = self.optimizer
+        if self._context.is_difference:
+            trainable = [one for one in self.model.parameters() if one.requires_grad]
+            rule = torch.optim.SGD(trainable, lr=1.0)
+        replica = Replica(self.model, self.optimizer, rule)
+        if self._context.cancels:
+            watch_forward(self.model, session.check)
+        if self._schedules:
+            session.advance_schedule = self._advance
+        session.attach(replica, rule, self.shape, self._describe(replica))
+        self.model.register_state_dict_post_hook(_clone_state)
+        _note_losses(self)
+        if not self._context.is_difference:
+            _share_state(self.optimizer, session, replica)
+
+    def _describe(self, replica: Replica) -> dict[str, object]:
+        layout, context = replica.layout, self._context
+        rates = [float(group.get("lr", math.nan)) for group in self.optimizer.param_groups]
+        return {
+            "digest": f"{layout.digest()}-{self.shape}",
+            "task": context.name,
+            "source": context.source,
+            "device": str(self._device),
+            "num_parameters": layout.num_parameters,
+            "update_bytes": layout.parameters.num_bytes,
+            "arena_bytes": arena_bytes(layout, self._session.num_workers),
+            "num_samples": self.shape.num_samples,
+            "batch_size": self.shape.batch_size,
+            "drop_last": not self.shape.keep_remainder,
+            "has_own_batches": self.leased.has_own_batches,
+            "lookahead": self.leased.lookahead,
+            "learning_rates": rates,
+            "epochs": context.epochs or 0,
+            "grain": grain(self.model) if context.cancels else "none needed",
+            "can_share": self._device.type == "cpu",
+            "notes": list(context.notes),
+        }
+
+    def _advance(self, version: int) -> bool:
+        for schedule in self._schedules:
+            schedule.advance(version)
+        return bool(self._schedules)
+
+    # -- one mini-batch -------------------------------------------------------------------------
+
+    def take(self, lease: Lease) -> Any:
+        """The batch of ``lease``; the step on it begins."""
+        self._work.num_samples += lease.num_samples
+        return self.leased.fetch(lease)
+
+    def to_device(self, batch: Any) -> Any:
+        if self._device.type == "cpu":
+            return batch
+        return apply(lambda tensor: tensor.to(self._device), batch)
+
+    def begin_step(self) -> None:
+        self._begun_s = time.perf_counter()
+
+    def clip(self, parameters: Any, max_norm: float) -> Tensor:
+        """See ``Pace.clip_grad_norm_``."""
+        if self._session.num_workers == 1 and not isinstance(self._session, MediatedSession):
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        self._work.max_norm = max_norm
+        self._norm = torch.tensor(math.nan)
+        return self._norm
+
+    def skip(self) -> None:
+        self.replica_drop()
+        self._session.give_back()
+
+    def replica_drop(self) -> None:
+        """Forget the gradients of work that does not count."""
+        self._work = Work()
+        self.loss = None
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def push_rest(self) -> None:
+        """At an epoch's end: what was accumulated and not stepped yet makes a last push."""
+        if self._work.num_samples:
+            self._step()
+
+    def _step(self, closure: Callable[[], float] | None = None) -> None:
+        """Replaces ``optimizer.step``: push, wait for the release, pull."""
+        if closure is not None:
+            raise ConfigError("optimizer.step(closure) calls the model again; step without one")
+        if self._session.grant() is None:
+            raise ConfigError(
+                "optimizer.step() was called outside the prepared loader: there is no mini-batch "
+                "that the update could stand for"
+            )
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._hold_up()
+        work, self._work = self._work, Work()
+        work.loss = float(self.loss) if self.loss is not None else math.nan
+        self.loss = None
+        self._read_scaler(work)
+        if not isinstance(self._session, MediatedSession):
+            self._step_alone(work)
+        elif not self._context.is_difference:
+            self._session.push(work)
+        else:
+            self._step_locally(work)
+        if self._norm is not None:
+            self._norm.fill_(self._session.last_norm)
+            self._norm = None
+
+    def _step_alone(self, work: Work) -> None:
+        if work.found_inf or not self._is_finite(work):
+            self._session.push(work)
+            return
+        for schedule in self._schedules:
+            schedule.advance(self._session.version)
+        self._step_optimizer()
+        self._session.push(work)
+
+    def _step_locally(self, work: Work) -> None:
+        """local-sgd: the user's optimizer steps here; after the last lease the difference goes."""
+        if not work.found_inf:
+            self._step_optimizer()
+        grant = self._session.grant()
+        assert grant is not None
+        self._local_steps += 1
+        if self._local_steps < len(grant.leases):
+            self._work.num_samples = work.num_samples
+            return
+        self._local_steps = 0
+        work.inv_scale, work.found_inf = 1.0, False
+        self._session.push(work)
+
+    def _is_finite(self, work: Work) -> bool:
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if all(math.isfinite(float(one)) for one in torch._foreach_norm(grads)):
+            return True
+        if self._context.nonfinite == "skip":
+            return False
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                version = self._session.version
+                raise not_finite(self._session.seat, name, version, version, work.loss)
+        return True
+
+    def _read_scaler(self, work: Work) -> None:
+        """What a GradScaler left on the optimizer: the scale, and whether it found inf."""
+        found = getattr(self.optimizer, "found_inf", None)
+        scale = getattr(self.optimizer, "grad_scale", None)
+        if found is not None:
+            work.found_inf = bool(found)
+        if scale is not None:
+            work.inv_scale = 1.0 / float(scale)
+            if self._context.is_difference or not isinstance(self._session, MediatedSession):
+                for parameter in self.model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(work.inv_scale)
+
+    def _hold_up(self) -> None:
+        """The delay that ``--delay`` and ``--slow`` ask for; left when the work is superseded."""
+        hold_s = 0.0
+        if self._slow > 1.0:
+            hold_s += (self._slow - 1.0) * (time.perf_counter() - self._begun_s)
+        if self._delay is not None:
+            hold_s += self._delay.sample(self._rng) * self._slow
+        if hold_s > 0.0:
+            self._session.sleep(hold_s)
+
+
+class PreparedLoader:
+    """Iterates over the mini-batches that this worker is granted, epoch by epoch.
+
+    ``len`` is the number of updates an epoch.
+    """
+
+    def __init__(self, prepared: Prepared, take_epoch: Callable[[], int]) -> None:
+        self._prepared = prepared
+        self._take_epoch = take_epoch
+        self.dataset = prepared.leased.dataset
+        self.batch_size = prepared.shape.batch_size
+
+    def __len__(self) -> int:
+        return self._prepared.shape.batches().num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        prepared = self._prepared
+        session = prepared._session
+        epoch = self._take_epoch()
+        leased = prepared.leased
+        if not session.open_epoch(epoch, leased.draw(epoch)):
+            return
+        prepared.is_iterating = True
+        try:
+            while (grant := session.grant()) is not None:
+                yield from self._granted(grant)
+        finally:
+            prepared.is_iterating = False
+            leased.end_epoch()
+
+    def _granted(self, grant: Grant) -> Iterator[Any]:
+        """The batches of one grant, and more of them while the loop accumulates."""
+        prepared, session = self._prepared, self._prepared._session
+        leases = grant.leases
+        prepared.leased.reserve(session.upcoming())
+        while True:
+            for lease in leases:
+                yield prepared.take(lease)
+                if session.grant() is not grant:
+                    return
+            more = session.extend()
+            if more is None:
+                prepared.push_rest()
+                return
+            leases = (more,)
+
+
+def _sort(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any]]:
+    """The one model, optimizer and loader among what was given to ``prepare``."""
+    kinds = {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
+    found = []
+    for label, kind in kinds.items():
+        mine = [one for one in objects if isinstance(one, kind)]
+        if len(mine) != 1:
+            hint = {
+                "loader": "; loaders for evaluation stay as they are: pace.evaluate(fn, loader)",
+                "optimizer": "; a second optimizer cannot be carried: use parameter groups",
+            }.get(label, "")
+            names = ", ".join(type(one).__name__ for one in mine) or "none"
+            raise ConfigError(f"prepare() needs one {label}, got {names}{hint}")
+        found.append(mine[0])
+    known = (nn.Module, Optimizer, DataLoader, LRScheduler, ReduceLROnPlateau)
+    for one in objects:
+        if not isinstance(one, known):
+            raise ConfigError(
+                f"prepare() takes a model, an optimizer, a DataLoader and schedulers, "
+                f"got {type(one).__name__}"
+            )
+    return found[0], found[1], found[2]
+
+
+def _largest_batch(loader: DataLoader[Any]) -> int:
+    return int(getattr(loader.batch_sampler, "batch_size", 0) or 0)
+
+
+def _replace(owner: object, name: str, function: Callable[..., Any]) -> None:
+    """Put a bound method on one object; LR schedulers look for one."""
+
+    def method(_: object, *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    method._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    setattr(owner, name, types.MethodType(method, owner))
+
+
+def _clone_state(module: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
+    """``model.state_dict()`` gives compact clones: a view would save the whole shared block."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            state[name] = value.detach().clone()
+
+
+def _share_state(optimizer: Optimizer, session: MediatedSession, replica: Replica) -> None:
+    """``optimizer.state_dict()`` in any member gives the whole state at one version."""
+    original = optimizer.state_dict
+
+    def state_dict() -> dict[str, Any]:
+        optimizer.state.update(session.optimizer_state())
+        try:
+            return original()
+        finally:
+            optimizer.state.clear()
+
+    def load_state_dict(_: dict[str, Any]) -> None:
+        raise ConfigError("load the optimizer's state before prepare(): the run holds it now")
+
+    optimizer.state_dict = state_dict  # type: ignore[method-assign]
+    optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign, assignment]
+
+
+def _note_losses(prepared: Prepared) -> None:
+    """Record the loss of ``loss.backward()`` in a member; its process is ours alone."""
+    original = Tensor.backward
+
+    def backward(self: Tensor, *arguments: Any, **options: Any) -> None:
+        if self.numel() == 1:
+            prepared.loss = self.detach()
+        original(self, *arguments, **options)
+
+    Tensor.backward = backward  # type: ignore[method-assign]

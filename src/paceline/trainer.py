@@ -1,0 +1,101 @@
+"""The standard loop, written on ``worker.py`` like any user's, and ``train``, which runs it.
+
+This module must not know engines; ``train`` imports the launcher when it is called.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from .compute.seeding import seed_all
+from .context import Context
+from .data.arrays import ArrayDataset, collate_batch
+from .worker import Pace, connect
+from .workloads import load_task
+from .workloads.base import Task
+
+if TYPE_CHECKING:
+    from .report.summary import Summary
+
+_EVALUATION_BATCH = 1000
+
+
+def train(
+    task: "str | Task", *, workers: int = 1, protocol: str = "full-sync", **settings: Any
+) -> "Summary":
+    """Train ``task`` with ``workers`` processes on this machine and return what came of it.
+
+    Works from a script, a shell or a notebook; the calling process is never forked, and functions
+    that were defined in a cell work.
+
+    Args:
+        task: a built-in name, ``package.module:attribute``, or a ``Task``.
+        workers: processes.
+        protocol: when gradients are combined: ``full-sync``, ``k-sync:3``, ...
+        settings: any other setting of a run (``epochs=3``, ``batch_size=128``, ...).
+
+    Raises:
+        ConfigError: a setting is unknown or cannot work.
+        WorkerError: a worker failed.
+    """
+    from .launcher import launch_run
+    from .config import resolve
+    from .program import TaskProgram
+    from .report.live import choose_observer
+
+    flags = {"workers": workers, "protocol": protocol, **settings}
+    chosen = resolve(flags, is_call=True).settings
+    return launch_run(TaskProgram(task=task), chosen, choose_observer(chosen.json))
+
+
+def train_here(spec: "str | Task", context: Context) -> None:
+    """One worker's part in the training of a task."""
+    pace = connect()
+    task = load_task(spec, pace.num_workers, context.init) if isinstance(spec, str) else spec
+    splits = task.data()
+    seed_all(context.seed)
+    model = task.model().to(pace.device)
+    optimizer = task.optimizer(model.parameters(), context.lr or task.learning_rate)
+    batch_size = context.batch_size or task.batch_size
+    if context.mini_batch_size is not None:
+        batch_size = context.mini_batch_size * context.parts
+    loader = make_loader(splits.train, batch_size, is_shuffled=True)
+    pace.describe(task=task.name, source=splits.source, notes=task.notes, epochs=task.epochs)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    best = -math.inf
+    for _ in pace.epochs(task.epochs):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss = task.loss(model(inputs), targets)
+                pace.backward(loss)
+                optimizer.step()
+        if splits.test is None:
+            continue
+        accuracy = evaluate(pace, model, task, splits.test)
+        if context.keep_best and accuracy > best:
+            best = accuracy
+            pace.save("best.safetensors")
+    pace.save("model.safetensors")
+
+
+def evaluate(pace: Pace, model: torch.nn.Module, task: Task, test: Any) -> float:
+    """Exact metrics of the whole test set; the accuracy, or minus the loss where there is none."""
+
+    def measure(batch: tuple[Tensor, Tensor]) -> dict[str, tuple[float, float]]:
+        inputs, targets = batch
+        return task.metrics(model(inputs), targets)
+
+    totals = pace.evaluate(measure, make_loader(test, _EVALUATION_BATCH))
+    name, sign = ("acc", 1.0) if "acc" in totals else ("loss", -1.0)
+    value, count = totals[name]
+    return sign * value / count
+
+
+def make_loader(dataset: Any, batch_size: int, *, is_shuffled: bool = False) -> DataLoader[Any]:
+    """A loader; data sets that gather whole batches are taken at their word."""
+    collate = collate_batch if isinstance(dataset, ArrayDataset) else None
+    return DataLoader(dataset, batch_size=batch_size, shuffle=is_shuffled, collate_fn=collate)

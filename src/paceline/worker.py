@@ -1,0 +1,330 @@
+"""What a script holds: ``connect``, ``prepare``, the epochs, the step.
+
+    pace = paceline.connect()
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for epoch in pace.epochs(10):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_fn(model(inputs), targets).backward()
+                optimizer.step()
+
+The script is the same for one worker and for many; what differs is the session underneath. This
+module must not know processes, sockets or how a run is started.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from .compute.scalers import reset_scalers
+from .compute.seeding import seed_all
+from .context import Context
+from .data.loader import fetch
+from .errors import ConfigError
+from .prepared import Prepared, PreparedLoader
+from .sessions.base import Session, Superseded, Totals
+from .sessions.mediated import MediatedSession
+from .sessions.solo import LocalCensus, SoloSession
+
+Value = Tensor | float | int
+T = TypeVar("T")
+
+class _Here(threading.local):
+    """What this process, or this member of the inline engine, takes part in."""
+
+    session: MediatedSession | None = None
+    context = Context()
+    pace: "Pace | None" = None
+
+
+_here = _Here()
+
+
+def start_context(session: MediatedSession, context: Context) -> None:
+    """Called once in a member before the script runs: what ``connect`` will find."""
+    _here.session, _here.context, _here.pace = session, context, None
+
+
+def connect() -> "Pace":
+    """Find out how this script was started and take part in its run.
+
+    Started by ``paceline launch`` or ``train`` it is one of several workers; started plainly by
+    ``python`` it is the only one, at no cost. Calling it again gives the same object.
+
+    Raises:
+        ConfigError: the script was started by another launcher with several processes.
+    """
+    if _here.pace is None:
+        if _here.session is None:
+            _refuse_other_launchers()
+        _here.pace = Pace(_here.session or SoloSession(), _here.context)
+    return _here.pace
+
+
+def _refuse_other_launchers() -> None:
+    import os
+
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdigit() and int(size) > 1:
+        raise ConfigError(
+            f"the script was started with WORLD_SIZE={size} by another launcher; start it with "
+            f"paceline launch --workers {size} SCRIPT"
+        )
+
+
+class Step:
+    """One step: ``was_superseded`` tells afterwards whether its work was abandoned."""
+
+    def __init__(self, pace: "Pace") -> None:
+        self._pace = pace
+        self.was_superseded = False
+
+    def skip(self) -> None:
+        """Return this step's mini-batch undone; it is handed out again."""
+        self._pace._prepared.skip()
+
+    def __enter__(self) -> "Step":
+        self._pace._session.is_in_step = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._pace._session.is_in_step = False
+        if kind is None or not issubclass(kind, Superseded):
+            return False
+        self.was_superseded = True
+        prepared = self._pace._prepared
+        prepared.replica_drop()
+        reset_scalers(prepared.optimizer)
+        self._pace._session.superseded()
+        return True
+
+
+class Pace:
+    """A script's part in a run.
+
+    Attributes:
+        device: where this worker computes.
+        worker, num_workers: this worker's number, and how many there are.
+        is_main: whether this worker prints and saves.
+        seed: of the run.
+    """
+
+    def __init__(self, session: Session, context: Context) -> None:
+        self._session = session
+        self._context = context
+        self._prepared: Prepared
+        self._next_epoch = 0
+        self.worker = session.seat
+        self.num_workers = session.num_workers
+        self.seed = context.seed
+        self.device = find_device(context.device, session.seat)
+        seed_all(context.seed)
+
+    @property
+    def is_main(self) -> bool:
+        return self._session.is_main
+
+    @property
+    def version(self) -> int:
+        """Number of updates in the parameters that the model holds."""
+        return self._session.version
+
+    def print(self, *values: object, **options: Any) -> None:
+        """Print in the main worker only."""
+        if self.is_main:
+            print(*values, **options)
+
+    def log(self, values: Mapping[str, Value]) -> None:
+        """Record numbers for the run's log; the main worker's count."""
+        if self.is_main:
+            self._session.log({name: float(value) for name, value in values.items()})
+
+    def describe(self, *, task: str, source: str, notes: Sequence[str], epochs: int) -> None:
+        """What the plan shows of the task; before ``prepare``."""
+        self._context = replace(
+            self._context,
+            name=task,
+            source=source,
+            notes=tuple(notes),
+            epochs=self._context.epochs or epochs,
+        )
+
+    # -- preparing ------------------------------------------------------------------------------
+
+    def prepare(self, *objects: Any, batch: str = "global") -> Any:
+        """Make a model, its optimizer, its loader and its schedulers take part in the run.
+
+        The objects stay the user's own, except for the loader; they come back in the same order.
+
+        Args:
+            objects: one ``nn.Module``, one ``Optimizer``, one ``DataLoader`` over a map-style
+                data set, and any number of LR schedulers.
+            batch: "global": the loader's batch size is what an update averages, shared by its
+                mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
+
+        Raises:
+            ConfigError: something cannot be carried; it is named.
+        """
+        if batch not in ("global", "per-worker"):
+            raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
+        if hasattr(self, "_prepared"):
+            raise ConfigError("prepare() was called twice; prepare everything in one call")
+        self._prepared = Prepared(self._session, self._context, objects, self.device, batch)
+        loader = PreparedLoader(self._prepared, self._take_epoch)
+        if isinstance(self._session, MediatedSession):
+            self._prepared.attach(self._session)
+        else:
+            assert isinstance(self._session, SoloSession)
+            self._session.shape(self._prepared.shape)
+        ready = [loader if isinstance(one, DataLoader) else one for one in objects]
+        return ready[0] if len(ready) == 1 else tuple(ready)
+
+    def _take_epoch(self) -> int:
+        self._next_epoch += 1
+        return self._next_epoch - 1
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """The numbers of the epochs; ends early when the run is stopped.
+
+        ``--epochs`` of the command line replaces ``num_epochs``.
+        """
+        for epoch in range(self._context.epochs or num_epochs):
+            if self._session.is_stopped:
+                return
+            yield epoch
+
+    def step(self) -> Step:
+        """One step on one mini-batch; left early when its work is superseded.
+
+        Logging belongs inside the block, or after ``if step.was_superseded: continue``.
+        """
+        self._prepared.begin_step()
+        return Step(self)
+
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()``, and the loss is recorded."""
+        self._prepared.loss = loss.detach()
+        loss.backward()
+
+    def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
+        """Mixed precision for a forward pass on this device (bfloat16 unless told otherwise)."""
+        return torch.autocast(self.device.type, dtype=dtype or torch.bfloat16)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Tensor:
+        """Clip the *averaged* gradient of the update to ``max_norm``.
+
+        Returns a tensor that holds the norm before clipping once ``optimizer.step()`` is done.
+        """
+        return self._prepared.clip(parameters, max_norm)
+
+    # -- beside the loop ------------------------------------------------------------------------
+
+    def evaluate(
+        self, fn: Callable[[Any], Mapping[str, tuple[Value, Value]]], loader: DataLoader[Any]
+    ) -> Totals:
+        """Sums over a data set: each sample once, at one version, the same totals in all workers.
+
+        Between epochs all workers share the work; inside one, the caller does it alone at the
+        version that it holds.
+
+        Args:
+            fn: batch -> {name: (sum over samples, number of samples)}; run without gradients and
+                with the model in evaluation mode.
+            loader: over a map-style data set; its order does not matter.
+
+        Returns:
+            name -> (sum, number of samples).
+        """
+        dataset: Any = loader.dataset
+        num_samples, size = len(dataset), loader.batch_size or 1
+        if not num_samples:
+            raise ConfigError("the data set to evaluate on is empty")
+        is_alone = hasattr(self, "_prepared") and self._prepared.is_iterating
+        census = (
+            LocalCensus(num_samples, size) if is_alone else self._session.census(num_samples, size)
+        )
+        collate: Callable[[Any], Any] = loader.collate_fn
+        with self._evaluating():
+            while (one := census.next()) is not None:
+                batch = self._prepared.to_device(collate(fetch(dataset, list(range(*one)))))
+                totals = fn(batch)
+                census.report({k: (float(v[0]), float(v[1])) for k, v in totals.items()})
+        return census.totals()
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        model = self._prepared.model
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            model.train(was_training)
+
+    def sum(self, value: Value) -> float:
+        """The sum of ``value`` over all workers; all must call it between epochs."""
+        return self._session.sum([float(value)])[0]
+
+    def save(self, name: str = "model.safetensors") -> Path:
+        """Save the model's parameters and buffers into the run's folder (main worker only).
+
+        The file loads without Paceline: ``load_state_dict(safetensors.torch.load_file(path))``.
+        """
+        from .checkpoint import save_model
+
+        path = Path(self._context.run_dir or ".") / name
+        if self.is_main:
+            save_model(self._prepared.model, path)
+        return path
+
+    def stop(self) -> None:
+        """End the whole run at the next step border."""
+        self._session.ask_to_stop()
+
+
+def find_device(name: str, seat: int) -> torch.device:
+    """The device of a seat: workers share the accelerators that are here evenly.
+
+    Raises:
+        ConfigError: the device does not exist here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(
+            f"unknown device {name!r}; write auto, cpu, cuda, cuda:0, mps or xpu"
+        ) from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != device.type:
+        raise ConfigError(
+            f"device {name!r} is not here: this torch ({torch.__version__}) finds "
+            f"{accelerator or 'no accelerator'}; use --device auto"
+        )
+    if device.index is None and device.type != "mps":
+        device = torch.device(device.type, seat % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(device.index or 0)
+    return device
+
+
+def now_s() -> float:
+    return time.perf_counter()
+
+
+__all__ = ["Optimizer", "Pace", "Step", "connect", "find_device", "nn", "start_context"]
