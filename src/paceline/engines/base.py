@@ -74,6 +74,10 @@ class Engine(abc.ABC):
         """Make all members leave the express path at their next barrier."""
 
     @abc.abstractmethod
+    def calm(self) -> int:
+        """End the alarm, while all members wait; how many barriers they have passed by now."""
+
+    @abc.abstractmethod
     def stop(self, members: Sequence[int]) -> None:
         """Make these members leave their step: the run ends."""
 

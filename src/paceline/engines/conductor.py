@@ -214,8 +214,9 @@ class Conductor:
         orders = self._coordinator.open_epoch(self._now(), batch_ends)
         is_express = self._can_run_express()
         mode = "express" if is_express else "mediated"
+        phase = self._engine.calm()
         for number in live:
-            self._engine.tell(number, ("open", epoch, mode, self._updates_left()))
+            self._engine.tell(number, ("open", epoch, mode, self._updates_left(), phase))
         if is_express:
             self._rounds = RoundsBook(live)
             self._note_orders(orders)
@@ -340,7 +341,10 @@ class Conductor:
             self.ending = f"{updates} updates are done"
             self._rounds = None
             self._send_stop()
-        elif ended is not None and not self.ending:
+        elif ended is not None and self.ending:
+            self._rounds = None
+            self._send_stop()
+        elif ended is not None:
             self._end_epoch(ended)
 
     def _interrupted(self, member: int, message: Message) -> None:

@@ -223,6 +223,9 @@ class InlineEngine(Engine):
     def alarm(self) -> None:
         raise AssertionError("members of the inline engine make no updates among themselves")
 
+    def calm(self) -> int:
+        return 0
+
     def stop(self, members: Sequence[int]) -> None:
         self._jobs.forget()
         for member in members:

@@ -190,6 +190,10 @@ class LocalEngine(Engine):
         for index in self.control.arrived:
             self.control.wake(index)
 
+    def calm(self) -> int:
+        self.control[ALARM] = 0
+        return max(self.control[index] for index in self.control.arrived)
+
     def stop(self, members: Sequence[int]) -> None:
         self._jobs.forget()
         for member in members:

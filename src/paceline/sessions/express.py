@@ -29,7 +29,7 @@ _WAIT_S = 0.1
 _FLUSH_S = 0.2
 _KEPT_ROUNDS = 4096
 
-_N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD = range(10)
+_N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD, _LEAVES = range(11)
 """What a member tells its peers about a push, as float64 of its line in the control page."""
 
 
@@ -43,7 +43,7 @@ class ExpressSession(MediatedSession):
     _is_express = False
 
     def _opened(self, message: Message) -> None:
-        _, _, mode, updates_left = message
+        _, _, mode, updates_left, phase = message
         if mode != "express":
             if self._is_express:
                 self._leave()
@@ -58,6 +58,8 @@ class ExpressSession(MediatedSession):
         self._first_version = self.store.version
         if not self._is_express:
             self._enter()
+        self._phase = phase
+        self._control[self._control.arrived[self.seat]] = phase
         self._advance()
         self._clock.begun_s = time.perf_counter()
 
@@ -70,7 +72,6 @@ class ExpressSession(MediatedSession):
         """The model on the shared block; this member's share and its optimizer."""
         self._is_express = True
         store, replica = self.store, self._replica
-        self._phase = max(self._control[index] for index in self._control.arrived)
         self._block = store.current
         if not self._is_difference:
             replica.live_in(store.blocks[self._block])
@@ -127,6 +128,8 @@ class ExpressSession(MediatedSession):
             self._tell(work)
             self._barrier()
             entries = self._hear_peers()
+            if any(entry[_LEAVES] for entry in entries):
+                raise Interrupted
             phase = 2
             self._update(entries)
             self._barrier()
@@ -146,7 +149,7 @@ class ExpressSession(MediatedSession):
         values = (
             work.num_samples, work.loss, FOUND_INF if work.found_inf else OK,
             clock.compute_s, clock.wait_s, clock.push_s, 0.0, work.max_norm,
-            0 if uses_schedule else self._digest_hyper(), -1.0,
+            0 if uses_schedule else self._digest_hyper(), -1.0, control[ALARM],
         )  # fmt: skip
         for i, value in enumerate(values):
             control.set_double(line + 2 * i, value)
@@ -178,7 +181,7 @@ class ExpressSession(MediatedSession):
         """The lines of all members, read between the barriers."""
         control = self._control
         return [
-            tuple(control.double(line + 2 * i) for i in range(_HYPER + 1))
+            tuple(control.double(line + 2 * i) for i in range(_LEAVES + 1))
             for line in control.numbers
         ]
 

@@ -1,0 +1,55 @@
+# The words of this project: each is complete by itself, on a fresh machine, too.
+#
+#   make train   install once, get the data, train LeNet with two workers
+#   make test    install once, run the tests
+#   make check   ruff and mypy
+#   make data    get Fashion-MNIST
+#   make venv    install only
+#
+# PYTHON=python3.12 make train   uses another interpreter (3.11 or newer).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip -qq --disable-pip-version-check
+CORE := $(VENV)/.core
+DEV := $(VENV)/.dev
+
+.PHONY: train test check data venv
+.DEFAULT_GOAL := train
+
+train: $(CORE) data
+	@echo "== training"
+	@$(BIN)/paceline train lenet --workers 2 --batch-size 256 --lr 0.2 --epochs 10 $(ARGS)
+
+# Without the images training goes on with the small data set of the package, and says so.
+data: $(CORE)
+	@echo "== data"
+	@$(BIN)/paceline data get fashion-mnist || true
+
+test: $(DEV)
+	@$(BIN)/pytest $(ARGS)
+
+check: $(DEV)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+venv: $(CORE)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, $(PYTHON) is older: PYTHON=python3.12 make" >&2; \
+	  exit 1; }
+	@echo "== installing into $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "== installing torch and paceline: a few minutes, then never again"
+	@$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+$(DEV): $(CORE)
+	@echo "== installing the tools for tests and checks"
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@

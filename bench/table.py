@@ -1,0 +1,44 @@
+"""Tables of measured figures, with the machine, the command and the spread."""
+
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, with the least and the most."""
+    middle = statistics.median(values)
+    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def machine() -> str:
+    """The machine, in words that say nothing of where it stands."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as file:
+            name = next(line.split(":")[1].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        pass
+    load = os.getloadavg()[0]
+    return (
+        f"{os.cpu_count()} cores of {name}, {platform.system()}, Python "
+        f"{platform.python_version()}, torch {torch.__version__}, load before the table {load:.1f}"
+    )
+
+
+def write_table(
+    name: str, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str
+) -> None:
+    """Write ``results/NAME.md``."""
+    lines = [f"# {title}", "", f"`{' '.join(['python', *sys.argv])}`", ""]
+    lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text("\n".join([*lines, "", note, ""]))

@@ -1,0 +1,66 @@
+"""Paceline: PyTorch training over several workers, also when some of them are slow or die.
+
+    pace = paceline.connect()
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+
+This is the only door. A name is imported when it is first used, so ``import paceline`` loads no
+torch and the command line answers at once.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .config import RunSettings
+    from .errors import ConfigError, LinkError, PacelineError, ProtocolError, WorkerError
+    from .report.summary import Summary
+    from .store.kv import KVStore
+    from .trainer import train
+    from .worker import connect
+    from .workloads.base import Splits, Task
+
+_HOMES = {
+    "ConfigError": "errors",
+    "KVStore": "store.kv",
+    "LinkError": "errors",
+    "PacelineError": "errors",
+    "ProtocolError": "errors",
+    "RunSettings": "config",
+    "Splits": "workloads.base",
+    "Summary": "report.summary",
+    "Task": "workloads.base",
+    "WorkerError": "errors",
+    "connect": "worker",
+    "train": "trainer",
+}
+
+__all__ = [
+    "ConfigError",
+    "KVStore",
+    "LinkError",
+    "PacelineError",
+    "ProtocolError",
+    "RunSettings",
+    "Splits",
+    "Summary",
+    "Task",
+    "WorkerError",
+    "__version__",
+    "connect",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

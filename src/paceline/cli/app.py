@@ -1,0 +1,112 @@
+"""The command ``paceline``: its table of verbs, and how an error ends it.
+
+Only the verb that is used is imported, so that ``paceline --help`` answers before torch could
+even begin to load. This module must not know what a verb does.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from cyclopts import App, CycloptsError, Group
+
+from .. import __version__
+from ..errors import ConfigError, PacelineError, unknown
+
+EXIT_ERROR, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class Verb(NamedTuple):
+    """One line of the table; its file is ``cli/<name>.py``."""
+
+    name: str
+    group: str
+    help: str
+
+
+VERBS = (
+    Verb("train", "Train", "Train a built-in task or your own (pkg.module:task)."),
+    Verb("launch", "Train", "Run your own script with N workers."),
+    Verb("report", "Look at a run", "Print the summary of a run again."),
+    Verb("data", "Machine", "Data sets here, and how to get them."),
+    Verb("config", "Machine", "Settings, and where each came from."),
+)
+
+
+def main(tokens: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    sys.exit(run(sys.argv[1:] if tokens is None else list(tokens)))
+
+
+def run(tokens: list[str]) -> int:
+    """Run the command line; the exit code: 0, 1 a run failed, 2 wrongly asked, 130 Ctrl-C."""
+    wants_json = False
+    try:
+        own, rest = _translated(tokens)
+        wants_json = "--json" in own
+        make_app(own)([*own, *rest], exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Who read our output has gone (`| head`): nothing is left to say, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    except CycloptsError as error:
+        return _fail(ConfigError(_in_one_line(error)), wants_json)
+    except PacelineError as error:
+        return _fail(error, wants_json)
+
+
+def make_app(tokens: Sequence[str]) -> App:
+    """The application, with the verb of ``tokens`` imported and the others only named."""
+    app = App(
+        name="paceline",
+        help="PyTorch training over several workers, also when some are slow or die.",
+        version=f"paceline {__version__}",
+        help_format="plaintext",
+        result_action="return_none",
+        suppress_keyboard_interrupt=False,
+    )
+    first = next((token for token in tokens if not token.startswith("-")), None)
+    verbs = {verb.name: verb for verb in VERBS}
+    if first in verbs:
+        importlib.import_module(f"{__package__}.{first}").register(app)
+        return app
+    if first is not None:
+        raise unknown("verb", first, verbs, "see paceline --help")
+    groups = {verb.group: Group.create_ordered(verb.group) for verb in VERBS}
+    for verb in VERBS:
+        here = f"{__package__}.{verb.name}:register"
+        app.command(here, name=verb.name, help=verb.help, group=groups[verb.group])
+    return app
+
+
+def _translated(tokens: list[str]) -> tuple[list[str], list[str]]:
+    """Our tokens and the script's; without a verb, as for ``--help``, there is nothing to do."""
+    if not tokens or tokens[0].startswith("-"):
+        return tokens, []
+    from .words import translate
+
+    return translate(tokens)
+
+
+def _fail(error: PacelineError, wants_json: bool) -> int:
+    """Say what went wrong: once on standard error, and as JSON where that was asked for."""
+    print(f"error: {error}", file=sys.stderr)
+    if wants_json:
+        import json
+
+        print(json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
+    return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+
+
+def _in_one_line(error: CycloptsError) -> str:
+    """What the parser has to say, without its boxes."""
+    return " ".join(str(error).split())

@@ -1,0 +1,22 @@
+"""What ``train`` and ``launch`` share: run a program under an observer, and print JSON."""
+
+import json
+
+from ..config import RunSettings
+from ..program import Program
+
+
+def run_program(program: Program, settings: RunSettings) -> None:
+    """Run to the end; with ``json`` the one object is the summary, or the plan of a dry run."""
+    from ..launcher import launch_run
+    from ..report.live import choose_observer
+
+    observer = choose_observer(settings.json)
+    try:
+        summary = launch_run(program, settings, observer)
+    finally:
+        observer.close()
+    if settings.json:
+        shown = summary if summary is not None else observer.shown_plan
+        assert shown is not None
+        print(json.dumps(shown.to_json(), allow_nan=False))

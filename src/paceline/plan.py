@@ -1,0 +1,118 @@
+"""What a run will do, in numbers, before its first step.
+
+The plan is shown before anything is trained, so that a wrong batch, learning rate or protocol is
+seen while it is still cheap. This module must not know how the numbers were found, nor terminals
+beyond lines of plain text.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+
+from .errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The plan of one run.
+
+    Args:
+        task: name of the task or script.
+        source: the data, in one line: ``Fashion-MNIST (60,000 + 10,000)``.
+        workers: seats in the run.
+        device: where the workers compute.
+        engine: what carries facts and bytes.
+        path: ``store`` (push and pull) or ``peers`` (each member updates its share).
+        protocol: as the user wrote it: ``k-sync:3``.
+        mini_batch_size: m, samples a push.
+        pushes_per_update: K, pushes an update.
+        samples_per_update: samples that an update averages.
+        updates_per_epoch: updates an epoch; None when nobody knows before.
+        epochs: epochs, or None without a limit.
+        updates_total: updates of the whole run, or None without a limit.
+        lr: learning rate at the start; nan where the optimizer has none.
+        num_parameters: parameters of the model, shared ones once.
+        update_bytes: bytes of gradients that one update moves.
+        shared_bytes: memory that the store takes.
+        grain: where work in flight can be abandoned: ``between layers``.
+        notes: sentences that the user should read before the run.
+    """
+
+    task: str
+    source: str
+    workers: int
+    device: str
+    engine: str
+    path: str
+    protocol: str
+    mini_batch_size: int
+    pushes_per_update: int
+    samples_per_update: int
+    updates_per_epoch: int | None
+    epochs: int | None
+    updates_total: int | None
+    lr: float
+    num_parameters: int
+    update_bytes: int
+    shared_bytes: int
+    grain: str
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):
+            if getattr(self, name) < 1:
+                raise ProtocolError(f"a plan needs {name} >= 1, got {getattr(self, name)}")
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """The plan as pairs of a label and what stands beside it."""
+        batches = f"{self.samples_per_update:,} samples an update"
+        if self.samples_per_update == self.pushes_per_update * self.mini_batch_size:
+            batches += f" = {self.pushes_per_update} x {self.mini_batch_size} (K x m)"
+        else:
+            batches += f" in K = {self.pushes_per_update} pushes of at most {self.mini_batch_size}"
+        where = f"{self.workers} on {self.device}, engine {self.engine}, "
+        where += "between peers" if self.path == "peers" else "through the store"
+        return (
+            ("task", self.task),
+            ("data", self.source),
+            ("workers", where),
+            ("protocol", self.protocol),
+            ("batch", batches),
+            ("updates", self._updates()),
+            ("learning rate", "the optimizer has none" if math.isnan(self.lr) else f"{self.lr:g}"),
+            ("parameters", f"{self.num_parameters:,}"),
+            ("bytes an update", format_bytes(self.update_bytes)),
+            ("shared memory", format_bytes(self.shared_bytes)),
+            ("cancellation", self.grain),
+        )
+
+    def render(self) -> list[str]:
+        """The plan as lines of plain text."""
+        rows = self.rows()
+        width = max(len(label) for label, _ in rows)
+        lines = [f"{label:<{width}}  {text}" for label, text in rows]
+        return lines + [f"{'note':<{width}}  {note}" for note in self.notes]
+
+    def to_json(self) -> dict[str, object]:
+        """The fields under their names; a learning rate that does not exist is null."""
+        fields: dict[str, object] = asdict(self)
+        fields["lr"] = None if math.isnan(self.lr) else self.lr
+        fields["notes"] = list(self.notes)
+        return fields
+
+    def _updates(self) -> str:
+        an_epoch = f"{self.updates_per_epoch:,} an epoch" if self.updates_per_epoch else ""
+        epochs = f"{self.epochs:,} epoch{'s' * (self.epochs != 1)}" if self.epochs else ""
+        parts = [part for part in (an_epoch, epochs) if part]
+        if self.updates_total is None:
+            return ", ".join([*parts, "until told to stop"])
+        total = f"{self.updates_total:,}"
+        return f"{total} ({', '.join(parts)})" if parts else total
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes in the largest binary unit that leaves a number of at least 1: ``3.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:,.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

@@ -1,0 +1,73 @@
+"""The protocols by name, and how a name on the command line becomes one.
+
+A new protocol is one file here, one line in the table, and its claims in tests/protocols; the
+contract test runs over the table.
+"""
+
+from paceline.errors import ConfigError, unknown
+from paceline.protocols.asynchronous import Async
+from paceline.protocols.base import SyncProtocol
+from paceline.protocols.full_sync import FullSync
+from paceline.protocols.k_async import KAsync
+from paceline.protocols.k_batch_async import KBatchAsync
+from paceline.protocols.k_batch_sync import KBatchSync
+from paceline.protocols.k_sync import KSync
+from paceline.protocols.local_sgd import LocalSgd
+from paceline.protocols.stale_synchronous import StaleSynchronous
+
+PROTOCOLS: dict[str, type[SyncProtocol]] = {
+    "full-sync": FullSync,
+    "k-sync": KSync,
+    "k-batch-sync": KBatchSync,
+    "async": Async,
+    "k-async": KAsync,
+    "k-batch-async": KBatchAsync,
+    "stale-synchronous": StaleSynchronous,
+    "local-sgd": LocalSgd,
+}
+
+ALIASES = {
+    "allreduce": "full-sync",
+    "asgd": "async",
+    "bsp": "full-sync",
+    "ddp": "full-sync",
+    "ssp": "stale-synchronous",
+}
+
+
+def spelling(name: str) -> str:
+    """How a protocol of the table is written: ``full-sync``, ``k-sync:K``."""
+    argument = PROTOCOLS[name].argument
+    return name if argument is None else f"{name}:{argument.symbol}"
+
+
+def parse(text: str, num_workers: int) -> SyncProtocol:
+    """The protocol that ``name`` or ``name:number`` means, for so many workers.
+
+    Raises:
+        ConfigError: the name is unknown, the number is missing, not one, or out of its range.
+
+    Example:
+        >>> str(parse("k-sync:3", num_workers=4))
+        'k-sync:3'
+        >>> str(parse("ssp:2", num_workers=4))
+        'stale-synchronous:2'
+    """
+    given, colon, number = text.strip().partition(":")
+    name = ALIASES.get(given, given)
+    if name not in PROTOCOLS:
+        raise unknown("protocol", given, [*PROTOCOLS, *ALIASES])
+    protocol, argument = PROTOCOLS[name], PROTOCOLS[name].argument
+    if argument is None:
+        if colon:
+            raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
+        return protocol(num_workers)
+    try:
+        value = int(number)
+    except ValueError:
+        found = repr(number) if number else "nothing"
+        raise ConfigError(
+            f"{spelling(name)} needs a whole number {argument.symbol} ({argument.meaning}), "
+            f"got {found} in {text!r}; write for example {name}:{max(argument.minimum, 2)}"
+        ) from None
+    return protocol(num_workers, value)

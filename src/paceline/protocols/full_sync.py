@@ -1,0 +1,52 @@
+"""full-sync: an update waits for one push from every worker.
+
+    worker 0  --step--.........|--step----.....|      each line through all workers is an update:
+    worker 1  --step-----------|--step--.......|      w <- w - eta * sum_i (m_i/m) g_i(w), with m_i
+    worker 2  --step-----......|--step---------|      the samples of push i and m their sum
+
+All gradients are of the newest version, so N workers compute what one would with the whole batch;
+the price is that an update takes as long as its slowest step, E[X_{P:P}].
+
+The update is made of its K = P named mini-batches: when a member dies or stalls, its mini-batch
+goes to one that is done, at the same version, and the update is the same as without the fault.
+
+Source: L. G. Valiant, "A bridging model for parallel computation", Communications of the ACM 33(8),
+1990 (bulk-synchronous parallel); as SGD: S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nagpurkar,
+"Slow and Stale Gradients Can Win the Race", AISTATS 2018, section 2. Changed: the hand-over.
+"""
+
+from paceline.events import Cancel, Decision, Exhausted
+from paceline.protocols.base import Gathering
+
+
+class FullSync(Gathering):
+    """Gather a push from every worker; apply; release everyone."""
+
+    name = "full-sync"
+    summary = "an update waits for every worker; exact, as slow as the slowest"
+    copies_in_tail = False  # nobody is waited for in vain: a stalled member is replaced
+    is_spmd = True
+
+    def __init__(self, num_workers: int, value: int | None = None, *, num_steps: int = 1) -> None:
+        super().__init__(num_workers, value, num_pushes=num_workers, num_steps=num_steps)
+
+    def _after_push(self, member: int) -> list[Decision]:
+        return self._fill()
+
+    def _after_update(self) -> list[Decision]:
+        return self._fill()
+
+    def _after_joined(self, member: int) -> list[Decision]:
+        return self._fill()  # beyond K members, one idles: its push would belong to the next update
+
+    def _after_stalled(self, member: int) -> list[Decision]:
+        """Set the member aside until it joins again as a new one, and hand its mini-batch on."""
+        self._idle.discard(member)
+        if member not in self._working:
+            return []
+        self._working.remove(member)
+        return [Cancel(member), *self._fill()]
+
+    def _after_exhausted(self, fact: Exhausted) -> list[Decision]:
+        applied: list[Decision] = [self._apply()] if self._tickets else []
+        return applied + self._fill()

@@ -1,0 +1,42 @@
+"""k-async: an update takes the first K workers' pushes; the others go on undisturbed.
+
+    worker 0  --step--...|--step------.|            P = 3, K = 2: who is done waits for the update
+    worker 1  --step-----|--step-------|            of the first K; the slow one is not called off,
+    worker 2  --step-----------......--|            its gradient joins a later update and is stale
+
+    w_{j+1} = w_j - (eta/K) sum_{l=1..K} g(w_{tau(l,j)}, xi_l)
+
+Staleness is P/K - 1 versions on average, whatever the distribution; an update takes at most
+E[X_{K:P}] if steps are new-longer-than-used. K = 1 is async, K = P is full-sync.
+
+Source: S. Gupta, W. Zhang, F. Wang, "Model Accuracy and Runtime Tradeoff in Distributed Deep
+Learning", ICDM 2016 (n-softsync); as here: S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nagpurkar,
+"Slow and Stale Gradients Can Win the Race", AISTATS 2018, section 2. Changed: when fewer than K
+members live, a finished one pushes again.
+"""
+
+from paceline.events import Decision
+from paceline.protocols.base import Argument, Gathering
+
+
+class KAsync(Gathering):
+    """Gather the pushes of K members; apply; release those."""
+
+    name = "k-async"
+    summary = "an update takes the first K workers; the slower go on and are stale"
+    argument = Argument(
+        symbol="K",
+        meaning="pushes an update",
+        minimum=1,
+        is_at_most_workers=True,
+        instead="k-batch-async",
+    )
+
+    def __init__(self, num_workers: int, num_pushes: int) -> None:
+        super().__init__(num_workers, num_pushes, num_pushes=num_pushes)
+
+    def _after_push(self, member: int) -> list[Decision]:
+        return self._fill()
+
+    def _after_update(self) -> list[Decision]:
+        return self._release_idle()

@@ -1,0 +1,43 @@
+"""k-sync: an update takes the first K pushes; who has not pushed by then is called off.
+
+    worker 0  --step--.......|--step----.|         P = 3, K = 2: the slowest of each update is
+    worker 1  --step---------|--step--...|         superseded (x) and starts at the new version
+    worker 2  --step---------x--step-----x         with the others
+
+    w_{j+1} = w_j - (eta/K) sum_{l=1..K} g(w_j, xi_l)
+
+All gradients are of the newest version, and an update takes E[X_{K:P}] instead of E[X_{P:P}]. With
+P = K + b workers the b are backups: b stragglers cost nothing. K = P is full-sync.
+
+Source: J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, "Revisiting Distributed Synchronous
+SGD", ICLR 2016 workshop (backup workers); S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nagpurkar,
+"Slow and Stale Gradients Can Win the Race", AISTATS 2018, section 2. Changed: the mini-batches of
+superseded work return to the epoch, unless the run drops them as the papers do.
+"""
+
+from paceline.events import Decision
+from paceline.protocols.base import Argument, Gathering
+
+
+class KSync(Gathering):
+    """Gather K pushes; apply; cancel the rest; release everyone."""
+
+    name = "k-sync"
+    summary = "an update takes the first K pushes and calls the slower work off"
+    argument = Argument(
+        symbol="K",
+        meaning="pushes an update",
+        minimum=1,
+        is_at_most_workers=True,
+        instead="k-batch-sync",
+    )
+    cancels = True
+
+    def __init__(self, num_workers: int, num_pushes: int) -> None:
+        super().__init__(num_workers, num_pushes, num_pushes=num_pushes)
+
+    def _after_push(self, member: int) -> list[Decision]:
+        return self._fill()
+
+    def _after_update(self) -> list[Decision]:
+        return [*self._cancel_rest(), *self._release_idle()]

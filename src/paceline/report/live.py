@@ -1,0 +1,211 @@
+"""What is seen of a run while it goes: the contract of an observer, and the two plain ones.
+
+    QuietObserver    nothing on standard output (``--json``)
+    PlainObserver    lines without control codes, for a pipe, a file or a CI log
+    ScreenObserver   a live table, for a terminal (``screen.py``)
+
+An engine calls an observer a few times a second and never waits for it. This module must not
+know engines, nor how a number was measured.
+"""
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from ..plan import Plan
+from .summary import Summary
+from .terminal import format_duration, render_summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgress:
+    """One worker's share of what was done so far."""
+
+    worker: int
+    state: str
+    """``training``, ``between epochs``, ``gone``: a word or two for people."""
+    pushes: int
+    samples_per_s: float
+    compute_share: float
+    wait_share: float
+    push_share: float
+    mean_staleness: float
+    """Versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run is."""
+
+    t: float
+    """Seconds since the run's start."""
+    epoch: int
+    """From 0."""
+    epochs: int | None
+    version: int
+    updates_total: int | None
+    samples: int
+    samples_per_s: float
+    loss: float
+    """Of the newest updates; nan before the first."""
+    eta_s: float | None
+    """Seconds that are left; None where nobody can say."""
+    workers: tuple[WorkerProgress, ...]
+
+    @property
+    def share_done(self) -> float:
+        """How much of the run is behind us: 0 to 1."""
+        if self.updates_total:
+            return min(1.0, self.version / self.updates_total)
+        if self.eta_s is not None and self.t + self.eta_s > 0:
+            return self.t / (self.t + self.eta_s)
+        return 0.0
+
+
+class Observer(Protocol):
+    """Who is told how a run goes."""
+
+    shown_plan: Plan | None
+    """The plan it was told; None before that."""
+
+    def plan(self, plan: Plan) -> None:
+        """What will be done; before the first step."""
+
+    def note(self, text: str) -> None:
+        """A sentence that the user should read."""
+
+    def printed(self, text: str) -> None:
+        """What the main worker wrote to its standard output, as it comes."""
+
+    def progress(self, progress: Progress) -> None:
+        """Where the run is."""
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Means over the whole test data at one version; ``epoch`` counts from 0."""
+
+    def finished(self, summary: Summary) -> None:
+        """The run ended in order."""
+
+    def close(self) -> None:
+        """Give back what it holds, also after an error; may be called twice."""
+
+
+class QuietObserver:
+    """Keeps standard output clean; what must be read, and the script's own words, go elsewhere.
+
+    Args:
+        errors: where notes and the script's output go; standard error by default.
+    """
+
+    def __init__(self, errors: TextIO | None = None) -> None:
+        self.shown_plan: Plan | None = None
+        self._errors = sys.stderr if errors is None else errors
+
+    def plan(self, plan: Plan) -> None:
+        self.shown_plan = plan
+
+    def note(self, text: str) -> None:
+        print(f"note: {text}", file=self._errors, flush=True)
+
+    def printed(self, text: str) -> None:
+        self._errors.write(text)
+        self._errors.flush()
+
+    def progress(self, progress: Progress) -> None:
+        return None
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        return None
+
+    def finished(self, summary: Summary) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class PlainObserver:
+    """Plain lines: the plan, a line every few seconds and at each evaluation, the summary.
+
+    Args:
+        out: where lines go; standard output by default.
+        every_s: seconds of the run between two lines of progress.
+    """
+
+    def __init__(self, out: TextIO | None = None, every_s: float = 5.0) -> None:
+        self.shown_plan: Plan | None = None
+        self._out = sys.stdout if out is None else out
+        self._every_s = every_s
+        self._next_s = every_s
+        self._is_at_line_start = True
+
+    def plan(self, plan: Plan) -> None:
+        self.shown_plan = plan
+        for line in plan.render():
+            self._line(line)
+        self._line("")
+
+    def note(self, text: str) -> None:
+        self._line(f"note: {text}")
+
+    def printed(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+        if text:
+            self._is_at_line_start = text.endswith("\n")
+
+    def progress(self, progress: Progress) -> None:
+        if progress.t < self._next_s:
+            return
+        self._next_s = progress.t + self._every_s
+        self._line(format_progress(progress))
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._line(format_metrics(epoch, metrics))
+
+    def finished(self, summary: Summary) -> None:
+        self._line("")
+        for line in render_summary(summary):
+            self._line(line)
+
+    def close(self) -> None:
+        self._out.flush()
+
+    def _line(self, text: str) -> None:
+        if not self._is_at_line_start:
+            self._out.write("\n")
+        self._out.write(f"{text}\n")
+        self._out.flush()
+        self._is_at_line_start = True
+
+
+def format_progress(progress: Progress) -> str:
+    """One line: ``epoch 3/10  update 512/2,350  loss 0.7312  8,912 images/s  40 s left``."""
+    of_epochs = f"/{progress.epochs}" if progress.epochs else ""
+    of_updates = f"/{progress.updates_total:,}" if progress.updates_total else ""
+    parts = [f"epoch {progress.epoch + 1}{of_epochs}", f"update {progress.version:,}{of_updates}"]
+    if not math.isnan(progress.loss):
+        parts.append(f"loss {progress.loss:.4f}")
+    parts.append(f"{progress.samples_per_s:,.0f} images/s")
+    if progress.eta_s is not None:
+        parts.append(f"{format_duration(progress.eta_s)} left")
+    return "  ".join(parts)
+
+
+def format_metrics(epoch: int, metrics: Mapping[str, float]) -> str:
+    """One line: ``epoch 3: test acc 0.7412, test loss 0.6881``."""
+    values = ", ".join(f"test {name} {value:.4f}" for name, value in metrics.items())
+    return f"epoch {epoch + 1}: {values or 'nothing was measured'}"
+
+
+def choose_observer(is_json: bool) -> Observer:
+    """The observer that suits where the output goes: a program, a terminal or a pipe."""
+    if is_json:
+        return QuietObserver()
+    if sys.stdout.isatty():
+        from .screen import ScreenObserver
+
+        return ScreenObserver()
+    return PlainObserver()

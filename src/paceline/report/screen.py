@@ -1,0 +1,135 @@
+"""A run on a terminal: the plan, a live table of workers, a bar with the time left.
+
+    epoch 3/10  update 512/2,350  loss 0.7312  8,912 images/s  58.2 s left
+    worker  state     pushes  images/s  compute  wait  push  staleness
+    0       training     512     4,456     91 %   6 %   3 %       0.50  ##################+.
+    1       training     512     4,456     91 %   6 %   3 %       0.50  ##################+.
+    ----------                                       22 % 58.2 s left
+
+Drawing is done by the engine's own thread, at most twice a second, so it costs the workers nearly
+nothing. This module must not know engines.
+"""
+
+from collections.abc import Mapping
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..plan import Plan
+from .live import Progress, WorkerProgress, format_metrics, format_progress
+from .summary import Summary
+from .terminal import format_duration, render_summary
+
+_EVERY_S = 0.5
+_SHARES = 20
+"""Columns of a worker's bar of shares."""
+_STYLES = {"training": "green", "gone": "red", "stalled": "yellow"}
+
+
+class ScreenObserver:
+    """Draws a run on a terminal.
+
+    Args:
+        console: where to draw; the process's standard output by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = Console() if console is None else console
+        self.shown_plan: Plan | None = None
+        self._live: Live | None = None
+        self._next_s = 0.0
+        self._unfinished = ""
+        """What the script printed of a line that has not ended."""
+
+    def plan(self, plan: Plan) -> None:
+        self.shown_plan = plan
+        grid = Table.grid(padding=(0, 2))
+        for label, text in plan.rows():
+            grid.add_row(Text(label, style="bold"), Text(text))
+        for note in plan.notes:
+            grid.add_row(Text("note", style="bold yellow"), Text(note))
+        self._console.print(grid)
+        self._console.print()
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(f"note: {text}", style="yellow"))
+
+    def printed(self, text: str) -> None:
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        for line in lines:
+            self._console.out(line, highlight=False)
+
+    def progress(self, progress: Progress) -> None:
+        if progress.t < self._next_s:
+            return
+        self._next_s = progress.t + _EVERY_S
+        if self._live is None:
+            # No thread of its own: what is drawn is drawn here, between two events of the run.
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(draw(progress), refresh=True)
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._console.out(format_metrics(epoch, metrics), highlight=False)
+
+    def finished(self, summary: Summary) -> None:
+        self.close()
+        self._console.print()
+        for line in render_summary(summary):
+            self._console.out(line, highlight=False)
+
+    def close(self) -> None:
+        """Take the table away and give the terminal back; may be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self._unfinished:
+            self._console.out(self._unfinished, highlight=False)
+            self._unfinished = ""
+
+
+def draw(progress: Progress) -> RenderableType:
+    """The live part: where the run is, its workers, and the bar."""
+    workers = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("worker", "state"):
+        workers.add_column(name)
+    for name in ("pushes", "images/s", "compute", "wait", "push", "staleness"):
+        workers.add_column(name, justify="right")
+    workers.add_column("")
+    for one in progress.workers:
+        workers.add_row(*_cells(one))
+    bar = Table.grid(padding=(0, 1))
+    share = progress.share_done
+    left = "" if progress.eta_s is None else f"{format_duration(progress.eta_s)} left"
+    bar.add_row(ProgressBar(total=1.0, completed=share, width=48), f"{100 * share:.0f} %", left)
+    return Group(Text(format_progress(progress)), workers, bar)
+
+
+def _cells(one: WorkerProgress) -> list[RenderableType]:
+    shares = [f"{100 * s:.0f} %" for s in (one.compute_share, one.wait_share, one.push_share)]
+    return [
+        str(one.worker),
+        Text(one.state, style=_STYLES.get(one.state, "")),
+        f"{one.pushes:,}",
+        f"{one.samples_per_s:,.0f}",
+        *shares,
+        f"{one.mean_staleness:.2f}",
+        _bar(one),
+    ]
+
+
+def _bar(one: WorkerProgress) -> Text:
+    """Shares of a worker's time: told apart by their signs, also without colours."""
+    bar = Text()
+    edges = [0.0]
+    for share, sign, style in (
+        (one.compute_share, "#", "green"),
+        (one.push_share, "+", "cyan"),
+        (one.wait_share, ".", "yellow"),
+    ):
+        edges.append(edges[-1] + share)
+        bar.append(sign * (round(edges[-1] * _SHARES) - round(edges[-2] * _SHARES)), style=style)
+    return bar

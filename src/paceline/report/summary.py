@@ -1,0 +1,284 @@
+"""The numbers of a run, computed from its trace alone.
+
+So ``paceline report RUN`` says tomorrow what the run said today, and a simulated run is
+summarised by the same code as a live one. This module must not know terminals, pictures or
+engines.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..trace import FILE_NAME, read_trace
+from .tally import Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """How many versions the parameters had moved on when a gradient was applied."""
+
+    mean: float
+    p50: int
+    p99: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupersededWork:
+    """Work that was abandoned: how often, the seconds it had taken, and those it would have."""
+
+    count: int
+    wasted_s: float
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSummary:
+    """Where one worker's seconds went, over all its lives."""
+
+    worker: int
+    members: int
+    """Lives: 1 unless it died and came back."""
+    pushes: int
+    samples: int
+    compute_s: float
+    wait_s: float
+    push_s: float
+    superseded_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.wait_s + self.push_s + self.superseded_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSummary:
+    """One epoch, whole or begun."""
+
+    epoch: int
+    """From 1."""
+    t: float
+    """Seconds from the first step to the epoch's end."""
+    seconds: float
+    """Of training, without evaluation."""
+    updates: int
+    is_whole: bool
+    """Whether it was finished."""
+    loss: float | None
+    """Training loss: mean over the samples of its updates."""
+    test_accuracy: float | None
+    test_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A point of a curve: ``t`` seconds after the first step."""
+
+    t: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The summary of one run; ``docs/json.md`` describes every field."""
+
+    task: str
+    protocol: str
+    workers: int
+    engine: str
+    path: str
+    devices: tuple[str, ...]
+    updates: int
+    samples: int
+    time_per_update_s: float | None
+    images_per_s: float | None
+    seconds_per_epoch: float | None
+    staleness_versions: Staleness
+    discarded_pushes: int
+    late_pushes: int
+    superseded: SupersededWork
+    dropped_samples: int
+    test_accuracy: float | None
+    final_loss: float | None
+    total_s: float
+    per_worker: tuple[WorkerSummary, ...]
+    epochs: tuple[EpochSummary, ...]
+    ended: str
+    """Why the run ended; empty where its trace was cut off."""
+    run_dir: str
+    losses: tuple[Point, ...] = ()
+    """Training loss over time, at most a few hundred points; not in the JSON."""
+    accuracies: tuple[Point, ...] = ()
+    """Test accuracy over time; not in the JSON."""
+
+    def to_json(self) -> dict[str, object]:
+        """The documented fields, in their order; what was not measured is null."""
+        fields: dict[str, object] = asdict(self)
+        del fields["losses"], fields["accuracies"]
+        return fields
+
+    def chapter_line(self) -> str:
+        """The last line, in the chapter's form: ``test acc: 0.83, 7.4 sec/epoch on ['cpu:0']``."""
+        accuracy = "-" if self.test_accuracy is None else f"{self.test_accuracy:.2f}"
+        seconds = "-" if self.seconds_per_epoch is None else f"{self.seconds_per_epoch:.1f}"
+        return f"test acc: {accuracy}, {seconds} sec/epoch on {list(self.devices)}"
+
+
+def summarize(run_dir: Path) -> Summary:
+    """Compute the summary of the run in ``run_dir`` from its trace.
+
+    Raises:
+        ConfigError: there is no trace, it is damaged, or it is empty.
+    """
+    path = run_dir / FILE_NAME
+    if not run_dir.is_dir():
+        raise ConfigError(f"there is no run at {run_dir}; runs lie under runs/, see: ls runs")
+    tally = Tally()
+    for record in read_trace(path):
+        tally.add(record)
+    if tally.header is None:
+        raise ConfigError(f"the trace {path} is empty: the run ended before it had a plan")
+    return _summary(tally, run_dir)
+
+
+def _summary(tally: Tally, run_dir: Path) -> Summary:
+    header = tally.header
+    assert header is not None
+    workers = header.number("workers", len(tally.workers))
+    trained_s, samples = tally.trained_s, tally.samples
+    accuracies = tuple(
+        Point(t=one.t_s - tally.first_s, value=value)
+        for one in tally.evaluations
+        if (value := one.mean("acc")) is not None
+    )
+    return Summary(
+        task=header.text("task"),
+        protocol=header.text("protocol"),
+        workers=workers,
+        engine=header.text("engine"),
+        path=header.text("path"),
+        devices=header.texts("devices") or _devices(header.text("device", "cpu"), workers),
+        updates=tally.version,
+        samples=samples,
+        time_per_update_s=_ratio(trained_s, tally.version),
+        images_per_s=_ratio(samples, trained_s),
+        seconds_per_epoch=_seconds_per_epoch(tally),
+        staleness_versions=_staleness(tally.staleness),
+        discarded_pushes=tally.discarded,
+        late_pushes=tally.late,
+        superseded=SupersededWork(
+            count=tally.superseded, wasted_s=tally.wasted_s, saved_s=tally.saved_s
+        ),
+        dropped_samples=tally.dropped_samples,
+        test_accuracy=accuracies[-1].value if accuracies else None,
+        final_loss=_final_loss(tally),
+        total_s=tally.last_s,
+        per_worker=_per_worker(tally),
+        epochs=_epochs(tally),
+        ended=tally.ended,
+        run_dir=str(run_dir),
+        losses=_thin(tally),
+        accuracies=accuracies,
+    )
+
+
+def _devices(device: str, workers: int) -> tuple[str, ...]:
+    """The chapter's list of devices: one a worker, numbered, where the header names only a kind."""
+    if ":" in device:
+        return (device,) * workers
+    return tuple(f"{device}:{worker}" for worker in range(workers))
+
+
+def _ratio(value: float, by: float) -> float | None:
+    return value / by if by else None
+
+
+def _seconds_per_epoch(tally: Tally) -> float | None:
+    """Mean over the whole epochs; where none is whole, what one would take at this pace."""
+    whole = [one.seconds for one in tally.epochs if one.is_whole]
+    if whole:
+        return sum(whole) / len(whole)
+    assert tally.header is not None
+    num_samples = tally.header.number("num_samples")
+    if not tally.samples or not num_samples:
+        return None
+    return tally.trained_s * num_samples / tally.samples
+
+
+def _staleness(counts: Mapping[int, int]) -> Staleness:
+    total = sum(counts.values())
+    if not total:
+        return Staleness(mean=0.0, p50=0, p99=0, max=0)
+    mean = sum(value * count for value, count in counts.items()) / total
+    return Staleness(
+        mean=mean,
+        p50=_percentile(counts, 0.50),
+        p99=_percentile(counts, 0.99),
+        max=max(counts),
+    )
+
+
+def _percentile(counts: Mapping[int, int], share: float) -> int:
+    """The least value that at least this share of the counted ones does not exceed."""
+    needed = math.ceil(share * sum(counts.values()))
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= needed:
+            return value
+    return max(counts)
+
+
+def _final_loss(tally: Tally) -> float | None:
+    """Training loss over the last tenth of the updates: one update alone would be noise."""
+    last = tally.updates[-max(1, len(tally.updates) // 10) :]
+    num_samples = sum(one.num_samples for one in last)
+    return _ratio(sum(one.loss * one.num_samples for one in last), num_samples)
+
+
+def _per_worker(tally: Tally) -> tuple[WorkerSummary, ...]:
+    return tuple(
+        WorkerSummary(
+            worker=worker,
+            members=one.members,
+            pushes=one.pushes,
+            samples=one.samples,
+            compute_s=one.compute_s,
+            wait_s=one.wait_s,
+            push_s=one.push_s,
+            superseded_s=one.superseded_s,
+        )
+        for worker, one in sorted(tally.workers.items())
+    )
+
+
+def _epochs(tally: Tally) -> tuple[EpochSummary, ...]:
+    evaluated = {one.epoch: one for one in tally.evaluations}
+    return tuple(
+        EpochSummary(
+            epoch=one.epoch + 1,
+            t=one.stop_s - tally.first_s,
+            seconds=one.seconds,
+            updates=one.updates,
+            is_whole=one.is_whole,
+            loss=_ratio(one.loss_sum, one.loss_samples),
+            test_accuracy=evaluated[one.epoch].mean("acc") if one.epoch in evaluated else None,
+            test_loss=evaluated[one.epoch].mean("loss") if one.epoch in evaluated else None,
+        )
+        for one in tally.epochs
+    )
+
+
+def _thin(tally: Tally, most: int = 240) -> tuple[Point, ...]:
+    """The losses of updates, averaged over neighbours until a picture can show them."""
+    updates = tally.updates
+    size = max(1, math.ceil(len(updates) / most))
+    points = []
+    for i in range(0, len(updates), size):
+        bucket = updates[i : i + size]
+        num_samples = sum(one.num_samples for one in bucket)
+        loss = sum(one.loss * one.num_samples for one in bucket) / num_samples
+        points.append(Point(t=bucket[-1].t_s - tally.first_s, value=loss))
+    return tuple(points)

@@ -1,0 +1,153 @@
+"""The curve of a run as one SVG file, drawn by hand: it opens anywhere, offline.
+
+    +--------------------------------------+
+    | lenet, full-sync, 2 workers          |
+    | training loss                        |   solid line
+    |   2.3 |\\___                          |
+    |   0.5 |    \\__________               |
+    | test accuracy                        |   dashed line with dots, each with its value
+    |   1.0 |        o----o----o           |
+    |   0.0 |___o____________________      |
+    |       0        20       40      s    |
+    +--------------------------------------+
+
+Two panels share the time axis; lines differ in form and not only in colour, so a grey print can
+be read. This module must not know traces.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from .summary import Point, Summary
+from .terminal import loss_range
+
+_WIDTH, _HEIGHT = 720, 460
+_LEFT, _RIGHT = 72, 24
+_TOP, _GAP, _PANEL = 64, 46, 142
+"""Pixels: above the first panel, between the panels, height of one."""
+_INK, _FAINT, _GRID = "#222222", "#555555", "#dddddd"
+_LOSS, _ACCURACY = "#1b4f8f", "#b5541c"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Panel:
+    """One diagram: where it lies and what it spans."""
+
+    top: float
+    low: float
+    high: float
+    stop_s: float
+
+    def x(self, t: float) -> float:
+        return _LEFT + (t / self.stop_s) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        inside = min(self.high, max(self.low, value))
+        return self.top + _PANEL * (1 - (inside - self.low) / (self.high - self.low))
+
+
+def draw_curve(summary: Summary) -> str:
+    """The text of an SVG file: training loss and test accuracy against seconds."""
+    points = (*summary.losses, *summary.accuracies)
+    stop_s = max((point.t for point in points), default=0.0) or 1.0
+    low, high = loss_range(summary.losses)
+    ticks = nice_ticks(low, high, 4)
+    loss = _Panel(top=_TOP, low=min(low, ticks[0]), high=max(high, ticks[-1]), stop_s=stop_s)
+    accuracy = _Panel(top=_TOP + _PANEL + _GAP, low=0.0, high=1.0, stop_s=stop_s)
+    workers = f"{summary.workers} worker{'s' * (summary.workers != 1)}"
+    title = f"{summary.task}, {summary.protocol}, {workers}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="Helvetica, Arial, sans-serif" '
+        f'font-size="13" fill="{_INK}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+        _text(_LEFT, 24, title, size=16, weight="bold"),
+        *_frame(loss, "training loss (mean over neighbouring updates)", ticks),
+        *_line(loss, summary.losses, _LOSS, ""),
+        *_frame(accuracy, "test accuracy (share of all test samples)", (0.0, 0.5, 1.0)),
+        *_line(accuracy, summary.accuracies, _ACCURACY, "7 4"),
+        *_dots(accuracy, summary.accuracies),
+        *_time_axis(accuracy),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
+    """Round values that span ``[low, high]`` in about so many steps of 1, 2 or 5 times 10^n."""
+    rough = (high - low) / num_steps
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return tuple(round(i * step, 12) for i in range(first, last + 1))
+
+
+def _frame(panel: _Panel, label: str, ticks: Sequence[float]) -> list[str]:
+    """The label, the horizontal grid with its values, and the axis."""
+    parts = [_text(_LEFT, panel.top - 12, label, weight="bold")]
+    for tick in ticks:
+        y = panel.y(tick)
+        parts.append(_rule(_LEFT, y, _WIDTH - _RIGHT, y, _GRID))
+        parts.append(_text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
+    parts.append(_rule(_LEFT, panel.top, _LEFT, panel.top + _PANEL, _FAINT))
+    return parts
+
+
+def _time_axis(panel: _Panel) -> list[str]:
+    bottom = panel.top + _PANEL
+    parts = [_rule(_LEFT, bottom, _WIDTH - _RIGHT, bottom, _FAINT)]
+    for tick in nice_ticks(0.0, panel.stop_s, 6):
+        if tick <= panel.stop_s * 1.001:
+            x = panel.x(tick)
+            parts.append(_rule(x, bottom, x, bottom + 5, _FAINT))
+            parts.append(_text(x, bottom + 20, f"{tick:g}", anchor="middle"))
+    label = "seconds since the first step"
+    return [*parts, _text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 40, label, anchor="middle")]
+
+
+def _line(panel: _Panel, points: Sequence[Point], colour: str, dash: str) -> list[str]:
+    drawn = " ".join(f"{panel.x(p.t):.1f},{panel.y(p.value):.1f}" for p in points)
+    if not drawn:
+        middle = (_LEFT + _WIDTH - _RIGHT) / 2
+        return [_text(middle, panel.top + _PANEL / 2, "not measured", anchor="middle")]
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return [
+        f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2"'
+        f'{dashes} stroke-linejoin="round"/>'
+    ]
+
+
+def _dots(panel: _Panel, points: Sequence[Point]) -> list[str]:
+    """A dot for each evaluation, and the values of the best and the last one beside theirs."""
+    parts = [
+        f'<circle cx="{panel.x(p.t):.1f}" cy="{panel.y(p.value):.1f}" r="4" fill="#ffffff" '
+        f'stroke="{_ACCURACY}" stroke-width="2"/>'
+        for p in points
+    ]
+    if points:
+        best = max(points, key=lambda point: point.value)
+        for point, word in {best.t: (best, "best"), points[-1].t: (points[-1], "last")}.values():
+            y = panel.y(point.value)
+            y += 20 if y < panel.top + 24 or word == "last" else -10
+            x = min(panel.x(point.t), _WIDTH - _RIGHT)
+            parts.append(_text(x, y, f"{word} {point.value:.3f}", anchor="end"))
+    return parts
+
+
+def _rule(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
+        f'stroke="{colour}" stroke-width="1"/>'
+    )
+
+
+def _text(
+    x: float, y: float, text: str, *, anchor: str = "start", size: int = 13, weight: str = "normal"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
+        f'font-weight="{weight}">{escape(text)}</text>'
+    )

@@ -1,0 +1,197 @@
+"""What a run adds up to: its trace, counted line by line.
+
+Times are those of the trace; training time is from an epoch's first grant to its end, or to its
+last update where it was not finished, so evaluations do not count. This module must not know
+what is made of the numbers.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..events import Apply, Discard, EpochEnd, Grant, Joined, Late, Pushed, Ticket
+from ..records import Ended, Evaluated, Handed, Header, Heard, Ordered, Record, Superseded
+
+
+@dataclass(slots=True)
+class WorkerTally:
+    """One worker, over all its lives."""
+
+    members: int = 0
+    pushes: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    push_s: float = 0.0
+    superseded_s: float = 0.0
+
+
+@dataclass(slots=True)
+class EpochTally:
+    """One epoch."""
+
+    epoch: int
+    start_s: float
+    stop_s: float
+    updates: int = 0
+    loss_sum: float = 0.0
+    loss_samples: int = 0
+    is_whole: bool = False
+    open_leases: dict[int, int] = field(default_factory=dict)
+    """Samples of the leases that were granted and are in no update yet."""
+
+    @property
+    def seconds(self) -> float:
+        return self.stop_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One applied update whose loss is known."""
+
+    t_s: float
+    num_samples: int
+    loss: float
+
+
+class Tally:
+    """Counts of one run; ``add`` each record in order."""
+
+    def __init__(self) -> None:
+        self.header: Header | None = None
+        self.version = 0
+        self.samples = 0
+        self.staleness: Counter[int] = Counter()
+        self.discarded = 0
+        self.late = 0
+        self.superseded = 0
+        self.wasted_s = 0.0
+        self.saved_s = 0.0
+        self.dropped_samples = 0
+        self.workers: dict[int, WorkerTally] = {}
+        self.epochs: list[EpochTally] = []
+        self.updates: list[Update] = []
+        self.evaluations: list[Evaluated] = []
+        self.last_s = 0.0
+        self.ended = ""
+        self._seats: dict[int, int] = {}
+        self._pushed: dict[tuple[int, int], Pushed] = {}
+        self._leases: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    @property
+    def first_s(self) -> float:
+        """When the first step began."""
+        return self.epochs[0].start_s if self.epochs else 0.0
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training, over all epochs."""
+        return sum(one.seconds for one in self.epochs)
+
+    def add(self, record: Record) -> None:
+        """Count one record."""
+        match record:
+            case Header():
+                self.header = record
+            case Handed():
+                self._handed(record)
+            case Ordered():
+                self._ordered(record)
+            case Heard(fact=Joined(member, at_s)):
+                worker = member if record.worker is None else record.worker
+                self._seats[member] = worker
+                self.workers.setdefault(worker, WorkerTally()).members += 1
+                self.last_s = max(self.last_s, at_s)
+            case Heard():
+                self.last_s = max(self.last_s, record.fact.at_s)
+            case Superseded():
+                self.superseded += 1
+                self.wasted_s += record.wasted_s
+                self.saved_s += record.saved_s
+                self._worker(record.ticket.member).superseded_s += record.wasted_s
+                self.last_s = max(self.last_s, record.t_s)
+            case Evaluated():
+                self.evaluations.append(record)
+                self.last_s = max(self.last_s, record.t_s)
+            case Ended():
+                self.ended = record.reason
+                self.last_s = max(self.last_s, record.t_s)
+            case _:
+                self.last_s = max(self.last_s, record.t_s)
+
+    def _worker(self, member: int) -> WorkerTally:
+        return self.workers.setdefault(self._seats.get(member, member), WorkerTally())
+
+    def _handed(self, record: Handed) -> None:
+        fact = record.fact
+        self._pushed[fact.ticket[:2]] = fact
+        self.last_s = max(self.last_s, fact.at_s)
+        worker = self._worker(fact.ticket.member)
+        worker.pushes += 1
+        worker.samples += fact.num_samples
+        worker.compute_s += record.compute_s
+        worker.wait_s += record.wait_s
+        worker.push_s += record.push_s
+
+    def _ordered(self, record: Ordered) -> None:
+        order, t_s = record.order, record.t_s
+        self.last_s = max(self.last_s, t_s)
+        match order:
+            case Apply():
+                self._applied(order, t_s)
+            case Grant():
+                self._granted(order, t_s)
+            case Discard():
+                self.discarded += 1
+                self._forget(order.ticket)
+            case Late():
+                self.late += 1
+                self._forget(order.ticket)
+            case EpochEnd():
+                self._epoch_ended(order, t_s)
+
+    def _granted(self, order: Grant, t_s: float) -> None:
+        self._leases[order.ticket[:2]] = tuple(lease.id for lease in order.leases)
+        for lease in (*order.leases, *order.upcoming):
+            if not self.epochs or self.epochs[-1].epoch < lease.epoch:
+                self.epochs.append(EpochTally(lease.epoch, t_s, t_s))
+            self.epochs[-1].open_leases.setdefault(lease.id, lease.num_samples)
+
+    def _applied(self, order: Apply, t_s: float) -> None:
+        loss_sum, loss_samples = 0.0, 0
+        for ticket in order.tickets:
+            # The version that the gradient was computed at against the one it is applied to.
+            self.staleness[self.version - ticket.version] += 1
+            fact = self._pushed.pop(ticket[:2], None)
+            for lease in self._leases.pop(ticket[:2], ()):
+                if self.epochs:
+                    self.epochs[-1].open_leases[lease] = 0
+            if fact is None:
+                continue
+            self.samples += fact.num_samples
+            if math.isfinite(fact.loss):
+                loss_sum += fact.loss * fact.num_samples
+                loss_samples += fact.num_samples
+        self.version += 1
+        if loss_samples:
+            self.updates.append(Update(t_s, loss_samples, loss_sum / loss_samples))
+        if self.epochs:
+            epoch = self.epochs[-1]
+            epoch.stop_s = max(epoch.stop_s, t_s)
+            epoch.updates += 1
+            epoch.loss_sum += loss_sum
+            epoch.loss_samples += loss_samples
+
+    def _forget(self, ticket: Ticket) -> None:
+        self._pushed.pop(ticket[:2], None)
+        self._leases.pop(ticket[:2], None)
+
+    def _epoch_ended(self, order: EpochEnd, t_s: float) -> None:
+        if not self.epochs or self.epochs[-1].epoch != order.epoch:
+            return
+        epoch = self.epochs[-1]
+        epoch.stop_s = t_s
+        epoch.is_whole = True
+        # Every lease is in an update or was dropped: what is in none was dropped.
+        self.dropped_samples += sum(epoch.open_leases.values())
+        epoch.open_leases.clear()

@@ -1,0 +1,167 @@
+"""A summary as lines of plain text, with a small curve.
+
+It is read in terminals, in logs and in pasted issues, so it has no control codes and needs no
+more than 80 columns. This module must not know traces or how a number was found.
+"""
+
+import math
+from collections.abc import Sequence
+
+from .summary import Point, Summary, WorkerSummary
+
+WIDTH = 60
+HEIGHT = 9
+_AXIS = 8
+"""Columns of the numbers left of the curve."""
+
+
+def render_summary(summary: Summary) -> list[str]:
+    """The whole report of a run; the last line has the chapter's form."""
+    lines = [*_curve(summary), *_figures(summary), "", *_workers(summary), ""]
+    lines.append(f"files: {summary.run_dir}")
+    lines.append(summary.chapter_line())
+    return lines
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in the two largest units that people use: ``340 ms``, ``7.4 s``, ``2 min 03 s``."""
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if 0 < seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _figures(summary: Summary) -> list[str]:
+    stale = summary.staleness_versions
+    rows = [
+        ("test accuracy", _or_dash(summary.test_accuracy, "{:.4f}")),
+        ("training loss", f"{_or_dash(summary.final_loss, '{:.4g}')} over the last updates"),
+        ("updates", f"{summary.updates:,}, {_duration(summary.time_per_update_s)} each"),
+        ("samples", f"{summary.samples:,}, {_or_dash(summary.images_per_s, '{:,.0f}')} a second"),
+        ("seconds an epoch", _an_epoch(summary)),
+        (
+            "staleness",
+            f"{stale.mean:.2f} versions in the mean, median {stale.p50}, 99 % within {stale.p99}, "
+            f"at most {stale.max}",
+        ),
+        ("not used", _unused(summary)),
+        ("abandoned", _abandoned(summary)),
+        ("time in all", format_duration(summary.total_s)),
+        ("ended", summary.ended or "its trace was cut off"),
+    ]
+    width = max(len(label) for label, _ in rows)
+    return [f"{label:<{width}}  {text}" for label, text in rows if text]
+
+
+def _an_epoch(summary: Summary) -> str:
+    seconds = summary.seconds_per_epoch
+    if seconds is None:
+        return "-"
+    text = f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3g}"
+    is_measured = any(one.is_whole for one in summary.epochs)
+    return text if is_measured else f"{text} at this pace; none was finished"
+
+
+def _unused(summary: Summary) -> str:
+    """What was pushed or handed out and is in no update; empty where nothing was."""
+    counts = (
+        (summary.discarded_pushes, "push", "es", "discarded"),
+        (summary.late_pushes, "push", "es", "late"),
+        (summary.dropped_samples, "sample", "s", "dropped"),
+    )
+    return ", ".join(
+        f"{count:,} {word}{plural * (count != 1)} {what}"
+        for count, word, plural, what in counts
+        if count
+    )
+
+
+def _abandoned(summary: Summary) -> str:
+    """Work that was left on the way, and what that saved; empty where none was."""
+    work = summary.superseded
+    if not work.count:
+        return ""
+    return (
+        f"{work.count:,} step{'s' * (work.count != 1)}, {format_duration(work.wasted_s)} thrown "
+        f"away, {format_duration(work.saved_s)} saved"
+    )
+
+
+def _workers(summary: Summary) -> list[str]:
+    has_lost = any(one.superseded_s for one in summary.per_worker)
+    head = f"{'worker':<8}{'pushes':>8}{'images/s':>10}{'compute':>10}{'wait':>8}{'push':>8}"
+    lines = [head + (f"{'abandoned':>11}" if has_lost else "")]
+    trained_s = _trained_s(summary)
+    for one in summary.per_worker:
+        rate = f"{one.samples / trained_s:,.0f}" if trained_s else "-"
+        shares = f"{_share(one, one.compute_s):>10}{_share(one, one.wait_s):>8}"
+        shares += f"{_share(one, one.push_s):>8}"
+        shares += f"{_share(one, one.superseded_s):>11}" if has_lost else ""
+        lives = f"  ({one.members} lives)" if one.members > 1 else ""
+        lines.append(f"{one.worker:<8}{one.pushes:>8,}{rate:>10}{shares}{lives}")
+    return lines
+
+
+def _trained_s(summary: Summary) -> float:
+    return (summary.time_per_update_s or 0.0) * summary.updates
+
+
+def _share(one: WorkerSummary, seconds: float) -> str:
+    return f"{100 * seconds / one.total_s:.0f} %" if one.total_s else "-"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _duration(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)
+
+
+# -- the curve ---------------------------------------------------------------------------------
+#
+#     2.31 |*                                        | 1.0
+#          | **                          o           |        * training loss  (left)
+#          |   ****                o                 |        o test accuracy  (right)
+#     0.52 |       *********************             | 0.0
+#           0 s                              74.0 s
+
+
+def _curve(summary: Summary) -> list[str]:
+    """Loss and accuracy against time as characters; nothing where there are fewer than 2 losses."""
+    losses, accuracies = summary.losses, summary.accuracies
+    if len(losses) < 2:
+        return []
+    stop_s = max(point.t for point in (*losses, *accuracies))
+    low, high = loss_range(losses)
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for points, mark, bottom, top in ((losses, "*", low, high), (accuracies, "o", 0.0, 1.0)):
+        for point in points:
+            column = round(point.t / stop_s * (WIDTH - 1)) if stop_s > 0 else 0
+            height = (point.value - bottom) / (top - bottom)
+            row = round((1 - min(1.0, max(0.0, height))) * (HEIGHT - 1))
+            grid[row][max(0, column)] = mark
+    lines = []
+    # A loss that hardly moved still has two different ends.
+    digits = next((n for n in range(3, 7) if f"{high:.{n}g}" != f"{low:.{n}g}"), 7)
+    for row, cells in enumerate(grid):
+        left = {0: f"{high:.{digits}g}", HEIGHT - 1: f"{low:.{digits}g}"}.get(row, "")
+        right = {0: " 1.0", HEIGHT - 1: " 0.0"}.get(row, "") if accuracies else ""
+        lines.append(f"{left:>{_AXIS}} |{''.join(cells)}|{right}")
+    end = format_duration(stop_s)
+    lines.append(f"{'':>{_AXIS}}  0 s{end:>{WIDTH - 3}}")
+    legend = "* training loss (left)" + ("   o test accuracy (right)" if accuracies else "")
+    return [*lines, f"{'':>{_AXIS}}  {legend}", ""]
+
+
+def loss_range(losses: Sequence[Point]) -> tuple[float, float]:
+    """The least and the largest loss to draw; never an empty range."""
+    values = [point.value for point in losses if math.isfinite(point.value)]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)

@@ -1,0 +1,280 @@
+"""The trace of a run: an append-only file of what was heard, ordered and measured, line by line.
+
+One JSON object a line, ``"kind"`` first; ``"t"`` is in seconds since the run's start. Everything
+that a report says is computed from this file alone, so a run can be looked at again, and the
+order of its lines *is* the run, so it can be replayed. This module must not know engines or
+reports.
+
+    {"kind": "run", "format": 1, "task": "lenet", ...}
+    {"kind": "joined", "t": 0.81, "member": 0, "worker": 0, "pid": 4711}
+    {"kind": "grant", "t": 0.82, "ticket": [0, 0, 0], "leases": [[0, 0, 0, 128]], "upcoming": []}
+    {"kind": "pushed", "t": 0.84, "ticket": [0, 0, 0], "samples": 128, "loss": 2.3, ...}
+    {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
+
+A push costs a few microseconds here: lines are formatted by hand and written through a buffer,
+which the engine flushes a few times a second.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .errors import ConfigError
+from .events import (
+    Apply,
+    Cancel,
+    Discard,
+    EpochEnd,
+    Grant,
+    Joined,
+    Late,
+    Lease,
+    Left,
+    Order,
+    Pushed,
+    Stalled,
+    Ticket,
+)
+from .records import (
+    Ended,
+    Evaluated,
+    Handed,
+    Header,
+    Heard,
+    Logged,
+    Noted,
+    Ordered,
+    Record,
+    Scalar,
+    Superseded,
+)
+
+FORMAT = 1
+"""Grows when a reader of today could misread a line of tomorrow."""
+FILE_NAME = "trace.jsonl"
+_BUFFER_BYTES = 1 << 16
+
+
+class Trace:
+    """Writes the trace of one run.
+
+    Invariant: after ``close`` every line that was written is whole and on disk
+    (``tests/test_trace.py``).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Line endings are fixed, so that two runs of the same log are equal byte for byte.
+        self._file = path.open("w", encoding="utf-8", newline="\n", buffering=_BUFFER_BYTES)
+        self._write = self._file.write
+
+    def header(self, **fields: Scalar | list[Scalar]) -> None:
+        """The first line: what kind of run it is."""
+        self._line({"kind": "run", "format": FORMAT, **fields})
+
+    def joined(self, t: float, member: int, worker: int, pid: int) -> None:
+        self._line({"kind": "joined", "t": t, "member": member, "worker": worker, "pid": pid})
+
+    def left(self, t: float, member: int, reason: str) -> None:
+        self._line({"kind": "left", "t": t, "member": member, "reason": reason})
+
+    def stalled(self, t: float, member: int) -> None:
+        self._line({"kind": "stalled", "t": t, "member": member})
+
+    def pushed(self, fact: Pushed, compute_s: float, wait_s: float, push_s: float) -> None:
+        """A push, and where its member's seconds went since the push before."""
+        (member, serial, version), num_samples, loss, is_finite, at_s = fact
+        # JSON has no nan: a loss that is none is null. repr() gives the float back bit for bit.
+        self._write(
+            f'{{"kind":"pushed","t":{at_s!r},"ticket":[{member},{serial},{version}],'
+            f'"samples":{num_samples},"loss":{loss if -math.inf < loss < math.inf else "null"},'
+            f'"finite":{"true" if is_finite else "false"},"compute":{compute_s:.6f},'
+            f'"wait":{wait_s:.6f},"push":{push_s:.6f}}}\n'
+        )
+
+    def order(self, order: Order, t: float) -> None:
+        """An order of the coordinator."""
+        if isinstance(order, Grant):
+            leases = f'"leases":{_lists(order.leases)},"upcoming":{_lists(order.upcoming)}'
+            self._write(f'{{"kind":"grant","t":{t:.6f},"ticket":{[*order.ticket]},{leases}}}\n')
+        elif isinstance(order, Apply):
+            self._write(
+                f'{{"kind":"apply","t":{t:.6f},"tickets":{_lists(order.tickets)},'
+                f'"weights":{[*order.weights]}}}\n'
+            )
+        elif isinstance(order, Cancel):
+            self._write(f'{{"kind":"cancel","t":{t:.6f},"member":{order.member}}}\n')
+        elif isinstance(order, EpochEnd):
+            self._write(
+                f'{{"kind":"epoch_end","t":{t:.6f},"epoch":{order.epoch},'
+                f'"version":{order.version}}}\n'
+            )
+        else:
+            kind = "discard" if isinstance(order, Discard) else "late"
+            self._write(f'{{"kind":"{kind}","t":{t:.6f},"ticket":{[*order.ticket]}}}\n')
+
+    def superseded(
+        self, t: float, member: int, serial: int, wasted_s: float, saved_s: float
+    ) -> None:
+        """Work that was abandoned: seconds thrown away, and those that abandoning it saved."""
+        self._write(
+            f'{{"kind":"superseded","t":{t:.6f},"member":{member},"serial":{serial},'
+            f'"wasted":{wasted_s:.6f},"saved":{saved_s:.6f}}}\n'
+        )
+
+    def evaluated(
+        self, t: float, epoch: int, version: int, totals: Mapping[str, tuple[float, float]]
+    ) -> None:
+        """An evaluation at one version: per metric the sum over samples and their number."""
+        rows = {name: [_finite(total), count] for name, (total, count) in totals.items()}
+        self._line(
+            {"kind": "evaluated", "t": t, "epoch": epoch, "version": version, "totals": rows}
+        )
+
+    def log(self, t: float, member: int, values: Mapping[str, float]) -> None:
+        """Values that a member logged."""
+        finite = {name: _finite(value) for name, value in values.items()}
+        self._line({"kind": "log", "t": t, "member": member, "values": finite})
+
+    def note(self, t: float, text: str) -> None:
+        self._line({"kind": "note", "t": t, "text": text})
+
+    def end(self, t: float, reason: str) -> None:
+        """The last line."""
+        self._line({"kind": "end", "t": t, "reason": reason})
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand what was written to the operating system: it then survives this process."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write what is buffered and close; may be called twice."""
+        self._file.close()
+
+    def _line(self, fields: Mapping[str, object]) -> None:
+        self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def read_trace(path: Path) -> Iterator[Record]:
+    """The records of a trace, in order.
+
+    A last line that was cut off, as by a power failure, is left out. Raises ConfigError where the
+    file is missing, is of a newer format, or is damaged anywhere else; it names the line.
+    """
+    try:
+        file = path.open(encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from None
+    with file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                fields = json.loads(line)
+                record = _READERS[fields["kind"]](fields)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise ConfigError(
+                    f"the trace is damaged at {path}:{number} ({type(error).__name__}: {error}); "
+                    f"what stands before it can be read from a copy: head -n {number - 1}"
+                ) from None
+            if number == 1 and not isinstance(record, Header):
+                raise ConfigError(f"{path} is no trace: its first line is {fields['kind']!r}")
+            yield record
+
+
+_Fields: TypeAlias = dict[str, Any]
+
+
+def _lists(rows: Iterable[tuple[int, ...]]) -> list[list[int]]:
+    """Named tuples as lists, whose text is JSON."""
+    return [[*row] for row in rows]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _header(fields: _Fields) -> Header:
+    if fields["format"] > FORMAT:
+        raise ValueError(f"format {fields['format']} is newer than {FORMAT}: update paceline")
+    return Header(fields={name: value for name, value in fields.items() if name != "kind"})
+
+
+def _pushed(fields: _Fields) -> Handed:
+    fact = Pushed(
+        Ticket(*fields["ticket"]),
+        fields["samples"],
+        _number(fields["loss"]),
+        fields["finite"],
+        fields["t"],
+    )
+    return Handed(
+        fact=fact, compute_s=fields["compute"], wait_s=fields["wait"], push_s=fields["push"]
+    )
+
+
+def _joined(fields: _Fields) -> Heard:
+    fact = Joined(fields["member"], fields["t"])
+    return Heard(fact=fact, worker=fields["worker"], pid=fields["pid"])
+
+
+def _apply(fields: _Fields) -> Apply:
+    return Apply(tuple(Ticket(*one) for one in fields["tickets"]), tuple(fields["weights"]))
+
+
+def _grant(fields: _Fields) -> Grant:
+    leases, upcoming = (
+        tuple(Lease(*one) for one in fields[name]) for name in ("leases", "upcoming")
+    )
+    return Grant(Ticket(*fields["ticket"]), leases, upcoming)
+
+
+def _ordered(make: Callable[[_Fields], Order]) -> Callable[[_Fields], Ordered]:
+    return lambda fields: Ordered(t_s=fields["t"], order=make(fields))
+
+
+def _superseded(fields: _Fields) -> Superseded:
+    return Superseded(
+        t_s=fields["t"],
+        ticket=Ticket(fields["member"], fields["serial"], -1),
+        wasted_s=fields["wasted"],
+        saved_s=fields["saved"],
+    )
+
+
+def _evaluated(fields: _Fields) -> Evaluated:
+    totals = {name: (_number(row[0]), float(row[1])) for name, row in fields["totals"].items()}
+    return Evaluated(
+        t_s=fields["t"], epoch=fields["epoch"], version=fields["version"], totals=totals
+    )
+
+
+_READERS: Mapping[str, Callable[[_Fields], Record]] = {
+    "run": _header,
+    "joined": _joined,
+    "left": lambda f: Heard(fact=Left(f["member"], f["t"]), reason=f["reason"]),
+    "stalled": lambda f: Heard(fact=Stalled(f["member"], f["t"])),
+    "pushed": _pushed,
+    "apply": _ordered(_apply),
+    "grant": _ordered(_grant),
+    "discard": _ordered(lambda f: Discard(Ticket(*f["ticket"]))),
+    "late": _ordered(lambda f: Late(Ticket(*f["ticket"]))),
+    "cancel": _ordered(lambda f: Cancel(f["member"])),
+    "epoch_end": _ordered(lambda f: EpochEnd(f["epoch"], f["version"])),
+    "superseded": _superseded,
+    "evaluated": _evaluated,
+    "log": lambda f: Logged(
+        t_s=f["t"],
+        member=f["member"],
+        values={name: _number(value) for name, value in f["values"].items()},
+    ),
+    "note": lambda f: Noted(t_s=f["t"], text=f["text"]),
+    "end": lambda f: Ended(t_s=f["t"], reason=f["reason"]),
+}

@@ -1,0 +1,104 @@
+"""A task: what is trained, on what, and how it is measured.
+
+One value that a trainer, a simulator or a bench can hold, with callables instead of objects, so
+that every worker makes its own model and opens its own data. It must not know how many workers
+there are, nor which protocol joins them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from ..data.arrays import Splits
+from ..errors import ConfigError
+
+__all__ = ["Metrics", "Splits", "Task", "classification_metrics", "loss_metrics", "sgd"]
+
+Metrics: TypeAlias = Callable[[Tensor, Tensor], dict[str, tuple[float, float]]]
+
+
+def sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+    """Plain stochastic gradient descent, as the book and the papers use it."""
+    return SGD(parameters, lr=learning_rate)
+
+
+def classification_metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
+    """Accuracy and cross entropy of logits (B, classes) and labels (B), as sums with counts."""
+    count = float(len(targets))
+    correct = (outputs.argmax(dim=1) == targets).sum().item()
+    loss = nn.functional.cross_entropy(outputs, targets, reduction="sum").item()
+    return {"acc": (float(correct), count), "loss": (loss, count)}
+
+
+def loss_metrics(loss: Callable[[Tensor, Tensor], Tensor]) -> Metrics:
+    """The metrics of a task that has only its loss, which is a mean over the batch."""
+
+    def metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
+        count = float(len(targets))
+        return {"loss": (loss(outputs, targets).item() * count, count)}
+
+    return metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Everything a run needs to know besides its workers.
+
+    Args:
+        name: shown in the plan and the report.
+        model: makes a fresh module, initialised by torch's default generator.
+        loss: (outputs, targets) -> the mean over the batch.
+        data: opens the samples; called in every worker, and never fetches.
+        learning_rate: per update of ``batch_size`` samples, > 0.
+        batch_size: samples an update averages, >= 1.
+        epochs: passes over the training samples, >= 1.
+        metrics: (outputs, targets) -> {name: (sum, count)}; "acc" is what accuracy is called.
+        optimizer: (parameters, learning rate) -> any ``torch.optim`` optimizer.
+        notes: lines that the plan shows.
+
+    Raises:
+        ConfigError: a number is out of its range, or something is not callable.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    data: Callable[[], Splits]
+    learning_rate: float
+    batch_size: int
+    epochs: int
+    metrics: Metrics
+    optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] = sgd
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("model", "loss", "data", "metrics", "optimizer"):
+            value = getattr(self, field)
+            # A module is callable, too; but one object cannot be every worker's model.
+            if not callable(value) or (field == "model" and isinstance(value, nn.Module)):
+                raise ConfigError(
+                    f"task {self.name}: {field} must be callable, got {type(value).__name__}; "
+                    f"each worker makes its own, so give the function and not its result"
+                )
+        if not 0 < self.learning_rate < float("inf"):
+            raise ConfigError(
+                f"task {self.name}: learning_rate must be > 0, got {self.learning_rate}"
+            )
+        for field in ("batch_size", "epochs"):
+            count = getattr(self, field)
+            if not isinstance(count, int) or count < 1:
+                raise ConfigError(f"task {self.name}: {field} must be >= 1, got {count}")
+
+
+def init_normal(model: nn.Module, *, zero_biases: bool, std: float = 0.01) -> nn.Module:
+    """Weights of all linear and convolution layers from N(0, std^2), as in the book's chapter."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight, std=std)
+            if zero_biases and module.bias is not None:
+                torch.nn.init.zeros_(module.bias)
+    return model

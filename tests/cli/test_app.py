@@ -1,0 +1,245 @@
+"""The command line: its help, its errors, its exit codes, its JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline import launcher
+from paceline.cli import app as command
+from paceline.config import NAMES, RunSettings, flag_of
+from paceline.errors import PacelineError, WorkerError
+from paceline.program import Program, ScriptProgram, TaskProgram
+from paceline.report.live import Observer
+from paceline.report.summary import Summary, summarize
+from paceline.trace import Trace
+
+
+class Launched:
+    """Stands for the launcher: what it was asked to run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program: Program | None = None
+        self.settings: RunSettings | None = None
+        self.error: BaseException | None = None
+        self._folder = folder
+
+    def __call__(self, program: Program, settings: RunSettings, observer: Observer) -> Summary:
+        self.program, self.settings = program, settings
+        if self.error is not None:
+            raise self.error
+        observer.printed("the script's own words\n")
+        trace = Trace(self._folder / "trace.jsonl")
+        trace.header(task=program.name, workers=settings.workers)
+        trace.end(1.0, "finished")
+        trace.close()
+        summary = summarize(self._folder)
+        observer.finished(summary)
+        return summary
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launched:
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
+    stand_in = Launched(tmp_path)
+    monkeypatch.setattr(launcher, "launch_run", stand_in)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    return stand_in
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def paceline(launched: Launched, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line; its exit code, standard output and standard error."""
+
+    def run(*tokens: str) -> tuple[int, str, str]:
+        code = command.run(list(tokens))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_the_help_names_every_verb(paceline: Run) -> None:
+    code, out, _ = paceline("--help")
+    assert code == 0
+    for verb in command.VERBS:
+        assert verb.name in out
+        assert verb.help in out
+
+
+@pytest.mark.parametrize("verb", [verb.name for verb in command.VERBS])
+def test_every_verb_has_a_file_and_a_help(verb: str, paceline: Run) -> None:
+    code, out, _ = paceline(verb, "--help")
+    assert code == 0
+    assert f"Usage: paceline {verb}" in out
+
+
+def test_the_help_of_a_run_names_every_setting(paceline: Run) -> None:
+    for verb in ("train", "launch"):
+        _, out, _ = paceline(verb, "--help")
+        assert all(flag_of(name) in out for name in NAMES)
+
+
+def test_flags_become_settings(paceline: Run, launched: Launched) -> None:
+    code, _, _ = paceline(
+        "train", "lenet", "--workers", "4", "--protocol=k-sync:3", "--slow", "1=5x", "--slow",
+        "2=3x", "--delay", "exp:20ms", "--lr", "0.2", "--keep-best",
+    )  # fmt: skip
+    assert code == 0
+    assert launched.program == TaskProgram(task="lenet")
+    assert launched.settings == RunSettings(
+        workers=4, protocol="k-sync:3", slow=("1=5x", "2=3x"), delay=("exp:20ms",), lr=0.2,
+        keep_best=True,
+    )  # fmt: skip
+
+
+def test_a_named_settings_file_is_read(paceline: Run, launched: Launched, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("workers = 3\nepochs = 2\n")
+    assert paceline("train", "mlp", "--config", "run.toml", "--epochs", "5")[0] == 0
+    assert launched.settings == RunSettings(workers=3, epochs=5)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["--num-processes", "--num_processes", "--nproc-per-node", "--nproc_per_node", "-n"]
+)
+def test_the_peers_words_for_workers_are_understood(
+    spelling: str, paceline: Run, launched: Launched
+) -> None:
+    for tokens in (("train", spelling, "3", "mlp"), ("launch", spelling, "3", "train.py")):
+        assert paceline(*tokens)[0] == 0
+        assert launched.settings == RunSettings(workers=3)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--gpus", "use --workers N --device cuda"),
+        ("--num-nodes", "this machine only"),
+        ("--nnodes=2", "this machine only"),
+        ("--max-steps", "use --updates N"),
+        ("--backend", "use --path store or --path peers"),
+    ],
+)
+def test_words_that_mean_something_else_are_answered_with_ours(
+    flag: str, words: str, paceline: Run
+) -> None:
+    for verb, name in (("train", "lenet"), ("launch", "train.py")):
+        code, _, err = paceline(verb, flag, "2", name)
+        assert code == 2
+        assert words in err
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (("tran", "lenet"), "unknown verb 'tran' (see paceline --help); did you mean 'train'?"),
+        (("train", "lenet", "--wrkers", "2"), "--wrkers. Did you mean --workers?"),
+        (("launch", "--wrkers", "2", "train.py"), "'--wrkers' (before the script's name); did you"),
+        (("train", "lenet", "--workers", "0"), "workers must be >= 1, got 0 (--workers)"),
+        (("train", "lenet", "--workers", "two"), 'unable to convert "two" into int'),
+        (("train", "lenet", "--engine", "ray"), 'Choose from: "local", "inline"'),
+        (("train",), "TASK requires an argument"),
+        (("launch",), "no script was named; write e.g. paceline launch --workers 4 train.py"),
+        (("launch", "gone.py"), "there is no script gone.py (looked in "),
+        (("launch", "-m", "no.such.module"), "there is no module no.such.module"),
+        (("report", "gone"), "there is no run at gone"),
+        (("config", "sho"), 'Did you mean "show"?'),
+    ],
+)
+def test_what_is_wrongly_asked_gets_one_message_and_exit_2(
+    tokens: tuple[str, ...], message: str, paceline: Run
+) -> None:
+    code, out, err = paceline(*tokens)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(WorkerError("worker 1 failed at t.py:3"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_a_run_that_fails_or_is_interrupted_has_its_exit_code(
+    error: PacelineError | KeyboardInterrupt, code: int, paceline: Run, launched: Launched
+) -> None:
+    launched.error = error
+    found, out, err = paceline("train", "lenet")
+    assert found == code
+    assert out == ""
+    assert err == ("interrupted\n" if code == 130 else "error: worker 1 failed at t.py:3\n")
+
+
+def test_json_is_one_object_and_nothing_else(paceline: Run, launched: Launched) -> None:
+    for tokens in (("train", "lenet", "--json"), ("launch", "--json", "train.py")):
+        code, out, err = paceline(*tokens)
+        assert code == 0
+        assert out.count("\n") == 1
+        assert json.loads(out)["updates"] == 0
+        assert err == "the script's own words\n"
+
+
+def test_json_of_a_failure_is_one_object_too(paceline: Run, launched: Launched) -> None:
+    launched.error = WorkerError("worker 1 failed")
+    code, out, err = paceline("train", "lenet", "--json")
+    assert code == 1
+    assert json.loads(out) == {"error": {"kind": "WorkerError", "message": "worker 1 failed"}}
+    assert err == "error: worker 1 failed\n"
+
+
+def test_what_follows_the_script_is_the_scripts_own(paceline: Run, launched: Launched) -> None:
+    code, _, _ = paceline(
+        "launch", "--workers", "4", "--json", "train.py", "--workers", "9", "-m", "--gpus=1", "x"
+    )
+    assert code == 0
+    assert launched.settings == RunSettings(workers=4, json=True)
+    own = ("--workers", "9", "-m", "--gpus=1", "x")
+    assert launched.program == ScriptProgram(path="train.py", args=own)
+
+
+def test_a_module_is_launched_by_its_name(paceline: Run, launched: Launched) -> None:
+    assert paceline("launch", "-m", "json.tool", "--indent", "2")[0] == 0
+    assert launched.program == ScriptProgram(
+        path="json.tool", args=("--indent", "2"), is_module=True
+    )
+
+
+def test_a_report_is_printed_again_from_the_run(paceline: Run, tmp_path: Path) -> None:
+    _, first, _ = paceline("train", "lenet", "--workers", "1")
+    code, again, _ = paceline("report", str(tmp_path))
+    assert code == 0
+    assert again.splitlines()[-1] == first.splitlines()[-1]
+    assert again.splitlines()[-1] == "test acc: -, - sec/epoch on ['cpu:0']"
+    _, out, _ = paceline("report", str(tmp_path), "--json")
+    assert json.loads(out)["task"] == "lenet"
+
+
+def test_config_shows_each_value_with_its_origin(
+    paceline: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "paceline.toml").write_text("epochs = 3\n")
+    monkeypatch.setenv("PACELINE_LR", "0.2")
+    code, out, _ = paceline("config", "show", "--origin", "--workers", "2")
+    assert code == 0
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
+    assert rows["workers"] == ["2", "--workers"]
+    assert rows["epochs"] == ["3", "paceline.toml"]
+    assert rows["lr"] == ["0.2", "PACELINE_LR"]
+    assert rows["engine"] == ["local", "default"]
+    assert set(rows) == set(NAMES) - {"json"}
+    _, out, _ = paceline("config", "show", "--json")
+    assert json.loads(out)["settings"]["lr"] == {"value": 0.2, "origin": "PACELINE_LR"}
+
+
+def test_main_ends_the_process_with_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline", "--version"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 0

@@ -1,0 +1,143 @@
+"""Delays: what is written is what is drawn, and nonsense is named."""
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.conditions.delays import parse_delay, parse_delays, parse_slow
+from paceline.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "mean_s"),
+    [
+        ("20ms", 0.020),
+        ("0ms", 0.0),
+        ("250us", 250e-6),
+        ("1.5s", 1.5),
+        ("1e+1ms", 0.010),
+        ("exp:20ms", 0.020),
+        ("10ms+exp:5ms", 0.015),
+        ("10ms + exp:5ms", 0.015),
+        ("pareto:2,10ms", 0.020),
+        ("1ms+exp:1ms+pareto:3,2ms", 0.005),
+        ("EXP:20MS", 0.020),
+    ],
+)
+def test_the_mean_is_that_of_the_text(text: str, mean_s: float) -> None:
+    assert parse_delay(text).mean_s == pytest.approx(mean_s)
+
+
+@pytest.mark.parametrize("text", ["20ms", "exp:20ms", "10ms+exp:5ms", "pareto:3,10ms"])
+def test_draws_average_to_the_mean(text: str) -> None:
+    delay, rng = parse_delay(text), random.Random(1)
+    draws = [delay.sample(rng) for _ in range(20_000)]
+    spread = statistics.stdev(draws) / math.sqrt(len(draws))
+    assert abs(statistics.fmean(draws) - delay.mean_s) <= 4 * spread + 1e-12
+
+
+def test_a_pareto_draw_is_never_below_its_scale_and_has_its_tail() -> None:
+    delay, rng = parse_delay("pareto:2,10ms"), random.Random(2)
+    draws = [delay.sample(rng) for _ in range(20_000)]
+    assert min(draws) >= 0.010
+    # P(X > 4 x_m) = 4^-2
+    share = sum(draw > 0.040 for draw in draws) / len(draws)
+    assert share == pytest.approx(1 / 16, abs=0.008)
+
+
+@given(st.integers())
+def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
+    delay = parse_delay("1ms+exp:5ms+pareto:2,1ms")
+    one, other = random.Random(seed), random.Random(seed)
+    assert [delay.sample(one) for _ in range(5)] == [delay.sample(other) for _ in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "'' is no time"),
+        ("20", "'20' has no unit, wanted one of us, ms, s"),
+        ("20min", "'20min' has the unit 'min'"),
+        ("-5ms", "must be >= 0 and finite, got '-5ms'"),
+        ("1e999ms", "must be >= 0 and finite"),
+        ("nanms", "'nanms' is no time"),
+        ("infms", "'infms' is no time"),
+        ("exp:0ms", "the mean of exp must be > 0"),
+        ("exp:", "'' is no time"),
+        ("expo:20ms", "unknown kind of delay 'expo'.*did you mean 'exp'"),
+        ("normal:20ms", "unknown kind of delay 'normal'.*exp, pareto"),
+        ("pareto:2", "pareto needs a shape and a least time"),
+        ("pareto:1,10ms", "shape of pareto must be > 1"),
+        ("pareto:2,0ms", "least time of pareto must be > 0"),
+        ("10ms++exp:5ms", "'' is no time"),
+        ("exp:exp:5ms", "unknown kind of delay 'exp:exp'"),
+    ],
+)
+def test_nonsense_is_named_and_an_example_shown(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_delay(text)
+    assert "10ms+exp:5ms" in str(caught.value)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_delay_or_a_config_error(text: str) -> None:
+    try:
+        delay = parse_delay(text)
+    except ConfigError:
+        return
+    assert 0 <= delay.mean_s < math.inf
+
+
+def test_a_delay_for_one_worker_goes_before_one_for_all() -> None:
+    delays = parse_delays(["1=exp:20ms", "5ms"], 3)
+    assert [str(delay) for delay in delays] == ["5ms", "exp:20ms", "5ms"]
+    only = parse_delays(["2=pareto:2,10ms"], 3)
+    assert [delay is None for delay in only] == [True, True, False]
+    assert parse_delays([], 2) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["5ms", "exp:20ms"], "two delays for all workers: '5ms' and 'exp:20ms'.*5ms.exp:20ms"),
+        (["1=5ms", "1=6ms"], "worker 1 has one already"),
+        (["3=5ms"], "no worker 3; with 3 workers they are numbered 0 to 2"),
+        (["-1=5ms"], "'-1' is no worker"),
+        (["x=5ms"], "'x' is no worker"),
+        (["=5ms"], "'' is no worker"),
+    ],
+)
+def test_delays_for_no_worker_are_refused(values: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_delays(values, 3)
+
+
+def test_slow_factors_are_read_with_and_without_their_x() -> None:
+    assert parse_slow(["1=5x", "0=1.5"], 2) == {1: 5.0, 0: 1.5}
+    assert parse_slow([], 2) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("5x", "must read WORKER=FACTORx, got '5x'; 1=5x makes"),
+        ("1=", "must read WORKER=FACTORx"),
+        ("1=fast", "must read WORKER=FACTORx"),
+        ("1=0.5x", "must be >= 1 and finite, got 0.5"),
+        ("1=-2x", "must be >= 1"),
+        ("2=5x", "no worker 2; with 2 workers"),
+        ("a=5x", "'a' is no worker"),
+    ],
+)
+def test_slow_nonsense_is_named(value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_slow([value], 2)
+
+
+def test_a_worker_is_slowed_once() -> None:
+    with pytest.raises(ConfigError, match="worker 1 has one already"):
+        parse_slow(["1=5x", "1=2x"], 2)

@@ -1,0 +1,125 @@
+"""What is seen while a run goes suits where it is seen."""
+
+import dataclasses
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from paceline.plan import Plan
+from paceline.report.live import (
+    Observer,
+    PlainObserver,
+    Progress,
+    QuietObserver,
+    WorkerProgress,
+    format_progress,
+)
+from paceline.report.screen import ScreenObserver, draw
+from paceline.report.summary import summarize
+
+PLAN = Plan(
+    task="lenet", source="Fashion-MNIST (60,000 + 10,000)", workers=2, device="cpu",
+    engine="local", path="peers", protocol="full-sync", mini_batch_size=128,
+    pushes_per_update=2, samples_per_update=256, updates_per_epoch=235, epochs=10,
+    updates_total=2350, lr=0.2, num_parameters=112_000, update_bytes=896_000,
+    shared_bytes=3_000_000, grain="between layers", notes=("accuracy stays low at first",),
+)  # fmt: skip
+PROGRESS = Progress(
+    t=6.0, epoch=2, epochs=10, version=512, updates_total=2350, samples=131_072,
+    samples_per_s=8912.4, loss=0.7312, eta_s=58.2,
+    workers=(
+        WorkerProgress(
+            worker=0, state="training", pushes=512, samples_per_s=4456.0,
+            compute_share=0.9, wait_share=0.05, push_share=0.05, mean_staleness=0.0,
+        ),
+        WorkerProgress(
+            worker=1, state="gone", pushes=510, samples_per_s=4450.0,
+            compute_share=0.4, wait_share=0.5, push_share=0.1, mean_staleness=1.5,
+        ),
+    ),
+)  # fmt: skip
+
+
+def play(observer: Observer, run_dir: Path) -> None:
+    """A whole run, as an engine tells it."""
+    observer.plan(PLAN)
+    for t in (1.0, 6.0, 7.0, 12.0):
+        observer.progress(dataclasses.replace(PROGRESS, t=t))
+    observer.printed("from the script\nhalf a ")
+    observer.printed("line")
+    observer.note("worker 1 is gone")
+    observer.evaluated(2, {"acc": 0.7412, "loss": 0.688})
+    observer.finished(summarize(run_dir))
+    observer.close()
+    observer.close()
+
+
+def test_a_pipe_gets_plain_lines_without_control_codes(run_dir: Path) -> None:
+    out = io.StringIO()
+    play(PlainObserver(out), run_dir)
+    lines = out.getvalue().splitlines()
+    assert all(line.isprintable() for line in lines)
+    progress = [line for line in lines if line.startswith("epoch 3/10")]
+    assert progress == [format_progress(PROGRESS)] * 2  # at 6 s and 12 s, not at each call
+    assert "half a line" in lines
+    assert lines[lines.index("half a line") + 1] == "note: worker 1 is gone"
+    assert "epoch 3: test acc 0.7412, test loss 0.6880" in lines
+    assert lines[-1].startswith("test acc: 0.80")
+
+
+def test_a_program_gets_nothing_on_standard_output(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observer = QuietObserver()
+    play(observer, run_dir)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "from the script" in captured.err
+    assert "worker 1 is gone" in captured.err
+    assert observer.shown_plan == PLAN
+
+
+def test_a_terminal_shows_plan_workers_bar_and_summary(run_dir: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    play(ScreenObserver(console), run_dir)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for words in ("K x m", "from the script", "half a line", "58.2 s left", "test acc: 0.80"):
+        assert words in text
+
+
+def test_the_live_table_has_a_row_for_each_worker() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw(PROGRESS))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines[2][:4] == ["0", "training", "512", "4,456"]
+    assert lines[2][-1] == "##################+."
+    assert lines[3][:4] == ["1", "gone", "510", "4,450"]
+    assert lines[3][-1] == "########++.........."
+    assert lines[4][-5:] == ["22", "%", "58.2", "s", "left"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 512 / 2350),
+        ({"updates_total": None, "t": 20.0, "eta_s": 60.0}, 0.25),
+        ({"updates_total": None, "eta_s": None}, 0.0),
+    ],
+)
+def test_the_share_done_follows_from_updates_or_else_from_time(
+    changes: dict[str, Any], share: float
+) -> None:
+    assert dataclasses.replace(PROGRESS, **changes).share_done == pytest.approx(share)
+
+
+def test_a_line_of_progress_leaves_out_what_nobody_knows() -> None:
+    unknown = dataclasses.replace(
+        PROGRESS, epochs=None, updates_total=None, loss=math.nan, eta_s=None
+    )
+    assert format_progress(unknown) == "epoch 3  update 512  8,912 images/s"

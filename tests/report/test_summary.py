@@ -1,0 +1,135 @@
+"""The summary of a run follows from its trace, number by number."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.report.files import write_report
+from paceline.report.summary import Point, Staleness, SupersededWork, summarize
+from paceline.trace import Trace
+
+
+def test_the_summary_says_what_kind_of_run_it_was(run_dir: Path) -> None:
+    summary = summarize(run_dir)
+    assert (summary.task, summary.protocol, summary.workers) == ("lenet", "async", 2)
+    assert (summary.engine, summary.path) == ("local", "store")
+    assert summary.devices == ("cpu:0", "cpu:1")
+    assert (summary.ended, summary.run_dir) == ("finished", str(run_dir))
+
+
+def test_rates_count_training_and_not_evaluation(run_dir: Path) -> None:
+    summary = summarize(run_dir)
+    trained_s = (3.5 - 1.0) + (7.0 - 5.0)
+    assert summary.updates == 3
+    assert summary.samples == 60
+    assert summary.time_per_update_s == pytest.approx(trained_s / 3)
+    assert summary.images_per_s == pytest.approx(60 / trained_s)
+    assert summary.seconds_per_epoch == pytest.approx(trained_s / 2)
+    assert summary.total_s == 8.0
+
+
+def test_staleness_is_the_lag_of_the_gradient_that_was_applied(run_dir: Path) -> None:
+    assert summarize(run_dir).staleness_versions == Staleness(mean=1 / 3, p50=0, p99=1, max=1)
+
+
+def test_lost_work_is_counted_by_what_became_of_it(run_dir: Path) -> None:
+    summary = summarize(run_dir)
+    assert (summary.discarded_pushes, summary.late_pushes) == (1, 1)
+    assert summary.superseded == SupersededWork(count=1, wasted_s=0.25, saved_s=0.75)
+    assert summary.dropped_samples == 20  # the lease of the cancelled work is in no update
+
+
+def test_each_worker_has_its_seconds(run_dir: Path) -> None:
+    first, second = summarize(run_dir).per_worker
+    assert (first.worker, first.members, first.pushes, first.samples) == (0, 1, 3, 60)
+    assert (first.compute_s, first.wait_s, first.push_s) == pytest.approx((2.2, 0.2, 0.1))
+    assert first.superseded_s == 0.0
+    assert (second.compute_s, second.wait_s, second.push_s) == pytest.approx((1.5, 0.3, 0.2))
+    assert second.superseded_s == 0.25
+
+
+def test_epochs_have_loss_and_accuracy(run_dir: Path) -> None:
+    first, second = summarize(run_dir).epochs
+    assert (first.epoch, first.t, first.seconds, first.updates) == (1, 2.5, 2.5, 2)
+    assert (first.loss, first.test_accuracy, first.test_loss) == (1.5, 0.6, 1.2)
+    assert (second.epoch, second.loss, second.test_accuracy) == (2, 0.5, 0.8)
+
+
+def test_the_last_accuracy_and_loss_count(run_dir: Path) -> None:
+    summary = summarize(run_dir)
+    assert (summary.test_accuracy, summary.final_loss) == (0.8, 0.5)
+    assert summary.losses == (
+        Point(t=1.0, value=2.0),
+        Point(t=2.0, value=1.0),
+        Point(t=5.0, value=0.5),
+    )
+    assert summary.accuracies == (Point(t=3.0, value=0.6), Point(t=6.5, value=0.8))
+
+
+def test_the_last_line_has_the_form_of_the_chapter(run_dir: Path) -> None:
+    line = summarize(run_dir).chapter_line()
+    assert line == "test acc: 0.80, 2.2 sec/epoch on ['cpu:0', 'cpu:1']"
+
+
+def test_a_run_that_was_cut_off_is_summarised_as_far_as_it_came(
+    run_dir: Path, cut: Callable[[int], None]
+) -> None:
+    cut(7)  # up to the first update
+    summary = summarize(run_dir)
+    assert (summary.updates, summary.samples, summary.ended) == (1, 20, "")
+    assert summary.test_accuracy is None
+    assert summary.seconds_per_epoch == pytest.approx(2.0)  # 1 s for 20 of 40 samples
+
+
+def test_a_run_without_an_update_has_no_rates(run_dir: Path, cut: Callable[[int], None]) -> None:
+    cut(3)
+    summary = summarize(run_dir)
+    assert summary.updates == 0
+    assert summary.time_per_update_s is None
+    assert summary.images_per_s is None
+    assert summary.seconds_per_epoch is None
+    assert summary.chapter_line() == "test acc: -, - sec/epoch on ['cpu:0', 'cpu:1']"
+
+
+def test_a_worker_that_came_back_has_two_lives(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.jsonl")
+    trace.header(workers=1)
+    trace.joined(0.1, 0, 0, 11)
+    trace.left(0.2, 0, "killed")
+    trace.joined(0.3, 1, 0, 12)
+    trace.close()
+    (worker,) = summarize(tmp_path).per_worker
+    assert (worker.worker, worker.members) == (0, 2)
+
+
+def test_the_json_is_documented_field_by_field(run_dir: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+
+    def names(value: object) -> set[str]:
+        if isinstance(value, dict):
+            return set(value).union(*(names(one) for one in value.values()))
+        if isinstance(value, list | tuple):
+            return set().union(*(names(one) for one in value))
+        return set()
+
+    missing = {n for n in names(summarize(run_dir).to_json()) if f"`{n}`" not in page}
+    assert not missing
+
+
+def test_the_files_of_a_run_can_be_made_again(run_dir: Path) -> None:
+    summary = write_report(run_dir)
+    written = json.loads((run_dir / "summary.json").read_text())
+    assert written == json.loads(json.dumps(summary.to_json()))
+    assert (run_dir / "curve.svg").read_text().startswith("<svg")
+    assert {one.name for one in run_dir.iterdir()} == {"trace.jsonl", "summary.json", "curve.svg"}
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no run at .*gone"):
+        summarize(tmp_path / "gone")
+    (tmp_path / "trace.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="is empty: the run ended before it had a plan"):
+        summarize(tmp_path)

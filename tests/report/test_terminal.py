@@ -1,0 +1,93 @@
+"""What stands in the terminal after a run can be read and is true."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.report.summary import summarize
+from paceline.report.terminal import format_duration, render_summary
+
+
+def test_the_report_of_a_run_is_this(run_dir: Path) -> None:
+    lines = render_summary(summarize(run_dir))
+    text = "\n".join(line.rstrip() for line in lines).replace(str(run_dir), "RUN")
+    assert text.endswith(
+        """\
+test accuracy     0.8000
+training loss     0.5 over the last updates
+updates           3, 1.5 s each
+samples           60, 13 a second
+seconds an epoch  2.25
+staleness         0.33 versions in the mean, median 0, 99 % within 1, at most 1
+not used          1 push discarded, 1 push late, 20 samples dropped
+abandoned         1 step, 250 ms thrown away, 750 ms saved
+time in all       8.0 s
+ended             finished
+
+worker    pushes  images/s   compute    wait    push  abandoned
+0              3        13      88 %     8 %     4 %        0 %
+1              2         9      67 %    13 %     9 %       11 %
+
+files: RUN
+test acc: 0.80, 2.2 sec/epoch on ['cpu:0', 'cpu:1']"""
+    )
+
+
+def test_the_curve_falls_from_the_largest_loss_to_the_least(run_dir: Path) -> None:
+    lines = render_summary(summarize(run_dir))
+    top, bottom = lines[0], lines[8]
+    assert top.startswith("       2 |")
+    assert bottom.startswith("     0.5 |")
+    assert "*" in top
+    assert "*" in bottom
+    assert top.index("*") < bottom.index("*")
+    assert sum(line.count("o") for line in lines[:9]) == 2
+    assert lines[9].split() == ["0", "s", "6.5", "s"]
+    assert "* training loss (left)   o test accuracy (right)" in lines[10]
+
+
+def test_no_line_has_control_codes_or_is_wider_than_a_terminal(run_dir: Path) -> None:
+    lines = render_summary(summarize(run_dir))
+    assert all(line.isprintable() for line in lines)
+    assert max(len(line) for line in lines if str(run_dir) not in line) <= 80
+
+
+def test_a_run_without_updates_has_no_curve_and_dashes(
+    run_dir: Path, cut: Callable[[int], None]
+) -> None:
+    cut(3)
+    lines = render_summary(summarize(run_dir))
+    assert lines[0] == "test accuracy     -"
+    assert "ended             its trace was cut off" in lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (2e-5, "20 us"),
+        (0.0301, "30.1 ms"),
+        (7.44, "7.4 s"),
+        (123.2, "2 min 03 s"),
+        (7380, "2 h 03 min"),
+    ],
+)
+def test_durations_are_told_in_the_units_of_people(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_an_epoch_that_nobody_finished_is_told_as_an_estimate(
+    run_dir: Path, cut: Callable[[int], None]
+) -> None:
+    cut(7)
+    lines = render_summary(summarize(run_dir))
+    assert "seconds an epoch  2.00 at this pace; none was finished" in lines
+
+
+def test_a_loss_that_hardly_moves_has_two_different_ends(run_dir: Path) -> None:
+    path = run_dir / "trace.jsonl"
+    path.write_text(path.read_text().replace('"loss":2.0', '"loss":0.5003'))
+    path.write_text(path.read_text().replace('"loss":1.0', '"loss":0.5001'))
+    lines = render_summary(summarize(run_dir))
+    assert (lines[0].split()[0], lines[8].split()[0]) == ("0.5003", "0.5")

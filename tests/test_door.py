@@ -1,0 +1,45 @@
+"""The only door: few names, all there, and light to open."""
+
+import subprocess
+import sys
+
+import pytest
+
+import paceline
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_door_has_at_most_twenty_names() -> None:
+    assert len(paceline.__all__) <= 20
+
+
+@pytest.mark.parametrize("name", paceline.__all__)
+def test_every_name_can_be_had(name: str) -> None:
+    assert getattr(paceline, name) is not None
+
+
+def test_dir_shows_the_names() -> None:
+    assert dir(paceline) == sorted(paceline.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = paceline.trian
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy", "rich", "cyclopts"])
+def test_importing_paceline_loads_nothing_heavy(module: str) -> None:
+    assert python(f"import sys, paceline; print({module!r} in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy"])
+def test_the_help_loads_nothing_heavy(module: str) -> None:
+    code = (
+        "import sys; from paceline.cli.app import run; run(['--help']); run(['train', '--help']);"
+        f"print('loaded', {module!r} in sys.modules)"
+    )
+    assert python(code).splitlines()[-1] == "loaded False"

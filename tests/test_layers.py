@@ -1,0 +1,109 @@
+"""Imports point one way: from the tools down to the words, never back.
+
+The table below is the architecture (docs/design.md, "Layout"): a module may import what stands
+above it in the table or beside it in its own group, and nothing that stands below.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "paceline"
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "events", "values"),
+    ("config", "plan", "program", "context", "records", "conditions"),
+    ("batches", "stats", "lookahead", "membership"),
+    ("trace", "ledger", "protocols", "syntax", "checkpoint"),
+    ("coordinator", "legality", "rewrite"),
+    ("store", "data", "compute"),
+    ("workloads", "report", "porting"),
+    ("sessions",),
+    ("prepared",),
+    ("worker",),
+    ("engines", "trainer"),
+    ("launcher",),
+    ("cli", "__init__", "__main__"),
+)
+"""From the bottom up; the first part of a module's name decides."""
+
+PURE = (
+    "events", "errors", "batches", "ledger", "coordinator", "protocols", "stats", "lookahead",
+    "membership", "legality", "records", "plan", "values",
+)  # fmt: skip
+IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
+
+CALLED_BACK = {
+    ("trainer", "launcher"): "train() starts a run, whose workers run the standard loop",
+}
+"""Imports inside a function that point back, each with its reason."""
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def module_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+
+
+def layer_of(part: str) -> int:
+    for number, parts in enumerate(LAYERS):
+        if part in parts:
+            return number
+    raise AssertionError(f"paceline.{part} stands in no layer: add it to the table of this file")
+
+
+def imports_of(path: Path) -> list[tuple[str, int]]:
+    """Every paceline module that a file imports when it runs, with the line."""
+    tree = ast.parse(path.read_text())
+    only_types = {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    package = ["paceline", *path.relative_to(ROOT).parts[:-1]]
+    found = []
+    for node in ast.walk(tree):
+        if node in only_types:
+            continue
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            found.append((name, node.lineno))
+            if name == "paceline":
+                found += [(f"paceline.{alias.name}", node.lineno) for alias in node.names]
+    return [(name, line) for name, line in found if name.startswith("paceline.")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_point_down(path: Path) -> None:
+    here = module_of(path).split(".")[0]
+    for name, line in imports_of(path):
+        there = name.split(".")[1]
+        if not (ROOT / there).is_dir() and not (ROOT / f"{there}.py").is_file():
+            continue  # a name of the door itself: __version__
+        if (here, there) in CALLED_BACK:
+            continue
+        assert layer_of(there) <= layer_of(here), f"{path}:{line} imports upwards: {name}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if module_of(path).split(".")[0] in PURE], ids=module_of
+)
+def test_the_pure_core_knows_no_tensors_processes_or_clocks(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            assert name.split(".")[0] not in IMPURE, f"{path}:{node.lineno} imports {name}"
+
+
+def test_the_table_names_only_what_exists() -> None:
+    there = {module_of(path).split(".")[0] for path in FILES}
+    assert {part for parts in LAYERS for part in parts} == there

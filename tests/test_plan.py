@@ -1,0 +1,70 @@
+"""The plan of a run says what will happen, in numbers."""
+
+import dataclasses
+import math
+
+import pytest
+
+from paceline.errors import ProtocolError
+from paceline.plan import Plan, format_bytes
+
+PLAN = Plan(
+    task="lenet", source="Fashion-MNIST (60,000 + 10,000)", workers=2, device="cpu",
+    engine="local", path="peers", protocol="full-sync", mini_batch_size=128,
+    pushes_per_update=2, samples_per_update=256, updates_per_epoch=235, epochs=10,
+    updates_total=2350, lr=0.2, num_parameters=112_060, update_bytes=896_480,
+    shared_bytes=3_000_000, grain="between layers", notes=("accuracy stays near 0.10 at first",),
+)  # fmt: skip
+
+
+def test_the_plan_of_the_main_job_is_this() -> None:
+    assert PLAN.render() == [
+        "task             lenet",
+        "data             Fashion-MNIST (60,000 + 10,000)",
+        "workers          2 on cpu, engine local, between peers",
+        "protocol         full-sync",
+        "batch            256 samples an update = 2 x 128 (K x m)",
+        "updates          2,350 (235 an epoch, 10 epochs)",
+        "learning rate    0.2",
+        "parameters       112,060",
+        "bytes an update  875.5 KiB",
+        "shared memory    2.9 MiB",
+        "cancellation     between layers",
+        "note             accuracy stays near 0.10 at first",
+    ]
+
+
+def test_mini_batches_that_do_not_share_evenly_are_told() -> None:
+    uneven = dataclasses.replace(
+        PLAN, samples_per_update=100, pushes_per_update=3, mini_batch_size=34
+    )
+    assert dict(uneven.rows())["batch"] == "100 samples an update in K = 3 pushes of at most 34"
+
+
+def test_what_nobody_knows_is_left_out() -> None:
+    vague = dataclasses.replace(
+        PLAN, updates_total=None, updates_per_epoch=None, epochs=None, lr=math.nan
+    )
+    rows = dict(vague.rows())
+    assert rows["updates"] == "until told to stop"
+    assert rows["learning rate"] == "the optimizer has none"
+    assert vague.to_json()["lr"] is None
+
+
+def test_a_plan_without_workers_is_a_bug_of_ours() -> None:
+    with pytest.raises(ProtocolError, match="workers >= 1, got 0"):
+        dataclasses.replace(PLAN, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1.0 KiB"),
+        (3.5 * 2**20, "3.5 MiB"),
+        (2**50, "1024.0 TiB"),
+    ],
+)
+def test_bytes_are_told_in_binary_units(num_bytes: float, text: str) -> None:
+    assert format_bytes(num_bytes) == text

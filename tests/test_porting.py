@@ -1,0 +1,220 @@
+"""A script for DistributedDataParallel is told what it needs, as a diff that is right."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.porting import advise, check_script
+from paceline.program import ScriptProgram
+from paceline.rewrite import CannotDerive, port
+from paceline.syntax import Edit, Source
+
+BEFORE = '''\
+"""Train."""
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = nn.Linear(4, 2)
+    model = DDP(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # größer?
+    data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            text = """two
+lines"""
+            loss.backward()
+
+            optimizer.step()
+        if dist.get_rank() == 0:
+            print(loss.item())
+    if rank == 0:
+        torch.save(model.module.state_dict(), "model.pt")
+    dist.destroy_process_group()
+
+
+main()
+'''
+AFTER = '''\
+"""Train."""
+import paceline
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main() -> None:
+    pace = paceline.connect()
+    rank = pace.worker
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # größer?
+    data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader, batch="per-worker")
+    for epoch in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                text = """two
+lines"""
+                loss.backward()
+
+                optimizer.step()
+        if pace.is_main:
+            print(loss.item())
+    if rank == 0:
+        torch.save(model.state_dict(), "model.pt")
+
+
+main()
+'''
+SPAWNED = """\
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from mine import Net, data
+
+
+def setup(rank, size):
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+
+
+def train_one(net, batches, opt):
+    for i, (x, y) in enumerate(batches):
+        opt.zero_grad()
+        loss = net(x).sum()
+        loss.backward()
+        opt.step()
+        dist.all_reduce(loss)
+
+
+def run(rank, size):
+    setup(rank, size)
+    net = DistributedDataParallel(Net().to(rank), device_ids=[rank])
+    opt = torch.optim.Adam(net.parameters())
+    batches = DataLoader(data, shuffle=False, sampler=DistributedSampler(data), num_workers=2)
+    for epoch in range(10):
+        train_one(net, batches, opt)
+
+
+if __name__ == "__main__":
+    mp.spawn(run, args=(2,), nprocs=2)
+"""
+
+
+def test_the_usual_script_is_carried_over_line_by_line() -> None:
+    assert port(Source(BEFORE)).text == AFTER
+
+
+def test_carrying_over_is_done_once() -> None:
+    assert advise(Source(AFTER), "train.py") is None
+
+
+def test_the_message_is_one_sentence_and_the_diff() -> None:
+    hint = advise(Source(BEFORE), "train.py")
+    assert hint is not None
+    sentence, _, diff = hint.partition("\n\n")
+    assert sentence.startswith("train.py:10 uses torch's own process group and never calls")
+    assert "\n" not in sentence
+    assert diff.startswith("--- train.py (now)\n+++ train.py (for paceline)\n")
+    assert '\n-    dist.init_process_group("gloo")\n' in diff
+    assert "\n+    pace = paceline.connect()\n" in diff
+    assert "There" not in diff  # nothing is left over
+
+
+def test_a_loop_in_another_function_and_spawned_processes_are_followed() -> None:
+    hint = advise(Source(SPAWNED), "train.py")
+    assert hint is not None
+    ported = port(Source(SPAWNED)).text
+    ast.parse(ported)
+    assert "def setup(rank, size):\n    pass\n" in ported
+    assert "def train_one(net, batches, opt):\n    pace = paceline.connect()\n" in ported
+    assert "        with pace.step():\n            opt.zero_grad()\n" in ported
+    assert "    net = Net().to(rank)\n" in ported
+    assert "batches = DataLoader(data, shuffle=True, num_workers=2)\n" in ported
+    assert 'net, opt, batches = pace.prepare(net, opt, batches, batch="per-worker")\n' in ported
+    assert "for epoch in pace.epochs(10):" in ported
+
+
+def test_lines_that_still_need_a_group_are_named() -> None:
+    hint = advise(Source(SPAWNED), "train.py")
+    assert hint is not None
+    left_over = hint[hint.index("These lines") :].splitlines()[1:]
+    assert [line.split(": ", 1)[1] for line in left_over] == [
+        "dist.all_reduce(loss)",
+        "mp.spawn(run, args=(2,), nprocs=2)",
+    ]
+
+
+def test_a_script_that_cannot_be_followed_gets_the_lines_themselves() -> None:
+    source = Source("import torch.distributed as dist\ndist.init_process_group()\n")
+    with pytest.raises(CannotDerive):
+        port(source)
+    hint = advise(source, "train.py")
+    assert hint is not None
+    assert "with pace.step():" in hint
+    assert 'batch="per-worker"' in hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print('no torch at all')\n",
+        "import paceline\npace = paceline.connect()\nimport torch.distributed as d\n"
+        "d.init_process_group()\n",
+        "from paceline import connect\nfrom torch.nn.parallel import DistributedDataParallel\n"
+        "pace = connect()\nDistributedDataParallel(model)\n",
+    ],
+)
+def test_other_scripts_are_let_by(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text)
+    check_script(ScriptProgram(path=str(tmp_path / "train.py")))
+
+
+def test_a_script_that_is_no_python_is_left_to_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def (:\n")
+    check_script(ScriptProgram(path=str(tmp_path / "train.py")))
+
+
+def test_a_module_is_found_as_python_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "ddp.py").write_text(BEFORE)
+    with pytest.raises(ConfigError, match=r"^jobs/ddp\.py:10 uses torch's own process group"):
+        check_script(ScriptProgram(path="jobs.ddp", is_module=True))
+
+
+def test_nothing_is_written_and_nothing_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(BEFORE + "\nraise SystemExit('it was run')\n")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError):
+        check_script(ScriptProgram(path=str(path)))
+    assert path.read_bytes() == before
+
+
+def test_edits_at_one_place_keep_their_order() -> None:
+    source = Source("x = 1\n")
+    assert (
+        source.edited([Edit(0, 0, "a = 0\n"), Edit(0, 0, "b = 0\n")]).text
+        == "a = 0\nb = 0\nx = 1\n"
+    )

@@ -1,0 +1,107 @@
+"""The networks are those of the chapter: sizes, initialisation, settings."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.data.choice import Choice
+from paceline.errors import ConfigError
+from paceline.workloads import load_task
+from paceline.workloads.resnet18 import Residual, build
+
+
+def on_fashion(name: str) -> Choice:
+    return Choice(name=name)
+
+
+def on_digits(name: str) -> Choice:
+    return Choice(name="digits", note="the digits stand in")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters", "batch_size", "learning_rate"),
+    [
+        ("softmax", 7_850, 256, 0.1),
+        ("mlp", 5_824_522, 256, 0.1),
+        ("lenet", 129_068, 256, 0.2),
+        ("resnet18", 11_175_818, 256, 0.1),
+    ],
+)
+def test_sizes_and_settings_are_the_chapters(
+    name: str, num_parameters: int, batch_size: int, learning_rate: float
+) -> None:
+    task = load_task(name, 1, None, on_fashion)
+    assert sum(parameter.numel() for parameter in task.model().parameters()) == num_parameters
+    assert (task.batch_size, task.learning_rate, task.epochs) == (batch_size, learning_rate, 10)
+
+
+def test_lenet_is_the_chapters_layer_by_layer() -> None:
+    shapes = [tuple(p.shape) for p in load_task("lenet", 1, None, on_fashion).model().parameters()]
+    assert shapes[::2] == [(20, 1, 3, 3), (50, 20, 5, 5), (128, 800), (10, 128)]
+    assert shapes[1::2] == [(20,), (50,), (128,), (10,)]
+
+
+def test_the_chapters_initialisation_is_small_with_zero_biases() -> None:
+    torch.manual_seed(0)
+    for name, parameter in load_task("lenet", 1, None, on_fashion).model().named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+        else:
+            assert parameter.std().item() == pytest.approx(0.01, rel=0.15)
+
+
+def test_the_plan_is_told_of_the_slow_start_only_where_there_is_one() -> None:
+    assert "0.10" in load_task("lenet", 1, None, on_fashion).notes[0]
+    assert load_task("lenet", 1, "default", on_fashion).notes == ()
+
+
+def test_the_default_initialisation_is_torchs_own() -> None:
+    torch.manual_seed(5)
+    layer = nn.Conv2d(1, 20, kernel_size=3)
+    torch.manual_seed(5)
+    model = load_task("lenet", 1, "default", on_fashion).model()
+    assert torch.equal(next(model.parameters()), layer.weight)
+
+
+@pytest.mark.parametrize(("num_workers", "batch_size"), [(1, 256), (2, 512), (4, 1024)])
+def test_resnet18_scales_batch_and_learning_rate_with_the_workers(
+    num_workers: int, batch_size: int
+) -> None:
+    task = load_task("resnet18", num_workers, None, on_fashion)
+    assert task.batch_size == batch_size
+    assert task.learning_rate == pytest.approx(0.1 * num_workers)
+    assert any("linear scaling" in note for note in task.notes) == (num_workers > 1)
+
+
+def test_resnet18_keeps_all_pixels_in_its_first_stage_and_halves_thrice() -> None:
+    sides: list[int] = []
+    model = build().eval()
+    for layer in model.modules():
+        if isinstance(layer, Residual):
+            layer.register_forward_hook(lambda _, __, output: sides.append(output.shape[-1]))
+    with torch.no_grad():
+        model(torch.zeros(1, 1, 28, 28))
+    assert sides == [28, 28, 14, 14, 7, 7, 4, 4]
+    assert not any(isinstance(layer, nn.MaxPool2d) for layer in model.modules())
+
+
+def test_a_residual_block_of_zeros_passes_its_positive_input_on() -> None:
+    block = Residual(3, 3, 1).eval()
+    for parameter in block.branch.parameters():
+        nn.init.zeros_(parameter)
+    inputs = torch.randn(2, 3, 5, 5)
+    assert torch.equal(block(inputs), inputs.relu())
+
+
+@pytest.mark.parametrize(
+    ("name", "init"), [("lenet", "zeros"), ("mlp", "chapter"), ("quadratic", "chapter")]
+)
+def test_an_initialisation_that_a_task_has_not_is_refused(name: str, init: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown initialisation '{init}' .task {name}.*default"):
+        load_task(name, 1, init, on_fashion)
+
+
+def test_on_digits_batches_are_small_enough_for_their_number() -> None:
+    for name in ("softmax", "mlp", "lenet", "resnet18"):
+        task = load_task(name, 1, None, on_digits)
+        assert len(task.data().train) / task.batch_size > 20
