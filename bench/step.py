@@ -16,8 +16,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from table import machine, spread, write_table  # noqa: E402
-from worlds import World  # noqa: E402
+from table import machine, spread, write_table
+from worlds import World
 
 CASES = {("mlp", 32): 60, ("mlp", 128): 40, ("mlp", 256): 30, ("lenet", 256): 40}
 """(model, global batch) -> steps a block."""

@@ -8,7 +8,6 @@ This module must not know how orders are carried out or how a summary is compute
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,22 +16,26 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 
 from .conditions.delays import parse_delays, parse_slow
 from .config import RunSettings
 from .context import Context
+from .data.choice import choose
 from .engines.base import Birth, Engine
 from .engines.conductor import Conductor
 from .engines.inline import InlineEngine
 from .engines.local import LocalEngine
-from .errors import ConfigError, PacelineError
+from .errors import ConfigError
 from .program import Program, TaskProgram
 from .protocols import parse
 from .protocols.base import SyncProtocol
+from .report.files import write_report
 from .report.live import Observer
-from .report.summary import Summary, summarize
+from .report.logs import open_log
+from .report.summary import Summary
 from .trace import Trace
+from .workloads import find_task
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Of the nursery: one thread, so that it can be forked; members set their own number."""
@@ -49,15 +52,28 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     protocol = parse(settings.protocol, settings.workers)
     parse_delays(settings.delay, settings.workers)
     parse_slow(settings.slow, settings.workers)
+    _find_data(program, observer)
     if settings.dry_run:
-        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-            _run(program, settings, protocol, observer, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+            _run(program, settings, protocol, observer, Path(scratch))
         return None
     folder = _make_folder(settings, program)
-    _run(program, settings, protocol, observer, folder)
-    summary = summarize(folder)
+    try:
+        _run(program, settings, protocol, observer, folder)
+    except KeyboardInterrupt:
+        observer.finished(write_report(folder))
+        raise
+    summary = write_report(folder)
     observer.finished(summary)
     return summary
+
+
+def _find_data(program: Program, observer: Observer) -> None:
+    """Fetch a built-in task's data where it is not here; an unknown task ends here."""
+    if isinstance(program, TaskProgram) and isinstance(program.task, str):
+        entry = find_task(program.task)
+        if entry is not None and entry.data_set:
+            choose(entry.data_set, fetch_missing=True, say=observer.note)
 
 
 def _run(
@@ -75,17 +91,19 @@ def _run(
     engine = _make_engine(settings)
     trace = Trace(folder / "trace.jsonl")
     tail = _Tail(Path(births[0].log), observer.printed)
-    conductor = Conductor(engine, protocol, settings, trace, observer, tail.show)
+    log = open_log(settings.log, folder) if settings.log else None
+    conductor = Conductor(engine, protocol, settings, trace, observer, log, tail.show)
     try:
         with _ended_by_signals(conductor):
             conductor.conduct(engine.start(births))
     finally:
         trace.close()
+        if log is not None:
+            log.close()
         path.unlink(missing_ok=True)
         engine.close()
         tail.show()
     if conductor.was_interrupted:
-        observer.finished(summarize(folder))
         raise KeyboardInterrupt
 
 
@@ -215,6 +233,3 @@ def _ended_by_signals(conductor: Conductor) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, old)
-
-
-__all__ = ["PacelineError", "launch_run", "sys"]

@@ -53,11 +53,12 @@ class Prepared:
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
         self.leased = LeasedLoader(loader, context.seed, device)
+        dataset: Any = loader.dataset
         size = loader.batch_size or max(1, _largest_batch(loader))
         if batch == "per-worker":
             size *= context.parts
         self.shape = Shape(
-            num_samples=len(loader.dataset),
+            num_samples=len(dataset),
             batch_size=size,
             parts=context.parts,
             keep_remainder=not loader.drop_last or self.leased.has_own_batches,
@@ -97,7 +98,8 @@ class Prepared:
         if self._schedules:
             session.advance_schedule = self._advance
         session.attach(replica, rule, self.shape, self._describe(replica))
-        self.model.register_state_dict_post_hook(_clone_state)
+        register: Any = self.model.register_state_dict_post_hook
+        register(_clone_state)
         _note_losses(self)
         if not self._context.is_difference:
             _share_state(self.optimizer, session, replica)
@@ -303,7 +305,7 @@ class PreparedLoader:
 def _sort(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any]]:
     """The one model, optimizer and loader among what was given to ``prepare``."""
     kinds = {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
-    found = []
+    found: list[Any] = []
     for label, kind in kinds.items():
         mine = [one for one in objects if isinstance(one, kind)]
         if len(mine) != 1:
@@ -350,7 +352,8 @@ def _share_state(optimizer: Optimizer, session: MediatedSession, replica: Replic
     original = optimizer.state_dict
 
     def state_dict() -> dict[str, Any]:
-        optimizer.state.update(session.optimizer_state())
+        for parameter, kept in session.optimizer_state().items():
+            optimizer.state[parameter] = kept
         try:
             return original()
         finally:
@@ -365,7 +368,7 @@ def _share_state(optimizer: Optimizer, session: MediatedSession, replica: Replic
 
 def _note_losses(prepared: Prepared) -> None:
     """Record the loss of ``loss.backward()`` in a member; its process is ours alone."""
-    original = Tensor.backward
+    original: Any = Tensor.backward
 
     def backward(self: Tensor, *arguments: Any, **options: Any) -> None:
         if self.numel() == 1:

@@ -25,8 +25,10 @@ _EVALUATION_BATCH = 1000
 
 def train(
     task: "str | Task", *, workers: int = 1, protocol: str = "full-sync", **settings: Any
-) -> "Summary":
+) -> "Summary | None":
     """Train ``task`` with ``workers`` processes on this machine and return what came of it.
+
+    A dry run returns None.
 
     Works from a script, a shell or a notebook; the calling process is never forked, and functions
     that were defined in a cell work.
@@ -41,14 +43,18 @@ def train(
         ConfigError: a setting is unknown or cannot work.
         WorkerError: a worker failed.
     """
-    from .launcher import launch_run
     from .config import resolve
+    from .launcher import launch_run
     from .program import TaskProgram
     from .report.live import choose_observer
 
     flags = {"workers": workers, "protocol": protocol, **settings}
     chosen = resolve(flags, is_call=True).settings
-    return launch_run(TaskProgram(task=task), chosen, choose_observer(chosen.json))
+    observer = choose_observer(chosen.json)
+    try:
+        return launch_run(TaskProgram(task=task), chosen, observer)
+    finally:
+        observer.close()
 
 
 def train_here(spec: "str | Task", context: Context) -> None:

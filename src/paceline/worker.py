@@ -15,15 +15,13 @@ module must not know processes, sockets or how a run is started.
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .compute.scalers import reset_scalers
@@ -38,6 +36,7 @@ from .sessions.solo import LocalCensus, SoloSession
 
 Value = Tensor | float | int
 T = TypeVar("T")
+
 
 class _Here(threading.local):
     """What this process, or this member of the inline engine, takes part in."""
@@ -142,7 +141,7 @@ class Pace:
     def print(self, *values: object, **options: Any) -> None:
         """Print in the main worker only."""
         if self.is_main:
-            print(*values, **options)
+            print(*values, **options)  # noqa: T201  it is what the user asked for
 
     def log(self, values: Mapping[str, Value]) -> None:
         """Record numbers for the run's log; the main worker's count."""
@@ -216,7 +215,7 @@ class Pace:
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, and the loss is recorded."""
         self._prepared.loss = loss.detach()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
         """Mixed precision for a forward pass on this device (bfloat16 unless told otherwise)."""
@@ -321,10 +320,3 @@ def find_device(name: str, seat: int) -> torch.device:
         device = torch.device(device.type, seat % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index or 0)
     return device
-
-
-def now_s() -> float:
-    return time.perf_counter()
-
-
-__all__ = ["Optimizer", "Pace", "Step", "connect", "find_device", "nn", "start_context"]

@@ -58,7 +58,7 @@ class Replica:
         bind(self.parameters, self.layout.parameters, block)
 
     def live_alone(self) -> Tensor:
-        """Let parameters and buffers be views into private memory; returns it, for pulls into it."""
+        """Let parameters and buffers be views into private memory, which is returned."""
         if self._home is None:
             size = self.layout.slot_bytes
             self._home = torch.zeros(size, dtype=torch.uint8, device=self.device)
@@ -88,14 +88,17 @@ class Replica:
         self._slot = slot
         self._check = check
         is_local = self.device.type == "cpu"
-        home = slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
+        home = (
+            slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
+        )
         self._outgoing = home
         self._grads = [place.view(home) for place in self.layout.parameters.places]
         self._drop_hooks()
         for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
                 hook = self._hook(number)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+                register: Any = parameter.register_post_accumulate_grad_hook
+                self._handles.append(register(hook))
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         view = self._grads[number]

@@ -23,7 +23,7 @@ def reset_scalers(optimizer: Optimizer) -> None:
     if not _searched:
         _searched = True
         for one in gc.get_objects():
-            if isinstance(one, module.GradScaler):
+            if issubclass(type(one), module.GradScaler):
                 _found.add(one)
     for scaler in _found:
         scaler._per_optimizer_states.pop(id(optimizer), None)  # type: ignore[attr-defined]

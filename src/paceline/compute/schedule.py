@@ -32,12 +32,12 @@ class Schedule:
         version: Callable[[], int],
         per_version: Callable[[bool], bool],
     ) -> None:
-        self._original = scheduler.step
+        self._original: Callable[..., None] = scheduler.step
         self._count = 0
         self._is_iterating = is_iterating
         self._version = version
         self._per_version = per_version
-        scheduler.step = self._step  # type: ignore[method-assign, assignment]
+        scheduler.step = self._step  # type: ignore[method-assign]
 
     def _step(self, *arguments: Any, **options: Any) -> None:
         if self._is_iterating() and not arguments and not options:

@@ -31,11 +31,11 @@ def seed_all(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
 
 
-class kept_random_state:  # noqa: N801  a context manager reads as a word
+class kept_random_state:
     """Leave the random state of the block's surroundings as it was."""
 
     def __enter__(self) -> None:

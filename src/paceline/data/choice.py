@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ..errors import ConfigError
 from .catalogue import DataSet, find, locate
-from .fetch import Say, State, fetch, inspect
+from .fetch import Say, fetch
 from .outside import Outside
 
 STAND_IN = "digits"
@@ -42,11 +42,11 @@ def choose(
         ConfigError: ``name`` is unknown; or it is here, damaged, and was not or cannot be fetched.
     """
     data_set = find(name)
-    if locate(data_set, env) is None and not fetch_missing:
-        return _stand_in(data_set, f"is not here (`paceline data get {name}` fetches it)")
+    was_missing = locate(data_set, env) is None
     if not fetch_missing:
+        if was_missing:
+            return _stand_in(data_set, f"is not here (`paceline data get {name}` fetches it)")
         return Choice(name=name)
-    was_missing = inspect(data_set, env).state is State.MISSING
     try:
         fetch(name, env=env, outside=outside, say=say)
     except ConfigError as error:

@@ -177,7 +177,7 @@ class LeasedLoader:
         user = self.loader
         return DataLoader(
             _Seeded(self.dataset),  # type: ignore[arg-type]
-            batch_sampler=self._feed,  # type: ignore[arg-type]
+            batch_sampler=self._feed,
             num_workers=user.num_workers,
             collate_fn=user.collate_fn,
             pin_memory=user.pin_memory,

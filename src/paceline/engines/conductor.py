@@ -19,6 +19,7 @@ from ..ledger import Ledger
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
+from ..report.logs import MetricsLog
 from ..sessions.lane import Message
 from ..sessions.mediated import OK, conflict
 from ..trace import Trace
@@ -26,7 +27,7 @@ from .base import Engine, Event, Push
 from .census import CensusBook
 from .describe import Description, make_plan
 from .roster import Roster
-from .rounds import RoundsBook
+from .rounds import RoundsBook, Row
 from .watch import Watch
 
 _TICK_S = 0.1
@@ -42,8 +43,10 @@ class Conductor:
         settings: RunSettings,
         trace: Trace,
         observer: Observer,
+        log: MetricsLog | None,
         on_tick: Callable[[], None],
     ) -> None:
+        self._metrics_log = log
         self._on_tick = on_tick
         self.was_interrupted = False
         self._engine = engine
@@ -132,9 +135,10 @@ class Conductor:
             if not hasattr(self, "_watch"):
                 raise KeyboardInterrupt
             self.stop("interrupted")
-        if self._settings.seconds is not None and self._is_open and not self.ending:
-            if self._now() - self._watch.opened_s >= self._settings.seconds:
-                self.stop(f"{self._settings.seconds:g} seconds are over")
+        seconds = self._settings.seconds
+        is_running = seconds is not None and self._is_open and not self.ending
+        if is_running and self._now() - self._watch.opened_s >= (seconds or 0.0):
+            self.stop(f"{seconds:g} seconds are over")
         if self._descriptions and hasattr(self, "_watch"):
             self._watch.show(self._now())
 
@@ -224,10 +228,9 @@ class Conductor:
             self._carry_out(orders, None, None)
 
     def _can_run_express(self) -> bool:
-        return (
-            self._plan.path == "peers"
-            and len(self._roster.live) == self._settings.workers == len(self._roster.members)
-        )
+        return self._plan.path == "peers" and len(
+            self._roster.live
+        ) == self._settings.workers == len(self._roster.members)
 
     def _updates_left(self) -> int:
         if self._settings.updates is None:
@@ -248,6 +251,7 @@ class Conductor:
         _, serial, version, num_samples, loss, fault, clock, hyper, max_norm = message
         ticket = Ticket(member, serial, version)
         fact = Pushed(ticket, num_samples, loss, fault == OK, self._now())
+        self._watch.loss = loss
         self._roster[member].count(num_samples, clock)
         self._trace.pushed(fact, *clock)
         orders = self._coordinator.hear(fact)
@@ -276,8 +280,8 @@ class Conductor:
         if updates is not None and self._coordinator.version >= updates:
             self.stop(f"{updates} updates are done")
 
-    def _note_orders(self, orders: Sequence[Order]) -> None:
-        now_s = self._now()
+    def _note_orders(self, orders: Sequence[Order], at_s: float | None = None) -> None:
+        now_s = self._now() if at_s is None else at_s
         for order in orders:
             self._trace.order(order, now_s)
             kind = type(order)
@@ -319,21 +323,24 @@ class Conductor:
         for row in self._rounds.take(message[1], message[2]):
             self._hear_round(row)
 
-    def _hear_round(self, row: Sequence[Any]) -> None:
+    def _hear_round(self, row: Row) -> None:
         """One round: the pushes of all members in member order; nothing is carried out."""
         assert self._rounds is not None
         ended = None
+        at_s, entries = row
+        now_s = max(at_s - self._start_s, 0.0)
         for number, (num_samples, loss, fault, clock) in zip(
-            self._rounds.members, row, strict=True
+            self._rounds.members, entries, strict=True
         ):
             ticket = self._roster[number].ticket
             if num_samples == 0 or ticket is None:
                 continue
-            fact = Pushed(ticket, num_samples, loss, fault == OK, self._now())
+            fact = Pushed(ticket, num_samples, loss, fault == OK, now_s)
+            self._watch.loss = loss
             self._roster[number].count(num_samples, clock)
             self._trace.pushed(fact, *clock)
             orders = self._coordinator.hear(fact)
-            self._note_orders(orders)
+            self._note_orders(orders, now_s)
             ended = next((one for one in orders if type(one) is EpochEnd), ended)
         self._engine.jump(self._coordinator.version)
         updates = self._settings.updates
@@ -428,6 +435,7 @@ class Conductor:
         epoch = self._coordinator.epoch
         self._trace.evaluated(self._now(), epoch, self._coordinator.version, totals)
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
+        self._record({f"test_{name}": value for name, value in metrics.items()})
         self._watch.evaluated(epoch, metrics)
         target = self._settings.target_accuracy
         if target is not None and metrics.get("acc", 0.0) >= target:
@@ -445,6 +453,11 @@ class Conductor:
 
     def _log(self, member: int, message: Message) -> None:
         self._trace.log(self._now(), member, message[1])
+        self._record(message[1])
+
+    def _record(self, values: dict[str, float]) -> None:
+        if self._metrics_log is not None:
+            self._metrics_log.write(self._coordinator.version, self._now(), values)
 
     # -- ends -----------------------------------------------------------------------------------
 

@@ -122,9 +122,7 @@ def make_plan(
     )
 
 
-def _path(
-    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
-) -> str:
+def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits) -> str:
     """Between peers where protocol, engine and model allow it, else through the store."""
     reasons = {
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,

@@ -145,6 +145,7 @@ def _is_refused(ticket: Ticket, orders: Sequence[Order]) -> bool:
             return True
     return False
 
+
 def grant_message(order: Grant) -> Message:
     """A grant as plain tuples."""
     ticket, leases, upcoming = order

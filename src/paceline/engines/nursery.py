@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+from typing import Any
 
 from .base import Birth
 
@@ -39,7 +40,8 @@ class Nursery:
         self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
         try:
             while True:
-                ready, _, _ = select.select([self._launcher, self._wake_in], [], [])
+                watched: list[Any] = [self._launcher, self._wake_in]
+                ready, _, _ = select.select(watched, [], [])
                 if self._wake_in in ready:
                     os.read(self._wake_in, 4096)
                     self._reap()

@@ -1,16 +1,16 @@
-"""Rounds that members made among themselves, put into the order in which the coordinator hears them.
+"""Rounds that members made among themselves, in the order in which the coordinator hears them.
 
 Every member keeps the rows of the last rounds, so a dead one takes none along; each round is
-passed on once. A row holds one entry a member: (num_samples, loss, fault, clock). Pure.
+passed on once. An entry is (num_samples, loss, fault, clock). Pure.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..sessions.lane import Message
 
 Entry = tuple[int, float, int, tuple[float, float, float]]
-Row = Sequence[Entry]
+Row = tuple[float, Sequence[Entry]]
+"""When the round was over (the machine's monotonic clock, seconds), and an entry a member."""
 
 
 class RoundsBook:
@@ -48,7 +48,7 @@ class RoundsBook:
     def pending(self) -> list[tuple[int, Entry]]:
         """Pushes that lie in the slots and are in no update yet, in member order."""
         return [
-            (member, tuple(self._interrupted[member][5]))  # type: ignore[misc]
+            (member, self._interrupted[member][5])
             for member in self.members
             if member in self._interrupted and self._interrupted[member][5] is not None
         ] + self._of_the_dead()
@@ -59,5 +59,5 @@ class RoundsBook:
         for message in self._interrupted.values():
             for number, entry in zip(self.members, message[6] or (), strict=False):
                 if number not in self._interrupted and entry[0]:
-                    seen[number] = tuple(entry)  # type: ignore[assignment]
+                    seen[number] = entry
         return sorted(seen.items())

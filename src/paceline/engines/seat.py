@@ -60,7 +60,9 @@ def perform(run: "object", lane: Lane, birth: Birth) -> int:
         if end.code in (None, 0):
             lane.send(("done",))
             return 0
-        lane.send(("failed", f"worker {birth.seat}: the script ended with exit {end.code}", "worker"))
+        lane.send(
+            ("failed", f"worker {birth.seat}: the script ended with exit {end.code}", "worker")
+        )
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 1
@@ -122,9 +124,7 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
 
 def _is_foreign(filename: str) -> bool:
     here = str(Path(__file__).parent.parent)
-    return filename.startswith((here, "<frozen")) or "site-packages" in filename or (
-        filename.startswith(sys.base_prefix)
-    )
+    return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename
 
 
 def _die_with_parent() -> None:

@@ -27,7 +27,7 @@ Totals = dict[str, tuple[float, float]]
 
 
 class Superseded(BaseException):
-    """The work in flight was abandoned. A BaseException, so that ``except Exception`` lets it by."""
+    """The work in flight was abandoned; a BaseException: ``except Exception`` lets it by."""
 
 
 class Stopped(BaseException):
@@ -125,7 +125,7 @@ class Session(abc.ABC):
 
     def check(self) -> None:
         """Raise ``Superseded`` when the work in flight is abandoned."""
-        return None
+        return
 
     def superseded(self) -> None:
         """The step was left: wait for the next grant."""
@@ -157,7 +157,7 @@ class Session(abc.ABC):
 
     def ask_to_stop(self) -> None:
         """End the whole run at the next step border."""
-        return None
+        return
 
     @abc.abstractmethod
     def census(self, num_samples: int, batch_size: int) -> "Census":
@@ -169,7 +169,7 @@ class Session(abc.ABC):
 
     def log(self, values: dict[str, float]) -> None:
         """Record values of the user's for the run's log."""
-        return None
+        return
 
     def close(self) -> None:
         return None

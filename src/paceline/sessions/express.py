@@ -25,6 +25,9 @@ from .lane import Message
 from .mediated import FOUND_INF, NOT_FINITE, OK, MediatedSession
 from .shares import Share, conflict_between
 
+Entry = tuple[int, float, int, tuple[float, float, float]]
+Row = tuple[float, list[Entry]]
+
 _WAIT_S = 0.1
 _FLUSH_S = 0.2
 _KEPT_ROUNDS = 4096
@@ -52,7 +55,7 @@ class ExpressSession(MediatedSession):
         rounds = self._plan_rounds()
         self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
         self._round = 0
-        self._rows: deque[tuple[int, list[tuple[object, ...]]]] = deque(maxlen=_KEPT_ROUNDS)
+        self._rows: deque[tuple[int, Row]] = deque(maxlen=_KEPT_ROUNDS)
         self._flushed = 0
         self._flush_at_s = time.perf_counter() + _FLUSH_S
         self._first_version = self.store.version
@@ -251,10 +254,10 @@ class ExpressSession(MediatedSession):
             (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s))
             for n, loss, one, compute_s, wait_s, push_s, *_ in entries
         ]
-        self._rows.append((self._round, list(row)))
+        now_s = time.perf_counter()
+        self._rows.append((self._round, (now_s, row)))
         self._round += 1
         self._version += 1
-        now_s = time.perf_counter()
         if self.seat == 0 and now_s > self._flush_at_s:
             self._flush_at_s = now_s + _FLUSH_S
             self._flush()
@@ -293,7 +296,6 @@ class ExpressSession(MediatedSession):
 
     def _interrupted(self, phase: int, work: Work) -> None:
         """Put the shares back, tell where this member stands, and go on through the store."""
-        control = self._control
         entries = None
         if phase == 2:
             self._share.restore(self._version + 1)
@@ -317,9 +319,7 @@ class ExpressSession(MediatedSession):
         here = [seat for seat, index in enumerate(control.arrived) if control[index] >= self._phase]
         if here and here[0] == self.seat:
             for seat in set(range(self.num_workers)) - set(here):
-                share = Share(
-                    self.store, self._replica, self._rule, seat=seat, block=self._block
-                )
+                share = Share(self.store, self._replica, self._rule, seat=seat, block=self._block)
                 share.restore(self._version + 1)
 
     def _report_interruption(self, phase: int, mine: object, entries: object) -> None:

@@ -99,7 +99,7 @@ class MediatedSession(Session):
         self._live_alone()
 
     def _live_alone(self) -> None:
-        """The model on private memory, the newest version in it, gradients into this seat's slot."""
+        """The model on private memory with the newest version, gradients into this seat's slot."""
         self._home = self._replica.live_alone()
         self._base = torch.empty_like(self._home) if self._is_difference else None
         self._pull(0)
@@ -329,9 +329,7 @@ class MediatedSession(Session):
         self.advance_schedule(version - 1)
         if max_norm:
             self._control.set_double(NORM, self.store.clip(seat, scale, max_norm))
-        self.store.finish(
-            job, self._updaters, self._rule.param_groups, seat=seat, scale=scale
-        )
+        self.store.finish(job, self._updaters, self._rule.param_groups, seat=seat, scale=scale)
 
     def _digest_hyper(self) -> int:
         """A number that is equal for two members exactly when their optimizers' settings are."""
@@ -361,7 +359,9 @@ class _LaneCensus(Census):
         self._session._lane.send(("counted", self._start, totals))
 
     def totals(self) -> Totals:
-        return {name: (pair[0], pair[1]) for name, pair in self._session._expect("totals")[1].items()}
+        return {
+            name: (pair[0], pair[1]) for name, pair in self._session._expect("totals")[1].items()
+        }
 
 
 def conflict(worker: int, other: int) -> ConfigError:

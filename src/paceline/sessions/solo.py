@@ -86,4 +86,3 @@ class LocalCensus(Census):
 
     def totals(self) -> Totals:
         return self._totals
-

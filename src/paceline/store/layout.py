@@ -154,7 +154,9 @@ def _section(tensors: list[tuple[str, Tensor]], start: int) -> Section:
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """The tensor's own strides where it is dense (channels_last), else contiguous ones."""
-    return tuple(torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride())
+    return tuple(
+        torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
+    )
 
 
 def bind(module_tensors: Iterable[Tensor], section: Section, block: Tensor) -> None:

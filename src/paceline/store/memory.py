@@ -104,7 +104,10 @@ def available_bytes() -> int:
     except (OSError, KeyError):
         return sys.maxsize
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as now:
+        with (
+            open("/sys/fs/cgroup/memory.max") as limit,
+            open("/sys/fs/cgroup/memory.current") as now,
+        ):
             return min(free, int(limit.read()) - int(now.read()))
     except (OSError, ValueError):
         return free

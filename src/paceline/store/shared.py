@@ -13,6 +13,7 @@ This module must not know protocols, members or leases.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch of one dtype in a block or slot: gradients are summed, counters take the maximum."""
+    """A stretch of one dtype in a block or slot."""
 
     dtype: torch.dtype
     start: int
@@ -57,8 +58,7 @@ class SharedStore:
         self._slots = [arena[start : start + slot] for start in starts]
         count = len(layout.parameters.places)
         self._present = [
-            memoryview(one[layout.slot_bytes : layout.slot_bytes + count].numpy())
-            for one in self._slots
+            _as_bytes(one[layout.slot_bytes : layout.slot_bytes + count]) for one in self._slots
         ]
         self._runs = [
             Run(*run) for section in (layout.parameters, layout.buffers) for run in section.runs()
@@ -128,7 +128,7 @@ class SharedStore:
     # -- jobs -----------------------------------------------------------------------------------
 
     def add(self, job: int, seat: int, weight: float, is_first: bool) -> None:
-        """Add ``weight`` times this seat's slot to the accumulator; ``is_first`` begins a new sum."""
+        """Add ``weight`` times this seat's slot to the sum; ``is_first`` begins a new one."""
         total, slot = self._slots[0], self._slots[seat + 1]
         present, mine = self._present[0], self._present[seat + 1]
         if is_first:
@@ -235,6 +235,11 @@ def arena_bytes(layout: Layout, num_seats: int) -> int:
     """Memory of the store: two blocks, the accumulator, a slot a seat."""
     slot = _paged(layout.slot_bytes + len(layout.parameters.places))
     return 2 * _paged(layout.block_bytes) + (num_seats + 1) * slot
+
+
+def _as_bytes(block: Tensor) -> memoryview:
+    array: Any = block.numpy()
+    return memoryview(array)
 
 
 def _paged(num_bytes: int) -> int:

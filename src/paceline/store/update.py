@@ -82,7 +82,7 @@ def _trial_state(
     optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
 ) -> dict[str, Any]:
     """The state after one step with a zero gradient on a copy of ``parameter``."""
-    if parameter in optimizer.state and optimizer.state[parameter]:
+    if optimizer.state.get(parameter):
         return dict(optimizer.state[parameter])
     trial = nn.Parameter(torch.zeros_like(parameter, device="cpu"))
     trial.grad = torch.zeros_like(trial)
@@ -303,4 +303,6 @@ class Updater:
     def _write_numbers(self) -> None:
         for parameter, entry in self._numbers:
             if self._optimizer.state.get(parameter):
-                entry.place.view(self._block).fill_(float(self._optimizer.state[parameter][entry.key]))
+                entry.place.view(self._block).fill_(
+                    float(self._optimizer.state[parameter][entry.key])
+                )

@@ -1,0 +1,104 @@
+"""A small float64 task with everything that an equivalence must carry, and nothing random.
+
+Tied weights, a frozen parameter, two parameter groups, momentum and weight decay; the same with
+batch norm. Workers are other processes that cannot import the tests, so the whole module travels
+with a task. It must not know how anything is run.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from paceline.data.arrays import ArrayDataset, Splits
+from paceline.workloads.base import Task, classification_metrics
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+NUM_SAMPLES = 60
+BATCH_SIZE = 12
+EPOCHS = 2
+WIDTH = 6
+CLASSES = 3
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight, and an output whose bias is frozen."""
+
+    def __init__(self, *, has_batch_norm: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if has_batch_norm else nn.Identity()
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+        self.out = nn.Linear(WIDTH, CLASSES)
+        self.out.bias.requires_grad_(False)
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.norm(self.first(inputs)))
+        outputs: Tensor = self.out(torch.tanh(self.second(hidden)))
+        return outputs
+
+
+def samples(num_samples: int = NUM_SAMPLES) -> Splits:
+    """Vectors whose class can be learned; 17 of them to test on."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(num_samples + 17, WIDTH, generator=generator, dtype=torch.float64)
+    targets = inputs[:, :CLASSES].argmax(dim=1)
+    return Splits(
+        train=ArrayDataset(inputs[:num_samples], targets[:num_samples]),
+        test=ArrayDataset(inputs[num_samples:], targets[num_samples:]),
+        source="made up",
+    )
+
+
+Make = Callable[..., Optimizer]
+
+
+def grouped(
+    parameters: Iterable[nn.Parameter],
+    learning_rate: float,
+    make: Make = functools.partial(SGD, momentum=0.9),
+) -> Optimizer:
+    """Weights with decay, all else without and at half the rate; the frozen one is among them."""
+    every = list(parameters)
+    return make(
+        [
+            {"params": [one for one in every if one.ndim > 1], "weight_decay": 0.01},
+            {"params": [one for one in every if one.ndim <= 1], "lr": learning_rate / 2},
+        ],
+        lr=learning_rate,
+    )
+
+
+def plain_sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+    """Neither momentum nor decay."""
+    return SGD(list(parameters), lr=learning_rate)
+
+
+TASK = Task(
+    name="tiny",
+    model=Tied,
+    loss=nn.functional.cross_entropy,
+    data=samples,
+    optimizer=grouped,
+    learning_rate=0.3,
+    batch_size=BATCH_SIZE,
+    epochs=EPOCHS,
+    metrics=classification_metrics,
+)
+WITH_BATCH_NORM = replace(TASK, model=functools.partial(Tied, has_batch_norm=True))
+PLAIN_SGD = replace(TASK, optimizer=plain_sgd)
+
+
+def with_optimizer(make: Make, learning_rate: float) -> Task:
+    """The task with another optimizer, in the same two groups."""
+    return replace(
+        TASK, optimizer=functools.partial(grouped, make=make), learning_rate=learning_rate
+    )
