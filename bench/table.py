@@ -2,6 +2,7 @@
 
 import os
 import platform
+import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,15 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median, with the least and the most."""
     middle = statistics.median(values)
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def interval(values: Sequence[float], num_draws: int = 2000) -> tuple[float, float, float]:
+    """Median, and its 95 % interval by bootstrap (seeded)."""
+    rng = random.Random(0)
+    medians = sorted(
+        statistics.median(rng.choices(values, k=len(values))) for _ in range(num_draws)
+    )
+    return statistics.median(values), medians[num_draws // 40], medians[-1 - num_draws // 40]
 
 
 def machine() -> str:

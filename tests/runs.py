@@ -100,9 +100,9 @@ def train(task: Task, folder: Path, **settings: Any) -> Run:
     return _launch(TaskProgram(task=task), folder, settings)
 
 
-def run_script(path: Path, folder: Path, *args: str, **settings: Any) -> Run:
+def run_script(script: Path, folder: Path, *args: str, **settings: Any) -> Run:
     """Run a script of its own loop."""
-    return _launch(ScriptProgram(path=str(path), args=args), folder, settings)
+    return _launch(ScriptProgram(path=str(script), args=args), folder, settings)
 
 
 def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:

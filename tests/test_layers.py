@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "values"),
     ("config", "plan", "program", "context", "records", "conditions"),
     ("batches", "stats", "lookahead", "membership"),
-    ("trace", "ledger", "protocols", "syntax", "checkpoint"),
+    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory"),
     ("coordinator", "legality", "rewrite"),
     ("store", "data", "compute"),
     ("workloads", "report", "porting"),
@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 PURE = (
     "events", "errors", "batches", "ledger", "coordinator", "protocols", "stats", "lookahead",
-    "membership", "legality", "records", "plan", "values",
+    "membership", "legality", "records", "plan", "values", "theory",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

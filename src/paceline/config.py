@@ -94,8 +94,10 @@ class RunSettings:
     dry_run: bool = _setting(False, "Show the plan and stop.")
     json: bool = _setting(False, "One JSON object on standard output and nothing else there.")
     threads: int | None = _setting(None, "Threads a worker computes with.", least=1)
-    path: Literal["auto", "store", "peers"] = _setting(
-        "auto", "How gradients move: through the store or between peers."
+    path: Literal["auto", "store", "peers", "collective"] = _setting(
+        "auto",
+        "How gradients move: through the store, between peers in shared memory, or by "
+        "torch.distributed (one accelerator a worker).",
     )
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class Context:
     is_difference: bool = False
     cancels: bool = False
     nonfinite: str = "error"
+    path: str = "auto"
     workers: int = 1
     delay: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from types import FrameType
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from .compute.accelerators import count_accelerators
 from .conditions.delays import parse_delays, parse_slow
 from .config import RunSettings
 from .context import Context
@@ -128,6 +129,7 @@ def _births(
         is_difference=protocol.update_rule == "mean",
         cancels=protocol.cancels,
         nonfinite=settings.nonfinite,
+        path=_choose_path(settings, protocol),
         workers=settings.workers,
         delay=settings.delay,
         slow=settings.slow,
@@ -156,6 +158,14 @@ def _births(
                 "LOCAL_WORLD_SIZE": str(settings.workers),
             },
         )
+
+
+def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
+    """``collective`` where every worker of a protocol between peers has its own accelerator."""
+    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
+    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
+        return "collective"
+    return settings.path
 
 
 def _num_cores() -> int:

@@ -6,6 +6,7 @@ replaced on the object. This module must not know how a session carries anything
 
 import math
 import random
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -123,7 +124,7 @@ class Prepared:
             "learning_rates": rates,
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
-            "can_share": self._device.type == "cpu",
+            "can_share": self._device.type == "cpu" or context.path == "collective",
             "notes": list(context.notes),
         }
 
@@ -228,7 +229,8 @@ class Prepared:
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
                 version = self._session.version
-                raise not_finite(self._session.seat, name, version, version, work.loss)
+                loss = None if math.isnan(work.loss) else work.loss
+                raise not_finite(self._session.seat, name, version, version, loss)
         return True
 
     def _read_scaler(self, work: Work) -> None:
@@ -239,6 +241,7 @@ class Prepared:
             work.found_inf = bool(found)
         if scale is not None:
             work.inv_scale = 1.0 / float(scale)
+            work.loss *= work.inv_scale
             if self._context.is_difference or not isinstance(self._session, MediatedSession):
                 for parameter in self.model.parameters():
                     if parameter.grad is not None:
@@ -366,13 +369,23 @@ def _share_state(optimizer: Optimizer, session: MediatedSession, replica: Replic
     optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign, assignment]
 
 
+class _Losses(threading.local):
+    """Whose backward passes these are: a process's, or a member's of the inline engine."""
+
+    prepared: Prepared | None = None
+
+
+_losses = _Losses()
+_backward: Callable[..., None] = Tensor.backward
+
+
 def _note_losses(prepared: Prepared) -> None:
-    """Record the loss of ``loss.backward()`` in a member; its process is ours alone."""
-    original: Any = Tensor.backward
+    """Record the loss of ``loss.backward()`` in this member."""
+    _losses.prepared = prepared
+    Tensor.backward = _noted_backward  # type: ignore[method-assign]
 
-    def backward(self: Tensor, *arguments: Any, **options: Any) -> None:
-        if self.numel() == 1:
-            prepared.loss = self.detach()
-        original(self, *arguments, **options)
 
-    Tensor.backward = backward  # type: ignore[method-assign]
+def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
+    if _losses.prepared is not None and self.numel() == 1:
+        _losses.prepared.loss = self.detach()
+    _backward(self, *arguments, **options)

@@ -117,8 +117,13 @@ class Replica:
             handle.remove()
         self._handles.clear()
 
-    def collect(self, present: memoryview) -> None:
-        """Make the slot whole: every gradient in its place, missing ones zero and marked."""
+    @property
+    def outgoing(self) -> Tensor:
+        """Where gradients are gathered, on the model's device; the slot itself on a CPU."""
+        return self._outgoing
+
+    def gather(self, present: memoryview) -> None:
+        """Every gradient in its place in ``outgoing``, missing ones zero and marked."""
         for number, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             view = self._grads[number]
@@ -135,6 +140,14 @@ class Replica:
                         "cannot be carried: build the embedding with sparse=False"
                     )
                 view.copy_(gradient)
+
+    def collect(self, present: memoryview) -> None:
+        """Make the slot whole: gradients gathered, buffers beside them."""
+        self.gather(present)
+        self.send()
+
+    def send(self) -> None:
+        """Copy what was gathered, and the buffers, into the slot."""
         assert self._slot is not None
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
             place.view(self._slot).copy_(buffer)

@@ -11,17 +11,18 @@ import weakref
 from torch.optim import Optimizer
 
 _found: "weakref.WeakSet[object]" = weakref.WeakSet()
-_searched = False
+_searched: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
 
 def reset_scalers(optimizer: Optimizer) -> None:
     """Put the stage of every live GradScaler for ``optimizer`` back to the beginning."""
-    global _searched
+    for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
+        optimizer.__dict__.pop(name, None)
     module = sys.modules.get("torch.amp.grad_scaler")
     if module is None:
         return
-    if not _searched:
-        _searched = True
+    if optimizer not in _searched:
+        _searched.add(optimizer)
         for one in gc.get_objects():
             if issubclass(type(one), module.GradScaler):
                 _found.add(one)

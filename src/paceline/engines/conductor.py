@@ -75,6 +75,7 @@ class Conductor:
             "superseded": self._superseded,
             "rounds": self._heard_rounds,
             "interrupted": self._interrupted,
+            "mended": self._mended,
             "count": self._count,
             "counted": self._counted,
             "sum": self._sum,
@@ -121,8 +122,12 @@ class Conductor:
         self.ending = reason
         if self._rounds is not None:
             self._engine.alarm()
-        else:
+        elif self._is_open:
             self._send_stop()
+        else:  # between epochs nobody is torn out of an evaluation: the answers go on
+            for one in self._roster.live:
+                self._engine.tell(one.number, ("stop", self._coordinator.version))
+            self._arrived.clear()
 
     def interrupt(self) -> None:
         """The user asks for the end: stop at the next step border."""
@@ -240,7 +245,7 @@ class Conductor:
     def _left_early(self, member: int) -> ConfigError:
         seat = self._roster[member].seat
         return ConfigError(
-            f"worker {seat} left the loader before epoch {self._coordinator.epoch} was over, the "
+            f"worker {seat} left the loader before epoch {self._coordinator.epoch + 1} was over, the "
             "others still train in it; leave a loop early in all workers at once by --updates, "
             "--seconds or pace.stop(), or use one worker"
         )
@@ -273,12 +278,12 @@ class Conductor:
     def _carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
         self._note_orders(orders)
         self._engine.carry_out(orders, cause, push)
+        updates = self._settings.updates
+        if updates is not None and self._coordinator.version >= updates:
+            self.stop(f"{updates} updates are done")  # members hear of one end, not of two
         for order in orders:
             if type(order) is EpochEnd and not self.ending:
                 self._end_epoch(order)
-        updates = self._settings.updates
-        if updates is not None and self._coordinator.version >= updates:
-            self.stop(f"{updates} updates are done")
 
     def _note_orders(self, orders: Sequence[Order], at_s: float | None = None) -> None:
         now_s = self._now() if at_s is None else at_s
@@ -300,13 +305,14 @@ class Conductor:
             self._engine.tell(one.number, ("end", order.epoch, order.version))
 
     def _extend(self, member: int, message: Message) -> None:
-        ticket = self._roster[member].ticket
-        lease = self._coordinator.extend(ticket) if ticket is not None else None
+        ticket = Ticket(member, message[1], self._coordinator.version)
+        lease = self._coordinator.extend(ticket)
+        if lease is not None:
+            self._trace.order(Grant(ticket, (lease,)), self._now())
         self._engine.tell(member, ("extended", tuple(lease) if lease is not None else None))
 
     def _give_back(self, member: int, message: Message) -> None:
-        ticket = self._roster[member].ticket
-        assert ticket is not None
+        ticket = Ticket(member, message[1], self._coordinator.version)
         self._carry_out(self._coordinator.give_back(ticket, self._now()), None, None)
 
     def _superseded(self, member: int, message: Message) -> None:
@@ -319,9 +325,9 @@ class Conductor:
     # -- rounds between peers -------------------------------------------------------------------
 
     def _heard_rounds(self, member: int, message: Message) -> None:
-        assert self._rounds is not None
-        for row in self._rounds.take(message[1], message[2]):
-            self._hear_round(row)
+        if self._rounds is not None:  # else another member has told it all
+            for row in self._rounds.take(message[1], message[2]):
+                self._hear_round(row)
 
     def _hear_round(self, row: Row) -> None:
         """One round: the pushes of all members in member order; nothing is carried out."""
@@ -353,6 +359,7 @@ class Conductor:
             self._send_stop()
         elif ended is not None:
             self._end_epoch(ended)
+            self._hear_the_dead()
 
     def _interrupted(self, member: int, message: Message) -> None:
         """The peers left the express path; when all have, the coordinator takes over."""
@@ -366,24 +373,39 @@ class Conductor:
         live = [one.number for one in self._roster.live]
         if rounds is None or not rounds.all_interrupted(live):
             return
-        for row in rounds.left_over():
-            self._hear_round(row)
+        if len(live) < len(self._roster.members):
+            self._engine.tell(live[0], ("mend",))
+        else:
+            self._take_over()
+
+    def _mended(self, member: int, message: Message) -> None:
+        if self._rounds is not None:  # it may have been asked twice
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Every member waits and every share is whole: from here on through the store."""
+        rounds = self._rounds
+        assert rounds is not None
         self._rounds = None
         self._trace.note(self._now(), "the express path was left")
-        for number in live:
+        for number in [one.number for one in self._roster.live]:
             ticket = self._roster[number].ticket
             self._engine.tell(number, ("resume", ticket.serial if ticket else -1))
         if self.ending:
             self._send_stop()
             return
         pushes = rounds.pending()
-        for number, (num_samples, loss, fault, clock) in pushes:
+        for number, (num_samples, loss, fault, clock, max_norm) in pushes:
             ticket = self._roster[number].ticket
             assert ticket is not None
             fact = Pushed(ticket, num_samples, loss, fault == OK, self._now())
             self._roster[number].count(num_samples, clock)
             self._trace.pushed(fact, *clock)
-            self._carry_out(self._coordinator.hear(fact), fact, Push(fault, 0, 0.0))
+            self._carry_out(self._coordinator.hear(fact), fact, Push(fault, 0, max_norm))
+        self._hear_the_dead()
+
+    def _hear_the_dead(self) -> None:
+        """Who died while peers ran by themselves; until now nothing could follow from it."""
         for one in self._roster.members.values():
             if not one.is_alive and one.number in self._coordinator.live_members:
                 self._hear_left(one.number)
@@ -443,8 +465,11 @@ class Conductor:
 
     def _sum(self, member: int, message: Message) -> None:
         self._sums[member] = message[1]
+        self._close_sums()
+
+    def _close_sums(self) -> None:
         live = [one.number for one in self._roster.live]
-        if all(number in self._sums for number in live):
+        if self._sums and all(number in self._sums for number in live):
             columns = zip(*(self._sums[number] for number in sorted(self._sums)), strict=True)
             total = [sum(column) for column in columns]
             self._sums.clear()
@@ -483,15 +508,19 @@ class Conductor:
             return
         one.is_alive = False
         self._trace.left(self._now(), member, message[1])
+        if not one.is_done:
+            self._choose_main(one.seat)
+        if self._census is not None:
+            self._census.left(member)
+            self._close_census()
+        self._close_sums()
         if one.is_done or self.ending:
             one.is_done = True
+            self._take_over_if_all_interrupted()
             return
         if not self._roster.live or not self._descriptions or not hasattr(self, "_coordinator"):
             raise WorkerError(f"worker {one.seat} ended: {message[1]}; see its log")
         self._observer.note(f"worker {one.seat} is gone ({message[1]}); the others go on")
-        if self._census is not None:
-            self._census.left(member)
-            self._close_census()
         self._arrived.pop(member, None)
         if self._rounds is not None:
             self._engine.alarm()
@@ -499,6 +528,12 @@ class Conductor:
         else:
             self._hear_left(member)
             self._open_if_all_arrived()
+
+    def _choose_main(self, gone_seat: int) -> None:
+        """The lowest live seat prints and saves: tell it when those below are gone."""
+        live = self._roster.live
+        if live and all(one.seat > gone_seat for one in live):
+            self._engine.tell(min(live, key=lambda one: one.seat).number, ("main",))
 
     def _hear_left(self, member: int) -> None:
         fact = Left(member, self._now())

@@ -130,6 +130,6 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         f"the model lies on {first.device}": first.can_share,
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
-    if settings.path == "peers" and wrong:
-        raise ConfigError(f"path 'peers' cannot be used: {wrong[0]}; use path 'store'")
+    if settings.path in ("peers", "collective") and wrong:
+        raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
     return "store" if wrong or settings.path == "store" else "peers"

@@ -2,22 +2,23 @@
 
 Members are threads that hand a baton around, so only one runs at any moment and the order of
 events is the engine's choice, not the machine's: either each push in the order in which it became
-ready, or a given order of seats (``arrivals``), so a recorded run can be done again. Everything
+ready, or a given order of pushes (``arrivals``), so a recorded run can be done again. Everything
 above and below is the code of a live run. This module must not know protocols.
 """
 
+import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..context import Context
 from ..errors import ConfigError
-from ..events import Cancel, Fact, Grant, Late, Left, Order
+from ..events import Cancel, Fact, Grant, Late, Left, Order, Ticket
 from ..sessions.base import Stopped, Superseded
 from ..sessions.express import ExpressSession
 from ..sessions.lane import Message
-from ..store.control import JOBS, Control, control_bytes
+from ..store.control import JOBS, VERSION, Control, control_bytes
 from ..store.memory import PrivateMemory
 from .base import Birth, Engine, Event, Push, Traits
 from .jobs import Jobs, grant_message
@@ -82,7 +83,7 @@ class _Turn(threading.Thread):
             self.waits_for_push = message
             self.rest()
             self.waits_for_push = None
-            if self._engine.is_cancelled(self):
+            if self._engine.is_cancelled(self, message):
                 raise Superseded
         self._engine.heard.append((self.birth.member, message))
 
@@ -104,9 +105,12 @@ class _Turn(threading.Thread):
 class _InlineControl(Control):
     """Words of one process: who would wait in the kernel hands the baton on instead."""
 
-    def __init__(self, memory: PrivateMemory, num_seats: int, turn: _Turn) -> None:
+    def __init__(
+        self, memory: PrivateMemory, num_seats: int, turn: _Turn, pulled: Callable[[], int]
+    ) -> None:
         super().__init__(memory, num_seats)
         self._turn = turn
+        self._pulled = pulled
 
     def wait_while(self, index: int, is_early: Callable[[int], bool], timeout_s: float) -> bool:
         if is_early(self[index]) and timeout_s > 0.0:
@@ -115,24 +119,29 @@ class _InlineControl(Control):
             self._turn.waits_for_word = False
         return not is_early(self[index])
 
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        return super().wait_for_version(max(version, self._pulled()), timeout_s)
+
 
 class InlineEngine(Engine):
     """All members in this process.
 
     Args:
         num_seats: workers.
-        arrivals: seats in the order in which their pushes shall arrive; None: as they are ready.
+        arrivals: the pushes of a recorded run in the order in which they arrived, each made from
+            the version that it was made from then; None: as they are ready.
     """
 
     traits = Traits(name="inline", cancels=True, loses_members=False, has_store=True, is_spmd=False)
 
-    def __init__(self, num_seats: int, arrivals: Iterable[int] | None = None) -> None:
+    def __init__(self, num_seats: int, arrivals: Sequence[Ticket] | None = None) -> None:
         self._page = PrivateMemory(control_bytes(num_seats))
         self.arena = PrivateMemory()
         self._num_seats = num_seats
         self._control = Control(self._page, num_seats)
         self._turns: dict[int, _Turn] = {}
-        self._arrivals = None if arrivals is None else iter(arrivals)
+        self._arrivals = None if arrivals is None else deque(arrivals)
+        self._pulled = {ticket[:2]: ticket.version for ticket in arrivals or ()}
         self._ready_pushes: deque[int] = deque()
         self.heard: list[Event] = []
         self.is_closed = False
@@ -143,20 +152,30 @@ class InlineEngine(Engine):
         return {birth.member: (birth.seat, 0) for birth in births}
 
     def member_control(self, turn: _Turn) -> Control:
-        return _InlineControl(self._page, self._num_seats, turn)
+        pulled = functools.partial(self.version_pulled, turn)
+        return _InlineControl(self._page, self._num_seats, turn, pulled)
 
-    def is_cancelled(self, turn: _Turn) -> bool:
-        return self._control[self._control.cancelled[turn.birth.seat]] > turn.serial
+    def version_pulled(self, turn: _Turn) -> int:
+        """The version that this member's work was made from in the recorded run; 0: any."""
+        return self._pulled.get((turn.birth.member, turn.serial), 0)
+
+    def is_cancelled(self, turn: _Turn, push: Message) -> bool:
+        """Whether the work that this member would push was called off while it waited."""
+        serial: int = push[1]
+        return self._control[self._control.cancelled[turn.birth.seat]] > serial
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         """Run every member that can until it waits; then let the next push arrive."""
-        for turn in self._turns.values():
-            if turn.is_ready:
-                self._let(turn)
-                if self.heard:
-                    return self._take()
+        seen = -1
+        while seen != (seen := self._control[VERSION] + self._control[JOBS]):
+            for turn in self._turns.values():
+                if turn.is_ready:
+                    self._let(turn)
+                    if self.heard:
+                        return self._take()
         for member, turn in self._turns.items():
-            if turn.waits_for_push is not None and self.is_cancelled(turn):
+            push = turn.waits_for_push
+            if push is not None and self.is_cancelled(turn, push):
                 self._ready_pushes = deque(one for one in self._ready_pushes if one != member)
                 self._let(turn)
                 return self._take()
@@ -181,19 +200,17 @@ class InlineEngine(Engine):
                 "every worker waits for something that only another worker can do, such as "
                 "pace.sum() or pace.evaluate() called in some workers only"
             )
-        if self._arrivals is not None:
-            seat = next(self._arrivals, None)
-            for member in self._ready_pushes:
-                if self._turns[member].birth.seat == seat:
-                    self._ready_pushes.remove(member)
-                    return self._turns[member]
-            if seat is not None:
-                raise ConfigError(f"worker {seat} has no push to arrive next; the order is wrong")
+        if self._arrivals:
+            member = self._arrivals.popleft().member
+            if member not in self._ready_pushes:
+                raise ConfigError(f"worker {member} has no push to arrive next; the order is wrong")
+            self._ready_pushes.remove(member)
+            return self._turns[member]
         return self._turns[self._ready_pushes.popleft()]
 
     def prepare_jobs(self, samples_per_update: int) -> None:
         self._jobs = Jobs(
-            self.tell, lambda member: self._turns[member].birth.seat,
+            self.tell, {member: turn.birth.seat for member, turn in self._turns.items()},
             lambda: self._control[JOBS], samples_per_update,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ This module must not know sockets or tensors.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ProtocolError
 from ..events import Apply, Discard, Fact, Grant, Late, Order, Pushed, Ticket
@@ -22,7 +22,7 @@ class Jobs:
 
     Args:
         send: sends a message to a member.
-        seat_of: the seat of a member.
+        seats: the seat of each member.
         num_done: how many jobs are done by now.
         samples_per_update: what a whole update averages; sums are weighted with it in advance.
     """
@@ -30,12 +30,13 @@ class Jobs:
     def __init__(
         self,
         send: Send,
-        seat_of: Callable[[int], int],
+        seats: Mapping[int, int],
         num_done: Callable[[], int],
         samples_per_update: int,
     ) -> None:
         self._send = send
-        self._seat_of = seat_of
+        self._seats = seats
+        self._live = set(seats)
         self._num_done = num_done
         self._target = float(samples_per_update)
         self._number = 0
@@ -67,9 +68,10 @@ class Jobs:
     def left(self, member: int) -> None:
         """Hand the open jobs of a dead member to another one, in order."""
         self._idle.discard(member)
+        self._live.discard(member)
         self._prune()
         if any(holder == member for _, holder, _ in self._open):
-            heir = self._any_idle()
+            heir = self._heir()
             for _, holder, message in self._open:
                 if holder == member:
                     self._send(heir, message)
@@ -96,7 +98,7 @@ class Jobs:
         self._summed[pushed.ticket] = pushed.num_samples
         if not is_alone and not push.fault:
             weight = pushed.num_samples / self._target
-            seat = self._seat_of(pushed.ticket.member)
+            seat = self._seats[pushed.ticket.member]
             self._give(pushed.ticket.member, ("add", seat, weight, is_first))
 
     def _apply(self, order: Apply, pushed: Pushed | None) -> None:
@@ -107,13 +109,13 @@ class Jobs:
             )
         num_samples = sum(self._summed.values())
         is_alone = pushed is not None and order.tickets == (pushed.ticket,)
-        member = pushed.ticket.member if pushed is not None else self._any_idle()
+        member = pushed.ticket.member if pushed is not None else self._heir()
         self._summed.clear()
         self._version += 1
         if self._faults:
             self._give(member, ("skip", self._version))
         elif is_alone:
-            seat = self._seat_of(member)
+            seat = self._seats[member]
             self._give(member, ("finish", self._version, seat, 1.0, self._max_norm))
         else:
             scale = self._target / num_samples
@@ -132,10 +134,11 @@ class Jobs:
         while self._open and self._open[0][0] <= num_done:
             self._open.popleft()
 
-    def _any_idle(self) -> int:
-        if not self._idle:
-            raise ProtocolError("an update was decided while no member was free to execute it")
-        return min(self._idle)
+    def _heir(self) -> int:
+        """Who does a job that has nobody: a member that waits, or one that soon will."""
+        if not self._live:
+            raise ProtocolError("a job is left over and nobody is alive to do it")
+        return min(self._idle or self._live)
 
 
 def _is_refused(ticket: Ticket, orders: Sequence[Order]) -> bool:

@@ -136,6 +136,7 @@ class LocalEngine(Engine):
         message = json.loads(data)
         if "ended" not in message:
             return []
+        self.control[self.control.gone[self._seats[message["ended"]]]] = 1
         code = message["code"]
         reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
         return [(message["ended"], ("left", reason, code))]
@@ -151,9 +152,7 @@ class LocalEngine(Engine):
         return events
 
     def prepare_jobs(self, samples_per_update: int) -> None:
-        self._jobs = Jobs(
-            self._post, self._seats.__getitem__, lambda: self.control[JOBS], samples_per_update
-        )
+        self._jobs = Jobs(self._post, self._seats, lambda: self.control[JOBS], samples_per_update)
 
     def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
         if isinstance(cause, Left):

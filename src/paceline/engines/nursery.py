@@ -7,6 +7,7 @@ thread, watches the launcher through the socket and kills every member when it i
 dies with the nursery. This module must not know what a member does.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -93,7 +94,8 @@ class Nursery:
             member = self._seats.pop(pid, None)
             if member is not None:
                 code = os.waitstatus_to_exitcode(status)
-                self._launcher.send(json.dumps({"ended": member, "code": code}).encode())
+                with contextlib.suppress(BrokenPipeError):  # it closes while the last ones end
+                    self._launcher.send(json.dumps({"ended": member, "code": code}).encode())
 
     def _kill_all(self) -> None:
         for pid in self._seats:

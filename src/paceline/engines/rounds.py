@@ -13,6 +13,10 @@ Row = tuple[float, Sequence[Entry]]
 """When the round was over (the machine's monotonic clock, seconds), and an entry a member."""
 
 
+Pending = tuple[int, float, int, tuple[float, float, float], float]
+"""A push that is in no update yet: an entry, and the norm that it asks to be clipped to."""
+
+
 class RoundsBook:
     """The rounds of one epoch.
 
@@ -32,32 +36,25 @@ class RoundsBook:
         return new
 
     def interrupted(self, member: int, message: Message) -> None:
-        """``("interrupted", round, phase, first, rows, entry)``: where this member stopped."""
+        """``("interrupted", entry, entries)``: its own push, and those that it saw."""
         self._interrupted[member] = message
 
     def all_interrupted(self, live: Sequence[int]) -> bool:
         return bool(live) and all(member in self._interrupted for member in live)
 
-    def left_over(self) -> list[Row]:
-        """Whole rounds that had not been passed on before the peers stopped."""
-        rows: list[Row] = []
-        for message in self._interrupted.values():
-            rows += self.take(message[3], message[4])
-        return rows
-
-    def pending(self) -> list[tuple[int, Entry]]:
+    def pending(self) -> list[tuple[int, Pending]]:
         """Pushes that lie in the slots and are in no update yet, in member order."""
         return [
-            (member, self._interrupted[member][5])
+            (member, self._interrupted[member][1])
             for member in self.members
-            if member in self._interrupted and self._interrupted[member][5] is not None
+            if member in self._interrupted and self._interrupted[member][1] is not None
         ] + self._of_the_dead()
 
-    def _of_the_dead(self) -> list[tuple[int, Entry]]:
+    def _of_the_dead(self) -> list[tuple[int, Pending]]:
         """Pushes of members that died after all had arrived: the survivors saw them."""
-        seen: dict[int, Entry] = {}
+        seen: dict[int, Pending] = {}
         for message in self._interrupted.values():
-            for number, entry in zip(self.members, message[6] or (), strict=False):
+            for number, entry in zip(self.members, message[2] or (), strict=False):
                 if number not in self._interrupted and entry[0]:
                     seen[number] = entry
         return sorted(seen.items())

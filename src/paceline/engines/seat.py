@@ -17,6 +17,7 @@ from ..context import Context
 from ..errors import ConfigError, PacelineError
 from ..program import Program, ScriptProgram, TaskProgram
 from ..sessions.base import Stopped
+from ..sessions.collective import CollectiveSession
 from ..sessions.express import ExpressSession
 from ..sessions.lane import Lane, SocketLane
 from ..store.control import Control
@@ -43,8 +44,11 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
     if (os.cpu_count() or 1) < birth.num_seats:
         control.never_spin()
     arena = SharedMemory(descriptors[2])
-    session = ExpressSession(lane, control, arena, seat=birth.seat, member=birth.member)
     context = Context.read(birth.context)
+    kind = CollectiveSession if context.path == "collective" else ExpressSession
+    session = kind(lane, control, arena, seat=birth.seat, member=birth.member)
+    if isinstance(session, CollectiveSession):
+        session.rendezvous = str(Path(birth.log).parent / "rendezvous")
     worker.start_context(session, context)
     return perform(lambda: run_program(load_program(Path(birth.program)), context), lane, birth)
 

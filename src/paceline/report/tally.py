@@ -151,7 +151,11 @@ class Tally:
                 self._epoch_ended(order, t_s)
 
     def _granted(self, order: Grant, t_s: float) -> None:
-        self._leases[order.ticket[:2]] = tuple(lease.id for lease in order.leases)
+        # A ticket may be granted more than once: gradient accumulation adds leases to it.
+        self._leases[order.ticket[:2]] = (
+            *self._leases.get(order.ticket[:2], ()),
+            *(lease.id for lease in order.leases),
+        )
         for lease in (*order.leases, *order.upcoming):
             if not self.epochs or self.epochs[-1].epoch < lease.epoch:
                 self.epochs.append(EpochTally(lease.epoch, t_s, t_s))

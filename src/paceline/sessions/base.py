@@ -81,12 +81,13 @@ class Shape:
         )
 
 
-def not_finite(seat: int, name: str, step: int, version: int, loss: float) -> WorkerError:
-    """The error for a gradient that is inf or nan."""
+def not_finite(seat: int, name: str, step: int, version: int, loss: float | None) -> WorkerError:
+    """The error for a gradient that is inf or nan; ``loss`` is None where nobody recorded it."""
+    said = "" if loss is None else f", loss {loss:g}"
     return WorkerError(
-        f"worker {seat}: the gradient of {name!r} is not finite at step {step} (version {version}, "
-        f"loss {loss:g}); lower the learning rate, clip the gradient, or go on without such "
-        "updates: --nonfinite skip"
+        f"worker {seat}: the gradient of {name!r} is not finite at step {step} (version {version}"
+        f"{said}); lower the learning rate, clip the gradient, or go on without such updates: "
+        "--nonfinite skip"
     )
 
 
@@ -97,11 +98,15 @@ class Session(abc.ABC):
     num_workers: int = 1
     num_steps: int = 1
     """Local steps a push (local-sgd's H)."""
-    is_main: bool = True
     is_in_step: bool = False
     """Whether the script is inside a step block: only there may ``check`` raise."""
     last_norm: float = float("nan")
     """Norm of the last averaged gradient, where it was clipped."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this member prints and saves."""
+        return True
 
     @abc.abstractmethod
     def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from ..batches import express_rounds
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, VERSION
-from .base import Work
+from .base import Stopped, Work
 from .lane import Message
 from .mediated import FOUND_INF, NOT_FINITE, OK, MediatedSession
 from .shares import Share, conflict_between
@@ -31,6 +31,8 @@ Row = tuple[float, list[Entry]]
 _WAIT_S = 0.1
 _FLUSH_S = 0.2
 _KEPT_ROUNDS = 4096
+_SENT_ENTRIES = 512
+"""In one message, which holds at most 256 KiB."""
 
 _N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD, _LEAVES = range(11)
 """What a member tells its peers about a push, as float64 of its line in the control page."""
@@ -75,6 +77,8 @@ class ExpressSession(MediatedSession):
         """The model on the shared block; this member's share and its optimizer."""
         self._is_express = True
         store, replica = self.store, self._replica
+        self._kept_buffers = replica.layout.buffers.of(self._home).clone()
+        """Of the version that stands: the model's own change with every forward pass."""
         self._block = store.current
         if not self._is_difference:
             replica.live_in(store.blocks[self._block])
@@ -84,6 +88,7 @@ class ExpressSession(MediatedSession):
     def _leave(self) -> None:
         """Back to private parameters; they are pulled with the next grant."""
         self._is_express = False
+        self._hand_over_buffers()
         self._live_alone()
 
     def _advance(self) -> None:
@@ -97,6 +102,7 @@ class ExpressSession(MediatedSession):
                 return
             if not self._exchange(Work()):
                 return
+        self._hand_over_buffers()
         self._flush(is_last=True)
         self._await_grant()
 
@@ -136,10 +142,11 @@ class ExpressSession(MediatedSession):
             phase = 2
             self._update(entries)
             self._barrier()
+            fault = self._take_back_if_bad()
         except Interrupted:
             self._interrupted(phase, work)
             return False
-        self._conclude(entries)
+        self._conclude(entries, fault)
         return True
 
     def _tell(self, work: Work) -> None:
@@ -168,15 +175,19 @@ class ExpressSession(MediatedSession):
         self._replica.collect(store.present(self.seat))
 
     def _barrier(self) -> None:
-        """Wait until all have arrived as often as this member; Interrupted when one never will."""
+        """Wait until all have arrived as often as this member; Interrupted when one never will.
+
+        Only a member that is gone is given up: where it stands is final, so all others give up at
+        the same barrier.
+        """
         control = self._control
         self._phase += 1
         phase = self._phase
         control.set_and_wake(control.arrived[self.seat], phase)
         start = time.perf_counter()
-        for index in control.arrived:
+        for index, gone in zip(control.arrived, control.gone, strict=True):
             while not control.wait_while(index, lambda value: value < phase, _WAIT_S):
-                if control[ALARM] and control[index] < phase:
+                if control[gone] and control[index] < phase:
                     raise Interrupted
         self._clock.wait_s += time.perf_counter() - start
 
@@ -200,7 +211,6 @@ class ExpressSession(MediatedSession):
         self._is_skipped = any(entry[_FAULT] for entry in entries)
         present = self._present_in_any(samples)
         if self._is_skipped:
-            share.average_buffers([0.0] * len(samples))
             return
         norm = share.average([n / total for n in samples])
         max_norm = max(entry[_MAX_NORM] for entry in entries)
@@ -231,21 +241,24 @@ class ExpressSession(MediatedSession):
         if self.last_norm > max_norm:
             self._share.scale(max_norm / (self.last_norm + 1e-6))
 
-    def _conclude(self, entries: list[tuple[float, ...]]) -> None:
-        """After the second barrier: the version is there; a bad one is taken back."""
-        control = self._control
-        version = float(self._version)
-        bad = [
-            seat
-            for seat, line in enumerate(control.numbers)
-            if control.double(line + 2 * _BAD) == version
-        ]
-        fault = OK
-        if bad and not self._is_skipped:
-            fault = NOT_FINITE
+    def _take_back_if_bad(self) -> int:
+        """After the second barrier: an update that is not finite is undone; what was wrong."""
+        control, version = self._control, float(self._version)
+        is_bad = any(control.double(line + 2 * _BAD) == version for line in control.numbers)
+        if is_bad and not self._is_skipped:
             self._share.restore(self._version + 1)
             self._raise_if_mine()
             self._barrier()
+        mine = self._replica.layout.buffers.of(self._home)
+        if is_bad or self._is_skipped:
+            mine.copy_(self._kept_buffers)
+        else:
+            self._kept_buffers.copy_(mine)
+        return NOT_FINITE if is_bad else OK
+
+    def _conclude(self, entries: list[tuple[float, ...]], fault: int) -> None:
+        """The version is there: note what made it."""
+        control = self._control
         if self._is_difference:
             self._pull_share()
         if self.seat == 0:
@@ -263,78 +276,99 @@ class ExpressSession(MediatedSession):
             self._flush()
 
     def _pull_share(self) -> None:
-        size = self._replica.layout.slot_bytes
-        self._home.copy_(self.store.blocks[self._block][:size])
+        size = self._replica.layout.parameters.stop
+        self._home[:size].copy_(self.store.blocks[self._block][:size])
         assert self._base is not None
         self._base.copy_(self._home)
 
     def _raise_if_mine(self) -> None:
         """The worker whose own gradient is not finite says so, with the parameter's name."""
         if self._nonfinite_is_error and not self.store.is_finite(self.seat):
-            self._fail_not_finite(float("nan"))
+            line = self._control.numbers[self.seat]
+            self._fail_not_finite(self._control.double(line + 2 * _LOSS))
 
     # -- facts, off the critical path -----------------------------------------------------------
 
     def _flush(self, is_last: bool = False) -> None:
-        """Tell the coordinator of the rounds since the last time; only the first member does."""
-        if self.seat == 0:
-            rows = [row for number, row in self._rows if number >= self._flushed]
-            for start in range(0, len(rows), 256):
-                self._lane.send(("rounds", self._flushed + start, rows[start : start + 256]))
-            self._flushed = self._round
+        """Tell the coordinator of the rounds since the last time.
+
+        The first member does; at the end all do, because the first may have died by then.
+        """
+        if self.seat and not is_last:
+            return
+        rows = [(number, row) for number, row in self._rows if number >= self._flushed]
+        size = max(1, _SENT_ENTRIES // self.num_workers)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            self._lane.send(("rounds", part[0][0], [row for _, row in part]))
+        self._flushed = self._round
 
     # -- the way out ----------------------------------------------------------------------------
 
     def _ask_to_leave(self) -> None:
         """This member needs the coordinator: all leave the express path at their next barrier."""
-        self._control[ALARM] = 1
-        for index in self._control.arrived:
-            self._control.wake(index)
-        self._report_interruption(0, None, None)
-        self._serial = self._expect("resume")[1]
+        control = self._control
+        control[ALARM] = 1
+        self._tell(Work())
+        self._phase += 1
+        control.set_and_wake(control.arrived[self.seat], self._phase)
+        self._report_interruption(None, None)
         self._leave_with_work()
 
     def _interrupted(self, phase: int, work: Work) -> None:
-        """Put the shares back, tell where this member stands, and go on through the store."""
+        """Put the share back, tell where this member stands, and go on through the store."""
         entries = None
         if phase == 2:
             self._share.restore(self._version + 1)
-            self._restore_the_dead()
             entries = [
-                (int(n), loss, int(fault), (compute_s, wait_s, push_s))
-                for n, loss, fault, compute_s, wait_s, push_s, *_ in self._hear_peers()
-            ]
-        clock = self._clock
-        fault = FOUND_INF if work.found_inf else OK
-        mine = (work.num_samples, work.loss, fault, (clock.compute_s, clock.wait_s, clock.push_s))
-        self._report_interruption(phase, mine if work.num_samples else None, entries)
-        message = self._expect("resume")
-        self._serial = message[1]
+                (int(one[_N]), one[_LOSS], self._fault(seat, one[_FAULT]),
+                 (one[_COMPUTE], one[_WAIT], one[_PUSH]), one[_MAX_NORM])
+                for seat, one in enumerate(self._hear_peers())
+            ]  # fmt: skip
+        clock, mine = self._clock, None
+        if work.num_samples:
+            if not work.found_inf:
+                self._raise_if_mine()
+            fault = self._fault(self.seat, FOUND_INF if work.found_inf else OK)
+            clocks = (clock.compute_s, clock.wait_s, clock.push_s)
+            mine = (work.num_samples, work.loss, fault, clocks, work.max_norm)
+        self._report_interruption(mine, entries)
         self._leave_with_work()
         self._await_grant()
 
+    def _fault(self, seat: int, fault: float) -> int:
+        """What is wrong with a push that no update has looked at yet."""
+        return int(fault) or (OK if self.store.is_finite(seat) else NOT_FINITE)
+
+    def _report_interruption(self, mine: object, entries: object) -> None:
+        """Tell of this member's push and those it saw; wait until all live ones have."""
+        self._flush(is_last=True)
+        self._lane.send(("interrupted", mine, entries))
+        while (message := self._next())[0] == "mend":
+            self._restore_the_dead()
+            self._lane.send(("mended",))
+        if message[0] != "resume":
+            raise Stopped
+        self._serial = message[1]
+
     def _restore_the_dead(self) -> None:
-        """The first survivor puts back the shares of members that never arrived."""
-        control = self._control
-        here = [seat for seat, index in enumerate(control.arrived) if control[index] >= self._phase]
-        if here and here[0] == self.seat:
-            for seat in set(range(self.num_workers)) - set(here):
+        """Put back the shares of members that died before they could; all others wait."""
+        for seat, gone in enumerate(self._control.gone):
+            if self._control[gone]:
                 share = Share(self.store, self._replica, self._rule, seat=seat, block=self._block)
                 share.restore(self._version + 1)
-
-    def _report_interruption(self, phase: int, mine: object, entries: object) -> None:
-        first = self._rows[0][0] if self._rows else self._round
-        rows = [row for _, row in self._rows]
-        self._lane.send(("interrupted", self._round, phase, first, rows, mine, entries))
 
     def _leave_with_work(self) -> None:
         """Private memory again, with the parameters of the version that stands."""
         self._is_express = False
         self._control[VERSION] = 2 * self._version + self._block
+        self._hand_over_buffers()
         replica = self._replica
         grads = [parameter.grad for parameter in replica.parameters]
         self._home = replica.live_alone()
         for parameter, gradient in zip(replica.parameters, grads, strict=True):
             parameter.grad = gradient
-        if self._base is not None:
-            self._base.copy_(self._home)
+
+    def _hand_over_buffers(self) -> None:
+        """The block holds no buffers while peers run; all write the same ones."""
+        self._replica.layout.buffers.of(self.store.blocks[self._block]).copy_(self._kept_buffers)

@@ -11,7 +11,8 @@ tables below are the whole language. This module must not know what a message le
         giveback  (serial)
         superseded (serial, wasted_s)
         rounds    (first, rows)                   express: whole rounds, in member order
-        interrupted (round, phase, rows)          express: left at this barrier
+        interrupted (push, pushes)                express: left; its own push, and those it saw
+        mended    ()                              the shares of dead members are put back
         count     (num_samples, batch_size)       an evaluation
         counted   (start, totals)
         sum       (values)
@@ -27,6 +28,9 @@ tables below are the whole language. This module must not know what a message le
         skip      (job, version)
         extended  (lease)
         end       (epoch, version)                the epoch is over
+        mend      ()                              put back the shares of dead members
+        resume    (serial)                        go on through the store
+        main      ()                              this member prints and saves from now on
         range     (start, stop) | (-1, -1)
         totals    (totals)
         summed    (values)

@@ -55,10 +55,12 @@ class MediatedSession(Session):
         self.member = member
         self._cancelled = control.cancelled[seat]
         self.num_workers = control.num_seats
-        self.is_main = seat == 0
+        self._is_main = seat == 0
         self._epoch = 0
         self._batch_ends: Sequence[int] | None = None
         self._queue: deque[Message] = deque()
+        self._jobs: list[Message] = []
+        """Jobs to do, lowest number first."""
         self._clock = Clock()
         self._grant: Grant | None = None
         self._stopped = False
@@ -176,11 +178,11 @@ class MediatedSession(Session):
 
     def extend(self) -> Lease | None:
         self._lane.send(("extend", self._serial))
-        message = self._next()
-        if message[0] == "extended":
-            return None if message[1] is None else Lease(*message[1])
-        self._queue.appendleft(message)
-        return None
+        others = []
+        while (message := self._next())[0] != "extended":
+            others.append(message)  # the work was superseded: what comes next is here already
+        self._queue.extendleft(reversed(others))
+        return None if message[1] is None else Lease(*message[1])
 
     def give_back(self) -> None:
         self._lane.send(("giveback", self._serial))
@@ -221,6 +223,12 @@ class MediatedSession(Session):
 
     def ask_to_stop(self) -> None:
         self._lane.send(("stop",))
+
+    @property
+    def is_main(self) -> bool:
+        if not self._is_main:
+            self._hear(is_blocking=False)  # the one before may have died
+        return self._is_main
 
     @property
     def is_stopped(self) -> bool:
@@ -274,30 +282,42 @@ class MediatedSession(Session):
 
     def _expect(self, kind: str) -> Message:
         message = self._next()
+        while message[0] == "stop" and kind in _ANSWERS:
+            message = self._next()  # the run ends at the next epoch; what was asked is answered
         if message[0] != kind:
             raise Stopped
         return message
 
     def _next(self) -> Message:
-        """The next message that is not a job; jobs are done as they come."""
+        """The next message that is not a job; jobs that came before it are done first."""
         while True:
-            while self._queue:
+            while self._jobs:
+                before = self._jobs[0][1] - 1
+                self._settle(lambda: self._control.wait_for_job(before, _POLL_S))  # noqa: B023
+                self._do_due_jobs()
+            if self._queue:
                 message = self._queue.popleft()
-                if message[0] in _JOBS:
-                    self._do(message)
-                    continue
                 self._stopped |= message[0] == "stop"
                 return message
             start = time.perf_counter()
-            self._queue.extend(self._lane.receive())
+            self._hear()
             self._clock.wait_s += time.perf_counter() - start
 
+    def _hear(self, is_blocking: bool = True) -> None:
+        """Take in what has come: jobs by their number, all else in order."""
+        for message in self._lane.receive(is_blocking):
+            if message[0] in _JOBS:
+                self._jobs.append(message)
+            elif message[0] == "main":
+                self._is_main = True
+            else:
+                self._queue.append(message)
+        self._jobs.sort(key=_number_of_job)
+
     def _take_jobs(self) -> None:
-        """Do the jobs that are here, leave every other message for later."""
-        self._queue.extend(self._lane.receive(is_blocking=False))
-        for message in [one for one in self._queue if one[0] in _JOBS]:
-            self._queue.remove(message)
-            self._do(message)
+        """Do the jobs whose turn it is, leave every other message for later."""
+        self._hear(is_blocking=False)
+        self._do_due_jobs()
 
     def _settle(self, is_there: Callable[[], bool]) -> None:
         """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
@@ -308,11 +328,15 @@ class MediatedSession(Session):
 
     # -- jobs -----------------------------------------------------------------------------------
 
+    def _do_due_jobs(self) -> None:
+        """Jobs are done one after the other in all members; none is begun before its turn."""
+        while self._jobs and self._control.wait_for_job(self._jobs[0][1] - 1, 0):
+            self._do(self._jobs.pop(0))
+
     def _do(self, message: Message) -> None:
         kind, job = message[:2]
-        self._settle(lambda: self._control.wait_for_job(job - 1, _POLL_S))
         if self._control.wait_for_job(job, 0):
-            return
+            return  # whoever had it before has done it
         if kind == "add":
             _, _, seat, weight, is_first = message
             self.store.add(job, seat, weight, is_first)
@@ -327,9 +351,8 @@ class MediatedSession(Session):
 
     def _finish(self, job: int, version: int, seat: int, scale: float, max_norm: float) -> None:
         self.advance_schedule(version - 1)
-        if max_norm:
-            self._control.set_double(NORM, self.store.clip(seat, scale, max_norm))
-        self.store.finish(job, self._updaters, self._rule.param_groups, seat=seat, scale=scale)
+        groups = self._rule.param_groups
+        self.store.finish(job, self._updaters, groups, seat=seat, scale=scale, max_norm=max_norm)
 
     def _digest_hyper(self) -> int:
         """A number that is equal for two members exactly when their optimizers' settings are."""
@@ -340,7 +363,13 @@ class MediatedSession(Session):
         return self._hyper_digest
 
 
+_ANSWERS = frozenset(("range", "totals", "summed"))
 _JOBS = frozenset(("add", "finish", "skip"))
+
+
+def _number_of_job(message: Message) -> int:
+    number: int = message[1]
+    return number
 
 
 class _LaneCensus(Census):

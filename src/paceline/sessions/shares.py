@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..compute.replica import Replica
@@ -91,6 +92,7 @@ class Share:
             else:
                 whole = slice(offset, offset + entry.place.num_bytes)
                 self._kept.append((undo[whole], live[whole]))
+        self._private: list[Tensor] | None = None
         self._buffers = replica.layout.buffers.places
 
     def average(self, weights: Sequence[float]) -> float:
@@ -121,6 +123,7 @@ class Share:
         """Copy parameters and state of this share aside; ``mark`` says for which version."""
         for undo, live in self._kept:
             undo.copy_(live)
+        self._private = self._updater.private_state()
         self._control[self._mark] = mark
 
     def step(self, present: Sequence[int], groups: Groups) -> None:
@@ -131,6 +134,10 @@ class Share:
         if self._control[self._mark] == mark:
             for undo, live in self._kept:
                 live.copy_(undo)
+            self._control[self._mark] = 0
+            if self._private is not None:
+                self._updater.revert(self._private)
+                self._private = None
 
     def average_buffers(self, weights: Sequence[float]) -> None:
         """Float buffers: the mean by samples; counters: the maximum. Into the model's own."""

@@ -19,6 +19,7 @@ class SoloSession(Session):
         self._next = 0
         self._version = 0
         self._grant: Grant | None = None
+        self._held: list[Lease] = []
         self.begun_s = time.perf_counter()
 
     def shape(self, shape: Shape) -> None:
@@ -34,7 +35,8 @@ class SoloSession(Session):
     def _advance(self) -> None:
         if self._next < len(self._leases):
             ticket = Ticket(0, self._version, self._version)
-            self._grant = Grant(ticket, (self._leases[self._next],))
+            self._held = [self._leases[self._next]]
+            self._grant = Grant(ticket, (self._held[0],))
             self._next += 1
         else:
             self._grant = None
@@ -50,10 +52,15 @@ class SoloSession(Session):
         if self._next >= len(self._leases):
             return None
         self._next += 1
-        return self._leases[self._next - 1]
+        self._held.append(self._leases[self._next - 1])
+        return self._held[-1]
 
     def give_back(self) -> None:
+        returned = self._held
         self._advance()
+        self._leases[self._next : self._next] = returned
+        if self._grant is None:
+            self._advance()
 
     @property
     def version(self) -> int:

@@ -1,7 +1,7 @@
 """The page of words through which the members of one machine see each other.
 
     line 0..15   the run: version, jobs, alarm, ...
-    then 5 lines a seat: [cancelled] [arrived] [undo mark] [what it pushed last: numbers]
+    then 5 lines a seat: [cancelled, gone] [arrived] [undo mark] [what it pushed last: numbers]
 
 A seat is a worker's place; at any time one member sits on it. Every word has one writer at a
 time, named below. This module must not know what a version or an arrival leads to.
@@ -50,6 +50,8 @@ class Control(Words):
         self.num_seats = num_seats
         self.cancelled = [self._seat(seat, 0) for seat in range(num_seats)]
         """Per seat: serials below this are cancelled (writer: coordinator)."""
+        self.gone = [index + 1 for index in self.cancelled]
+        """Per seat: 1 when its member has ended, what it wrote is final (writer: coordinator)."""
         self.arrived = [self._seat(seat, 1) for seat in range(num_seats)]
         """Per seat: barriers reached (writer: the member)."""
         self.marks = [self._seat(seat, 2) for seat in range(num_seats)]

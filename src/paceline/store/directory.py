@@ -133,28 +133,26 @@ class Directory:
         words[_TAKEN] = start + num_bytes
         return start
 
-    def add_record(self, record: Record) -> None:
-        self._append(
-            {
-                "key": record.key,
-                "dtype": str(record.dtype).removeprefix("torch."),
-                "shape": list(record.shape),
-                "slices": [[part.shard, part.start, part.stop] for part in record.slices],
-                "control": record.control,
-                "values": record.values,
-            }
-        )
+    def add(self, record: Record, state: StateArea | None) -> None:
+        """List a key together with its state: others see both or neither."""
+        row = {
+            "key": record.key,
+            "dtype": str(record.dtype).removeprefix("torch."),
+            "shape": list(record.shape),
+            "slices": [[part.shard, part.start, part.stop] for part in record.slices],
+            "control": record.control,
+            "values": record.values,
+        }
+        self._append([row, *([_state_row(state)] if state else [])])
 
-    def add_state(self, area: StateArea) -> None:
-        self._append({"key": area.key, "rule": area.rule, "offset": area.offset})
+    def set_rule(self, rule: str, states: list[StateArea]) -> None:
+        """List what all processes apply from now on, with its state for the keys there are."""
+        self._append([*(_state_row(state) for state in states), {"rule": rule}])
 
-    def set_rule(self, rule: str) -> None:
-        self._append({"rule": rule})
-
-    def _append(self, row: dict[str, Any]) -> None:
+    def _append(self, rows: list[dict[str, Any]]) -> None:
         words = self._region.words
-        content = json.dumps(row, separators=(",", ":")).encode()
-        content = len(content).to_bytes(WORD_BYTES, "little") + content
+        texts = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
+        content = b"".join(len(text).to_bytes(WORD_BYTES, "little") + text for text in texts)
         listed = words[_LISTED]
         if listed + len(content) > LIST_BYTES:
             raise ConfigError(
@@ -190,7 +188,7 @@ def lay_out_region(region: Region, num_shards: int, rule: str) -> None:
     for shard in range(num_shards):
         prepare_lock(region, shard_lock(shard))
     words[_FORMAT] = _MAGIC
-    Directory(region, patience_s=1.0).set_rule(rule)
+    Directory(region, patience_s=1.0).set_rule(rule, [])
 
 
 def shard_lock(shard: int) -> int:
@@ -200,6 +198,10 @@ def shard_lock(shard: int) -> int:
 
 def list_start(num_shards: int) -> int:
     return -(-shard_lock(num_shards) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _state_row(area: StateArea) -> dict[str, Any]:
+    return {"key": area.key, "rule": area.rule, "offset": area.offset}
 
 
 def _record(row: dict[str, Any]) -> Record:

@@ -7,6 +7,7 @@ the C library want an address. This module must not know what lies where.
 import ctypes
 import os
 import platform
+import weakref
 
 from ..errors import ConfigError
 from .memory import SharedMemory
@@ -27,6 +28,7 @@ class Region:
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
+        self._finalizer = weakref.finalize(self, os.close, memory.fd)
         self.data = memory.tensor()
         """``(num_bytes,)`` uint8."""
         self.words = memoryview(memory.buffer).cast("q")
@@ -58,4 +60,4 @@ class Region:
 
     def close(self) -> None:
         """Give the descriptor back; the mapping goes with its last user."""
-        os.close(self.fd)
+        self._finalizer()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, PASS, VERSION, Control
+from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, VERSION, Control
 from .layout import Layout
 from .update import Groups, Updater
 
@@ -149,27 +149,33 @@ class SharedStore:
         self.finished(job)
 
     def finish(
-        self, job: int, updater: Sequence[Updater], groups: Groups, *, seat: int, scale: float
+        self,
+        job: int,
+        updater: Sequence[Updater],
+        groups: Groups,
+        *,
+        seat: int,
+        scale: float,
+        max_norm: float = 0.0,
     ) -> None:
         """Write the next version: from the accumulator times ``scale``, or from one seat's slot.
+
+        Seven arguments: an update is all of them, and every one is a plain number or the user's.
 
         Args:
             updater: one for each block.
             seat: the seat whose slot is the whole gradient, or -1 for the accumulator.
+            max_norm: clip the averaged gradient to this norm; 0: do not.
         """
         old, new = self.current, 1 - self.current
         self._begin_writing()
-        if seat < 0 and scale != 1.0:
-            total = self._slots[0]
-
-            def scale_chunk(run: Run) -> None:
-                if run.dtype.is_floating_point or run.dtype.is_complex:
-                    run.of(total).mul_(scale)
-
-            self._over_chunks(2 * job + 1, scale_chunk)
-        slot = self._slots[seat + 1]
+        clip = self._clip_factor(job, seat, scale, max_norm) if max_norm else 1.0
+        slot, present = self._slots[seat + 1], self._present[seat + 1]
+        if scale != 1.0 or clip != 1.0:
+            self._scale(job, slot, scale, clip)
+            slot = self._slots[0]
         self.blocks[new].copy_(self.blocks[old])
-        updater[new].step(slot, self._present[seat + 1], groups)
+        updater[new].step(slot, present, groups)
         buffers = self._buffers
         if buffers.num_bytes:
             buffers.of(self.blocks[new]).copy_(buffers.of(slot))
@@ -183,14 +189,30 @@ class SharedStore:
         self._publish()
         self.finished(job)
 
-    def clip(self, seat: int, scale: float, max_norm: float) -> float:
-        """Scale the gradient of the update down to ``max_norm``; its norm before that."""
-        runs = self._gradient_runs(self._slots[seat + 1])
-        norm = scale * float(torch.linalg.vector_norm(torch.stack([run.norm() for run in runs])))
-        if norm > max_norm:
-            for run in runs:
-                run.mul_(max_norm / (norm + 1e-6))
-        return norm
+    def _scale(self, job: int, slot: Tensor, scale: float, clip: float) -> None:
+        """The accumulator becomes ``slot`` times ``scale``, gradients also times ``clip``."""
+        total, gradients_stop = self._slots[0], self.layout.parameters.stop
+
+        def scale_chunk(run: Run) -> None:
+            into, value = run.of(total), run.of(slot)
+            if run.dtype.is_floating_point or run.dtype.is_complex:
+                torch.mul(value, scale * clip if run.start < gradients_stop else scale, out=into)
+            elif slot is not total:
+                into.copy_(value)
+
+        self._over_chunks(2 * job + 1, scale_chunk)
+
+    def _clip_factor(self, job: int, seat: int, scale: float, max_norm: float) -> float:
+        """What scales the gradient of the update down to ``max_norm``; its norm is noted.
+
+        Who takes a half-scaled update over uses the norm that was noted before.
+        """
+        if self.control[PASS] != 2 * job + 1:
+            runs = self._gradient_runs(self._slots[seat + 1])
+            norms = torch.stack([torch.linalg.vector_norm(run) for run in runs])
+            self.control.set_double(NORM, scale * float(torch.linalg.vector_norm(norms)))
+        norm = self.control.double(NORM)
+        return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
 
     def _gradient_runs(self, slot: Tensor) -> list[Tensor]:
         return [Run(*run).of(slot) for run in self.layout.parameters.runs()]

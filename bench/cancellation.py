@@ -1,0 +1,179 @@
+"""How soon superseded work is left: ResNet-18, real compute, two workers, k-sync:1.
+
+    python bench/cancellation.py [--quick] [--write] [--updates 150]
+
+The first push makes the update and the other worker is cancelled in the middle of its pass. The
+delay is from the coordinator's Cancel in the trace to the moment when it hears that the member has
+left its step, so the message's way is in it. Both workers begin each pass after a pause of up to
+one pass (outside the step, seeded), so that cancellations meet all its places; one that meets the
+pause is not counted. Hooks time each layer's forward and backward in the same passes; a layer's
+time is its median. Writes results/cancellation.md.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import paceline
+from paceline.data.arrays import ArrayDataset, collate_batch
+from paceline.events import Cancel
+from paceline.program import ScriptProgram
+from paceline.records import Ordered, Record, Superseded
+from paceline.workloads.resnet18 import build
+from runs import run
+from table import machine, write_table
+
+BATCH, NUM_SAMPLES = 16, 100_000
+WANTED, SKIPPED_STEPS = 1.2, 3
+
+
+class LayerTimes:
+    """Seconds of each layer's forward and backward, by hooks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self._begun_s: dict[str, float] = {}
+        for name, layer in model.named_modules():
+            if not list(layer.children()):
+                layer.register_forward_pre_hook(self._begin(f"{name} forward"))
+                layer.register_forward_hook(self._end(f"{name} forward"))
+                layer.register_full_backward_pre_hook(self._begin(f"{name} backward"))
+                layer.register_full_backward_hook(self._end(f"{name} backward"))
+
+    def _begin(self, key: str) -> Callable[..., None]:
+        def begin(*_: Any) -> None:
+            self._begun_s[key] = time.perf_counter()
+
+        return begin
+
+    def _end(self, key: str) -> Callable[..., None]:
+        def end(*_: Any) -> None:
+            self.seconds[key].append(time.perf_counter() - self._begun_s[key])
+
+        return end
+
+
+def be_worker(folder: Path, pause_s: float) -> None:
+    """The loop of the README with a pause before each step and clocks on the layers."""
+    # The images need no gradient, so the first layer's backward ends when it begins: as it is.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    pace = paceline.connect()
+    model = build("default")
+    times = LayerTimes(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = ArrayDataset(
+        torch.rand(1, 1, 28, 28).expand(NUM_SAMPLES, 1, 28, 28),
+        torch.zeros(1, dtype=torch.long).expand(NUM_SAMPLES),
+    )
+    loader = DataLoader(data, batch_size=BATCH, collate_fn=collate_batch)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    rng = random.Random(pace.worker)
+    paused_s = []
+    for _ in pace.epochs(1):
+        for inputs, targets in loader:
+            start_s = time.perf_counter()
+            time.sleep(rng.uniform(0.0, pause_s))
+            paused_s.append(time.perf_counter() - start_s)
+            with pace.step():
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+    report = {"paused_s": paused_s, "layers": times.seconds}
+    (folder / str(pace.worker)).write_text(json.dumps(report))
+
+
+def one_pass_s() -> float:
+    """Seconds of a forward and backward with one thread; the pauses are drawn up to it."""
+    torch.set_num_threads(1)
+    model, inputs = build("default"), torch.rand(BATCH, 1, 28, 28)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        model(inputs).sum().backward()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def pair_up(records: Sequence[Record]) -> Iterator[tuple[float, Superseded]]:
+    """(when it was cancelled, what the member said when it had left) of each cancellation."""
+    cancelled_s: dict[int, float] = {}
+    for one in records:
+        if isinstance(one, Ordered) and isinstance(one.order, Cancel):
+            cancelled_s[one.order.member] = one.t_s
+        elif isinstance(one, Superseded) and one.ticket.member in cancelled_s:
+            yield cancelled_s.pop(one.ticket.member), one
+
+
+def measure(num_updates: int) -> tuple[list[float], int, dict[str, float]]:
+    """(seconds from each Cancel to its leaving, how many met a pause, layer -> seconds)."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = ScriptProgram(
+            path=str(Path(__file__).resolve()), args=("--worker", folder, str(one_pass_s()))
+        )
+        records = run(
+            program, workers=2, protocol="k-sync:1", batch_size=BATCH, updates=num_updates,
+            threads=1,
+        )  # fmt: skip
+        reports = [json.loads((Path(folder) / str(seat)).read_text()) for seat in range(2)]
+    delays_s, num_in_pause = [], 0
+    for cancelled_s, left in pair_up(records):
+        member, serial = left.ticket.member, left.ticket.serial
+        if serial < SKIPPED_STEPS:
+            continue
+        # wasted_s counts from the grant; the pass began when its pause was over.
+        begun_s = left.t_s - left.wasted_s + reports[member]["paused_s"][serial]
+        if cancelled_s < begun_s:
+            num_in_pause += 1
+        else:
+            delays_s.append(left.t_s - cancelled_s)
+    layers: dict[str, list[float]] = defaultdict(list)
+    for report in reports:
+        for name, seconds in report["layers"].items():
+            layers[name] += seconds[SKIPPED_STEPS:]
+    return delays_s, num_in_pause, {k: statistics.median(v) for k, v in layers.items() if v}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--updates", type=int, default=150)
+    options = parser.parse_args()
+    note = machine()
+    delays_s, num_in_pause, layers = measure(12 if options.quick else options.updates)
+    name, longest_s = max(layers.items(), key=lambda item: item[1])
+    p99_s = sorted(delays_s)[min(len(delays_s) - 1, int(0.99 * len(delays_s)))]
+    rows = [[
+        str(len(delays_s)), str(num_in_pause), f"{1000 * statistics.median(delays_s):.1f}",
+        f"{1000 * p99_s:.1f}", f"{1000 * max(delays_s):.1f}", f"{name}: {1000 * longest_s:.1f}",
+        f"{p99_s / longest_s:.2f}", f"<= {WANTED}", "yes" if p99_s <= WANTED * longest_s else "no",
+    ]]  # fmt: skip
+    print(" | ".join(rows[0]))
+    header = [
+        "cancelled in a pass", "in the pause", "median, ms", "p99, ms", "most, ms",
+        "longest layer, ms", "p99 : longest layer", "wanted", "reached",
+    ]  # fmt: skip
+    note = f"ResNet-18, {BATCH} images a worker, one thread each. {note}"
+    if options.write:
+        write_table("cancellation", "From release to leaving the pass", header, rows, note)
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv and "WORLD_SIZE" in os.environ:
+        be_worker(Path(sys.argv[-2]), float(sys.argv[-1]))
+    else:
+        main()

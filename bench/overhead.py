@@ -1,0 +1,156 @@
+"""What one worker costs: the four lines under plain ``python`` against the bare loop.
+
+    python bench/overhead.py [--quick] [--write]
+
+LeNet, batch 256, 60,000 synthetic images, all cores. Three loops live in one process: with the
+four lines, bare, and bare again (A/A: what the method itself makes of no difference). They take
+blocks of ten steps in turn, in an order that rotates. Every ten rounds all three are built anew,
+so that where their memory happens to lie is averaged, too. It goes on until the 95 % interval of
+the median ratio is narrow. Writes results/overhead.md.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.context import Context
+from paceline.data.arrays import ArrayDataset, collate_batch
+from paceline.sessions.solo import SoloSession
+from paceline.worker import Pace
+from paceline.workloads.lenet import build
+from table import interval, machine, spread, write_table
+
+BATCH, STEPS, ROUNDS_A_BUILD = 256, 10, 10
+LEARNING_RATE = 0.01
+WANTED, HALF_WIDTH = 1.01, 0.002
+Step = Callable[[], None]
+
+
+def make_data(num_samples: int) -> ArrayDataset:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (num_samples, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    return ArrayDataset(images, torch.randint(0, 10, (num_samples,), generator=generator))
+
+
+def make_parts(data: ArrayDataset) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[object]]:
+    torch.manual_seed(0)
+    model = build("default")
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    loader: DataLoader[object] = DataLoader(
+        data, batch_size=BATCH, shuffle=True, collate_fn=collate_batch
+    )
+    return model, optimizer, loader
+
+
+def bare(data: ArrayDataset) -> Step:
+    """What everybody writes."""
+    model, optimizer, loader = make_parts(data)
+    loss_fn = nn.CrossEntropyLoss()
+
+    def loop() -> Iterator[None]:
+        while True:
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss_fn(model(inputs), targets).backward()
+                optimizer.step()
+                yield
+
+    return loop().__next__
+
+
+def with_four_lines(data: ArrayDataset) -> Step:
+    """The same with Paceline's; what ``connect`` gives in a script that python started."""
+    pace = Pace(SoloSession(), Context())
+    model, optimizer, loader = pace.prepare(*make_parts(data))
+    loss_fn = nn.CrossEntropyLoss()
+
+    def loop() -> Iterator[None]:
+        for _ in pace.epochs(1_000_000):
+            for inputs, targets in loader:
+                with pace.step():
+                    optimizer.zero_grad()
+                    loss_fn(model(inputs), targets).backward()
+                    optimizer.step()
+                yield
+
+    return loop().__next__
+
+
+def block_s(step: Step) -> float:
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    return time.perf_counter() - start
+
+
+def measure(data: ArrayDataset, num_least: int, num_most: int) -> dict[str, list[float]]:
+    """Seconds of each block, loop by loop, pair by pair."""
+    makers = {"four lines": with_four_lines, "bare": bare, "bare again": bare}
+    times: dict[str, list[float]] = {name: [] for name in makers}
+    rng = random.Random(0)
+    while len(times["bare"]) < num_most:
+        loops = {name: make(data) for name, make in makers.items()}
+        for step in loops.values():
+            block_s(step)
+        for _ in range(ROUNDS_A_BUILD):
+            order = list(loops)
+            rng.shuffle(order)
+            for name in order:
+                times[name].append(block_s(loops[name]))
+        if len(times["bare"]) >= num_least:
+            _, low, high = interval(ratios(times, "four lines"))
+            if high - low <= 2 * HALF_WIDTH:
+                break
+    return times
+
+
+def ratios(times: dict[str, list[float]], name: str) -> list[float]:
+    return [a / b for a, b in zip(times[name], times["bare"], strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    load = os.getloadavg()[0]
+    note = machine()
+    data = make_data(6_000 if options.quick else 60_000)
+    times = measure(data, *((10, 10) if options.quick else (120, 600)))
+    rows = []
+    for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
+        middle, low, high = interval(ratios(times, name))
+        is_reached = high <= WANTED if name == "four lines" else low <= 1.0 <= high
+        rows.append([
+            f"{name} : bare", spread([1000 * one / STEPS for one in times[name]]),
+            spread([1000 * one / STEPS for one in times["bare"]]), f"{middle:.4f}",
+            f"{low:.4f} to {high:.4f}", str(len(times[name])), wanted,
+            "yes" if is_reached else "no",
+        ])  # fmt: skip
+        print(" | ".join(rows[-1]), flush=True)
+    header = [
+        "loops", "ms a step", "bare, ms a step", "median ratio", "95 % interval", "pairs",
+        "wanted of the upper end", "reached",
+    ]  # fmt: skip
+    per_step_us = 1e6 * statistics.median(
+        (a - b) / STEPS for a, b in zip(times["four lines"], times["bare"], strict=True)
+    )
+    note = (
+        f"Blocks of {STEPS} steps in turn; median (least to most); interval of the median by "
+        f"bootstrap over pairs. The four lines add {per_step_us:.0f} us a step. {note}"
+    )
+    if options.write:
+        write_table("overhead", "One worker against the bare loop", header, rows, note)
+    print(f"load before {load:.1f}; four lines add {per_step_us:.0f} us a step")
+
+
+if __name__ == "__main__":
+    main()

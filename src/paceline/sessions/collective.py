@@ -1,0 +1,190 @@
+"""A session between peers whose bytes ``torch.distributed`` carries: one accelerator a worker.
+
+    gradient (own device) -- all-reduce: NCCL between GPUs, gloo between CPUs --> mean
+    every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does
+
+The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
+those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends.
+This module must not know protocols.
+"""
+
+import datetime
+import math
+
+import torch
+import torch.distributed as dist
+
+from ..errors import ConfigError, WorkerError
+from ..events import Lease
+from ..store.update import Updater
+from .base import Work
+from .express import _FAULT, _HYPER, _MAX_NORM, _N, ExpressSession
+from .mediated import NOT_FINITE, OK
+from .shares import conflict_between
+
+_TIMEOUT = datetime.timedelta(minutes=5)
+
+
+class CollectiveSession(ExpressSession):
+    """A member whose gradients are averaged by an all-reduce."""
+
+    rendezvous = ""
+    """A file of this run through which the members find each other; set at birth."""
+    _is_bad = False
+
+    def _enter(self) -> None:
+        """Parameters and optimizer state in one block on this member's own device."""
+        self._is_express = True
+        store, replica = self.store, self._replica
+        self._start_group()
+        self._block = store.current
+        self._own = store.blocks[self._block].to(replica.device, copy=True)
+        if not self._is_difference:
+            replica.live_in(self._own)
+        self._kept_buffers = replica.layout.buffers.of(self._home).clone()
+        self._updater = Updater(self._rule, replica.parameters, replica.layout, self._own)
+        self._mean = torch.zeros_like(self._own) if self._is_difference else replica.outgoing
+        self._all_present = b"\1" * len(replica.parameters)
+
+    def _start_group(self) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo" if self._replica.device.type == "cpu" else None,
+                init_method=f"file://{self.rendezvous}",
+                rank=self.seat,
+                world_size=self.num_workers,
+                timeout=_TIMEOUT,
+            )
+
+    def extend(self) -> Lease | None:
+        if self._is_express:
+            raise ConfigError(
+                "gradient accumulation is not carried by path 'collective'; use --path store"
+            )
+        return super().extend()
+
+    def give_back(self) -> None:
+        if self._is_express:
+            raise ConfigError("step.skip() is not carried by path 'collective'; use --path store")
+        super().give_back()
+
+    # -- one round ------------------------------------------------------------------------------
+
+    def _fill(self, work: Work) -> None:
+        replica = self._replica
+        if self._is_difference:
+            assert self._base is not None
+            self.store.present(self.seat)[:] = self._all_present
+            for dtype, start, stop in replica.layout.parameters.runs():
+                base, home, out = (
+                    one[start:stop].view(dtype) for one in (self._base, self._home, self._mean)
+                )
+                torch.sub(base, home, out=out)
+            return
+        if work.inv_scale != 1.0:
+            replica.scale_gradients(work.inv_scale)
+        replica.gather(self.store.present(self.seat))
+
+    def _update(self, entries: list[tuple[float, ...]]) -> None:
+        """The mean of all gradients by samples, then the optimizer's step on the whole copy."""
+        samples = [entry[_N] for entry in entries]
+        if len({entry[_HYPER] for entry in entries if entry[_N]}) > 1:
+            raise conflict_between(entries, _HYPER)
+        self._is_bad = False
+        self._is_skipped = any(entry[_FAULT] for entry in entries)
+        if self._is_skipped:
+            return
+        weight = samples[self.seat] / sum(samples)
+        runs = [
+            self._mean[start:stop].view(dtype)
+            for dtype, start, stop in self._replica.layout.parameters.runs()
+        ]
+        for run in runs:
+            run.mul_(weight) if weight else run.zero_()
+            dist.all_reduce(run)
+        norm = math.sqrt(math.fsum(float(run.square().sum()) for run in runs))
+        self._is_bad = not math.isfinite(norm)
+        if self._is_bad:
+            return
+        max_norm = max(entry[_MAX_NORM] for entry in entries)
+        self.last_norm = norm
+        if 0.0 < max_norm < norm:
+            for run in runs:
+                run.mul_(max_norm / (norm + 1e-6))
+        self.advance_schedule(self._version)
+        self._updater.step(self._mean, self._present_in_any(samples), self._rule.param_groups)
+        self._average_buffers(weight)
+
+    def _average_buffers(self, weight: float) -> None:
+        for buffer in self._replica.buffers:
+            if buffer.is_floating_point():
+                buffer.mul_(weight) if weight else buffer.zero_()
+                dist.all_reduce(buffer)
+            else:
+                dist.all_reduce(buffer, dist.ReduceOp.MAX)
+
+    def _take_back_if_bad(self) -> int:
+        """All members saw the same mean and left everything as it was."""
+        if self._is_bad and self._nonfinite_is_error:
+            raise WorkerError(
+                f"worker {self.seat}: the averaged gradient of {self._name_of_bad()!r} is not "
+                f"finite at version {self._version}; lower the learning rate, clip the gradient, "
+                "or go on without such updates: --nonfinite skip"
+            )
+        mine = self._replica.layout.buffers.of(self._home)
+        if self._is_bad or self._is_skipped:
+            mine.copy_(self._kept_buffers)
+        else:
+            self._kept_buffers.copy_(mine)
+        return NOT_FINITE if self._is_bad else OK
+
+    def _name_of_bad(self) -> str:
+        for place in self._replica.layout.parameters.places:
+            if not bool(torch.isfinite(place.flat(self._mean)).all()):
+                return place.name
+        return "?"
+
+    def _pull(self, version: int) -> None:
+        """While peers run, the store's block is old: what is newest lies on this device."""
+        if not self._is_express:
+            super()._pull(version)
+            return
+        self._version = version
+        if self._is_difference:
+            self._pull_share()
+
+    def _pull_share(self) -> None:
+        size = self._replica.layout.parameters.stop
+        self._home[:size].copy_(self._own[:size])
+        assert self._base is not None
+        self._base.copy_(self._home)
+
+    # -- the way out ----------------------------------------------------------------------------
+
+    def _interrupted(self, phase: int, work: Work) -> None:
+        if phase == 2:
+            raise WorkerError(
+                "a worker died inside an all-reduce; that cannot be mended on path 'collective': "
+                "start again, or use --path store"
+            )
+        if work.num_samples:
+            if self._is_difference:
+                self._fill_slot(work)
+            else:
+                self._replica.send()
+        super()._interrupted(phase, work)
+
+    def _restore_the_dead(self) -> None:
+        return None
+
+    def _leave(self) -> None:
+        self._write_back()
+        super()._leave()
+
+    def _leave_with_work(self) -> None:
+        self._write_back()
+        super()._leave_with_work()
+
+    def _write_back(self) -> None:
+        """Hand the whole state to the store; every member's copy is the same."""
+        self.store.blocks[self._block].copy_(self._own)

@@ -1,0 +1,128 @@
+"""What the loop API carries is computed as by a plain loop: each case is one text, run both ways.
+
+Inline through the store for every case; with real processes through the store and between peers
+where the path matters.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import loops
+from reference import differ
+from runs import Run, assert_each_sample_once, run_script
+from tiny import EPOCHS, NUM_SAMPLES
+
+CLOSE = 1e-6
+SCRIPT = Path(loops.__file__)
+SAME = [
+    *loops.OPTIMIZERS,
+    "epoch schedule",
+    "version schedule",
+    "plateau",
+    "clipping",
+    "scaler",
+    "compiled",
+]
+
+
+def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
+    """A run of one case, and what each worker came to."""
+    folder.mkdir(exist_ok=True)
+    settings = {"workers": 2, "protocol": "full-sync", **settings}
+    run = run_script(SCRIPT, folder, case, str(folder), **settings)
+    paths = [folder / f"{case}-{worker}.pt" for worker in range(settings["workers"])]
+    return run, [torch.load(path) for path in paths if path.exists()]
+
+
+@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize("protocol", ["full-sync", "k-batch-sync:4"])
+def test_inline_workers_end_where_the_plain_loop_does(
+    tmp_path: Path, case: str, protocol: str
+) -> None:
+    """Also the optimizer's state, in every worker. k-batch-sync:4 makes four parts of a batch."""
+    _, results = _run(case, tmp_path, engine="inline", protocol=protocol)
+    plain = loops.CASES[case](loops.Plain())
+    if case == "clipping":  # what a worker sees of norms is one an own push, not one an update
+        plain.pop("norms")
+    for result in results:
+        result.pop("norms", None)
+        assert differ(result, plain) < CLOSE
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_peers_end_where_the_plain_loop_does(tmp_path: Path, case: str) -> None:
+    """Three workers, so that shares end in the middle of tensors and on other lines."""
+    run, results = _run(case, tmp_path, workers=3, path="peers")
+    assert run.path == "peers"
+    assert run.notes == []
+    assert len(results) == 3
+    plain = loops.CASES[case](loops.Plain())
+    for result in results:
+        assert differ(result, plain) < CLOSE
+
+
+@pytest.mark.parametrize("case", ["adam", "custom", "clipping", "scaler"])
+def test_live_workers_end_where_the_plain_loop_does_through_the_store(
+    tmp_path: Path, case: str
+) -> None:
+    run, results = _run(case, tmp_path, path="store")
+    assert run.path == "store"
+    for result in results:
+        assert differ(result, loops.CASES[case](loops.Plain())) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
+)
+def test_accumulated_mini_batches_ride_on_the_next_push(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    """The leftover at the epoch's end, too. Peers go on through the store for it."""
+    run, results = _run("accumulating", tmp_path, **where)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert [one.num_samples for one in run.pushes] == [12, 12, 12, 12, 6, 6] * EPOCHS
+    for result in results:
+        assert differ(result, loops.accumulated_plainly()) < CLOSE
+
+
+def test_a_compiled_model_is_left_between_its_passes_and_saved_without_prefixes(
+    tmp_path: Path,
+) -> None:
+    run, _ = _run("compiled backward", tmp_path, protocol="k-sync:1", slow=("1=4x",))
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert run.state.keys() == loops.make_model().state_dict().keys()
+
+
+@pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
+def test_a_sum_is_over_all_workers_and_one_of_them_is_main(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    _, results = _run("summing", tmp_path, **where)
+    assert [result["sums"].tolist() for result in results] == [[3.0, 3.0]] * 2
+    assert [float(result["is_main"]) for result in results] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
+def test_a_skipped_mini_batch_is_handed_out_again(tmp_path: Path, where: dict[str, str]) -> None:
+    run, results = _run("skipping", tmp_path, **where)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert len(run.pushes) == 20
+    assert differ(*results) == 0.0
+
+
+def test_a_skipped_mini_batch_is_handed_out_again_to_the_only_worker(tmp_path: Path) -> None:
+    """By ``python train.py``, too: no launcher, no coordinator."""
+    import subprocess
+    import sys
+
+    subprocess.run(
+        [sys.executable, str(SCRIPT), "skipping", str(tmp_path)], check=True, timeout=60
+    )
+    result = torch.load(tmp_path / "skipping-0.pt")
+    run, (inline,) = _run("skipping", tmp_path / "inline", workers=1, engine="inline")
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(result, inline) < CLOSE

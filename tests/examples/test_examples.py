@@ -1,0 +1,92 @@
+"""The examples do what they say, small, as they lie there."""
+
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import app as command
+from paceline.config import NAMES
+from runs import nothing_left
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ("--samples", "768", "--epochs", "1", "--batch-size", "64")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder as the current one, and no setting in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
+    return tmp_path
+
+
+def code_of(name: str) -> list[str]:
+    """The lines after the docstring, without their indentation."""
+    text = (EXAMPLES / name).read_text().split('"""', 2)[2]
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def run(name: str, *args: str) -> str:
+    """Run an example by python; what it prints."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def launch(*tokens: str) -> None:
+    with nothing_left():
+        assert command.run(list(tokens)) == 0
+
+
+def test_the_second_example_is_the_first_with_four_lines_changed() -> None:
+    delta = list(difflib.ndiff(code_of("01_plain.py"), code_of("02_paceline.py")))
+    assert [line for line in delta if line.startswith("- ")] == [
+        "- for epoch in range(arguments.epochs):"
+    ]
+    assert [line for line in delta if line.startswith("+ ")] == [
+        "+ import paceline",
+        "+ pace = paceline.connect()",
+        "+ model, optimizer, loader = pace.prepare(model, optimizer, loader)",
+        "+ for epoch in pace.epochs(arguments.epochs):",
+        "+ with pace.step():",
+    ]
+
+
+@pytest.mark.parametrize("name", ["01_plain.py", "02_paceline.py"])
+def test_the_scripts_run_by_python(name: str) -> None:
+    assert run(name, *SMALL).startswith("epoch 1: test accuracy 0.")
+
+
+@pytest.mark.parametrize(
+    "protocol", ["full-sync", "k-batch-sync:2", "async", "stale-synchronous:1"]
+)
+def test_the_second_example_runs_under_any_protocol(
+    protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(EXAMPLES / "02_paceline.py")
+    launch("launch", "--workers", "2", "--protocol", protocol, script, *SMALL)
+    said = capsys.readouterr().out
+    assert said.count("epoch 1: test accuracy 0.") == 1  # printed once, by the main worker
+    assert "samples           768" in said
+
+
+def test_a_task_of_ones_own_learns(
+    monkeypatch: pytest.MonkeyPatch, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    protocol = ("--protocol", "k-batch-sync:3", "--run-dir", str(here / "run"))
+    launch("train", "03_own_task:task", "--workers", "2", "--epochs", "4", *protocol)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert float(last.removeprefix("test acc: ").split(",")[0]) > 0.8
+
+
+def test_functions_of_main_reach_the_workers(here: Path) -> None:
+    said = run("04_notebook_style.py", str(here / "run"))
+    assert f"files in {here / 'run'}" in said
+    assert "150 updates" in said

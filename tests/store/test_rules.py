@@ -1,0 +1,154 @@
+"""What a push does: sum, assign, a function, an optimizer; across slices and processes."""
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline import ConfigError, KVStore
+from pushers import step_adam
+
+LARGE = 2**18
+
+
+def average(key: str, pushed: Tensor, stored: Tensor) -> None:
+    stored.mul_(0.5).add_(pushed, alpha=0.5)
+
+
+def test_assign_keeps_the_newest() -> None:
+    with KVStore(updater="assign", capacity_bytes=2**20) as store:
+        store.init("w", torch.zeros(3))
+        store.push("w", torch.ones(3))
+        store.push("w", torch.full((3,), 4.0))
+        assert torch.equal(store.pull("w"), torch.full((3,), 4.0))
+
+
+@pytest.mark.parametrize("is_set_late", [False, True])
+@pytest.mark.parametrize("numel", [4, LARGE])
+def test_a_function_sees_whole_values_and_changes_them_in_place(
+    numel: int, is_set_late: bool
+) -> None:
+    seen = []
+
+    def halve(key: str, pushed: Tensor, stored: Tensor) -> None:
+        seen.append((key, tuple(pushed.shape), tuple(stored.shape)))
+        average(key, pushed, stored)
+
+    with KVStore(updater="sum" if is_set_late else halve, capacity_bytes=2**26) as store:
+        store.init("w", torch.zeros(2, numel // 2, dtype=torch.float64))
+        store.set_updater(halve)
+        store.push("w", torch.ones(2, numel // 2, dtype=torch.float64))
+        store.push("w", torch.ones(2, numel // 2, dtype=torch.float64))
+        assert seen == [("w", (2, numel // 2), (2, numel // 2))] * 2
+        assert (store.pull("w") == 0.75).all()
+        assert store.version("w") == 2
+
+
+@pytest.mark.parametrize("numel", [4, LARGE])
+def test_a_function_that_raises_changes_nothing(store: KVStore, numel: int) -> None:
+    def fail(key: str, pushed: Tensor, stored: Tensor) -> None:
+        stored.fill_(-1)
+        raise ValueError("no")
+
+    store.init("w", torch.zeros(numel, dtype=torch.float64))
+    store.set_updater(fail)
+    with pytest.raises(ValueError, match="no"):
+        store.push("w", torch.ones(numel, dtype=torch.float64))
+    assert (store.pull("w") == 0).all()
+    store.set_updater("sum")
+    assert store.push("w", torch.ones(numel, dtype=torch.float64)) == 1
+    assert (store.pull("w") == 1).all()
+
+
+def test_a_function_must_not_use_the_store_that_calls_it(store: KVStore) -> None:
+    store.init({"v": torch.zeros(2), "w": torch.zeros(2)})
+    store.set_updater(lambda key, pushed, stored: store.push("v", pushed))
+    with pytest.raises(ConfigError, match="must not use the store that calls it"):
+        store.push("w", torch.ones(2))
+    store.set_updater("sum")
+    store.push("v", torch.ones(2))
+
+
+OPTIMIZERS: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (torch.optim.Adam, {"lr": 0.01, "amsgrad": True}),
+    (torch.optim.AdamW, {"lr": 0.01}),
+    (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
+    (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
+    (torch.optim.Adafactor, {"lr": 0.01}),
+]
+
+
+@pytest.mark.parametrize("is_set_late", [False, True])
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
+def test_pushes_step_as_the_optimizer_alone_does(
+    kind: Callable[..., Optimizer], options: dict[str, Any], is_set_late: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    values = {"w": torch.randn(LARGE // 512, 1024, generator=generator), "b": torch.randn(5)}
+    parameters = {key: torch.nn.Parameter(value.clone()) for key, value in values.items()}
+    alone = kind(parameters.values(), **options)
+    with KVStore(capacity_bytes=2**26) as store:
+        if is_set_late:
+            store.init(values)
+        store.set_optimizer(kind, **options)
+        if not is_set_late:
+            store.init(values)
+        for _ in range(4):
+            for parameter in parameters.values():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            store.push({key: one.grad for key, one in parameters.items()})  # type: ignore[misc]
+            alone.step()
+        for key, parameter in parameters.items():
+            assert torch.equal(store.pull(key), parameter.detach())
+
+
+def test_the_optimizers_state_is_shared_between_processes() -> None:
+    gradients = [[0.5, -1.0], [0.25, 2.0], [1.0, 1.0]]
+    parameter = torch.nn.Parameter(torch.zeros(LARGE * 2))
+    alone = torch.optim.Adam([parameter], lr=0.1)
+    context = multiprocessing.get_context("spawn")
+    with KVStore(capacity_bytes=2**27) as store:
+        store.set_optimizer(torch.optim.Adam, lr=0.1)
+        store.init("w", torch.zeros(LARGE * 2))
+        step_adam(store, gradients[:1])
+        process = context.Process(target=step_adam, args=(store, gradients[1:2]))
+        process.start()
+        process.join()
+        step_adam(store, gradients[2:])
+        for gradient in gradients:
+            parameter.grad = torch.tensor(gradient).repeat(LARGE)
+            alone.step()
+        assert process.exitcode == 0
+        assert torch.equal(store.pull("w"), parameter.detach())
+
+
+def test_processes_with_different_rules_are_told(store: KVStore) -> None:
+    store.init("w", torch.zeros(3))
+    other = KVStore.attach(store.fd)
+    other.push("w", torch.ones(3))
+    store.set_optimizer(torch.optim.SGD, lr=0.1)
+    with pytest.raises(ConfigError, match=r"'SGD\(lr=0.1\)', this process has 'sum'"):
+        other.push("w", torch.ones(3))
+    other.set_optimizer(torch.optim.SGD, lr=0.1)
+    assert other.push("w", torch.ones(3)) == 2
+    assert torch.equal(store.pull("w"), torch.full((3,), 0.9))
+    other.close()
+
+
+def test_a_finished_optimizer_is_refused(store: KVStore) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    with pytest.raises(ConfigError, match=r"set_optimizer\(torch.optim.SGD, lr=...\)"):
+        store.set_optimizer(optimizer)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_refuses_integers(store: KVStore) -> None:
+    store.init("counts", torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=r"floating-point tensors, not torch.int64"):
+        store.set_optimizer(torch.optim.SGD, lr=0.1)
+    assert store.push("counts", torch.ones(3, dtype=torch.int64)) == 1

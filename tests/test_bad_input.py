@@ -1,0 +1,297 @@
+"""Whatever is wrong with a command, a script, its data or the machine: one clear message.
+
+Everything goes through the command line as a user gives it: the exit code, the words of the
+message, no traceback, and no process left behind.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import app as command
+from paceline.config import NAMES
+from paceline.data.catalogue import find
+from paceline.data.outside import SourceError, ThisMachine
+from paceline.store import memory
+from runs import nothing_left
+
+Say = Callable[..., tuple[int, str]]
+
+SETUP = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+
+def check(outputs, step):
+    FAULT
+    return outputs
+
+for epoch in pace.epochs(2):
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            optimizer.zero_grad()
+            loss = ((check(model(inputs), number) - targets) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+        AFTER
+print("all finite:", bool(torch.isfinite(model.weight).all()))
+"""
+
+TASK = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def data():
+    inputs, targets = torch.randn(3, 4), torch.randn(3, 1)
+    return paceline.Splits(train=TensorDataset(inputs, targets), source="three samples")
+
+few = paceline.Task(
+    name="few", model=lambda: nn.Linear(4, 1), loss=nn.functional.mse_loss, data=data,
+    learning_rate=0.01, batch_size=8, epochs=1, metrics=lambda outputs, targets: {},
+)
+"""
+
+
+def script(folder: Path, fault: str = "pass", after: str = "pass") -> str:
+    """A training script with something wrong in it."""
+    path = folder / "train.py"
+    path.write_text(SETUP.replace("FAULT", fault).replace("AFTER", after))
+    return str(path)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder as the current one, and no setting in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        monkeypatch.delenv(f"PACELINE_{name.upper()}", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The command line: its exit code and all that it says; nothing is left running."""
+
+    def say(*tokens: str) -> tuple[int, str]:
+        with nothing_left():
+            code = command.run(list(tokens))
+        captured = capsys.readouterr()
+        said = captured.out + captured.err
+        assert "Traceback" not in said, said
+        return code, said
+
+    return say
+
+
+# -- names and numbers: refused before anything starts -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["train", "lenett"], ["unknown task 'lenett'", "did you mean 'lenet'", "Known: lenet"]),
+        (["train", "lenet", "--protocol", "k-snc:2"], ["unknown protocol", "mean 'k-sync'"]),
+        (["train", "lenet", "--engine", "locl"], ['"locl" for --engine', '"local", "inline"']),
+        (["train", "lenet", "--wrkers", "2"], ["--wrkers", "Did you mean --workers?"]),
+        (["train", "lenet", "--workers", "0"], ["workers must be >= 1, got 0 (--workers)"]),
+        (["train", "lenet", "--protocol", "k-sync:0"], ["needs K >= 1", "try k-sync:1"]),
+        (["train", "lenet", "--protocol", "k-sync:-1"], ["needs K >= 1", "got k-sync:-1"]),
+        (["train", "lenet", "--protocol", "k-batch-sync:0"], ["needs K >= 1"]),
+        (["train", "lenet", "--protocol", "k-sync"], ["needs a whole number K", "k-sync:2"]),
+        (
+            ["train", "lenet", "--workers", "2", "--protocol", "k-sync:3"],
+            ["K <= 2, the number of workers", "try k-sync:2, or k-batch-sync:3"],
+        ),
+        (
+            ["train", "lenet", "--workers", "2", "--protocol", "k-async:3"],
+            ["K <= 2, the number of workers", "try k-async:2, or k-batch-async:3"],
+        ),
+        (
+            ["train", "lenet", "--workers", "2", "--protocol", "full-sync:3"],
+            ["full-sync takes no number, got 'full-sync:3'"],
+        ),
+        (["train", "lenet", "--slow", "2=5x", "--workers", "2"], ["there is no worker 2"]),
+        (["train", "lenet", "--delay", "soon"], ["'soon' is no time", "exp:20ms"]),
+        (["data", "get", "fashon-mnist"], ["unknown data set", "did you mean 'fashion-mnist'"]),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else None,
+)
+def test_a_wrong_name_or_number_is_answered_with_the_right_one(
+    tokens: list[str], words: list[str], paceline: Say, here: Path
+) -> None:
+    code, said = paceline(*tokens)
+    assert code == 2
+    assert said.startswith("error: ")
+    for word in words:
+        assert word in said
+    assert not (here / "runs").exists()
+
+
+def test_an_unknown_key_is_named_with_its_file_or_as_a_variable(
+    paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "paceline.toml").write_text("protocoll = 'async'\n")
+    code, said = paceline("train", "lenet")
+    assert code == 2
+    assert "unknown setting 'protocoll' (paceline.toml); did you mean 'protocol'?" in said
+    (here / "paceline.toml").unlink()
+    monkeypatch.setenv("PACELINE_WRKERS", "2")
+    code, said = paceline("train", "lenet")
+    assert code == 2
+    assert "unknown variable 'PACELINE_WRKERS'" in said
+    assert "did you mean 'PACELINE_WORKERS'?" in said
+
+
+# -- batches, data, memory: refused, or said in the plan ---------------------------------------
+
+
+def test_a_batch_that_cannot_be_shared_evenly_is_said_and_weighed(
+    paceline: Say, here: Path
+) -> None:
+    tokens = ["--workers", "2", "--batch-size", "15", "--updates", "3", "--run-dir", "run"]
+    code, said = paceline("train", "quadratic", *tokens)
+    assert code == 0
+    assert "15 samples make 2 mini-batches of 8 and 7; each is weighted by its samples" in said
+    lines = [json.loads(line) for line in (here / "run" / "trace.jsonl").read_text().splitlines()]
+    weights = [line["weights"] for line in lines if line["kind"] == "apply"]
+    assert sorted(weights[0]) == [7 / 15, 8 / 15]
+
+
+def test_more_workers_than_samples_are_refused(paceline: Say, here: Path) -> None:
+    (here / "mytasks.py").write_text(TASK)
+    code, said = paceline("train", "mytasks:few", "--workers", "4")
+    assert code == 2
+    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers" in said
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that can fetch nothing."""
+
+    def fail(*_: object) -> None:
+        raise SourceError("no network in this test")
+
+    monkeypatch.setattr(ThisMachine, "has", lambda *_: False)
+    monkeypatch.setattr(ThisMachine, "run", fail)
+    monkeypatch.setattr(ThisMachine, "download", fail)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_damaged_data_file_is_named_and_never_passed_over(
+    paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_set = find("fashion-mnist")
+    folder = here / "data" / "fashion-mnist"
+    folder.mkdir(parents=True)
+    for file in data_set.files:
+        (folder / file.name).write_bytes(b"not what it says")
+    monkeypatch.setenv("PACELINE_DATA", str(here / "data"))
+    code, said = paceline("train", "lenet")
+    assert code == 2
+    assert f"{folder / data_set.files[0].name} is damaged" in said
+    assert data_set.files[0].md5 in said
+    assert "paceline data get fashion-mnist" in said
+
+
+@pytest.mark.skipif(
+    any(Path(folder).exists() for folder in find("fashion-mnist").system_folders),
+    reason="this machine's distribution has the data set: it cannot be missing",
+)
+@pytest.mark.usefixtures("offline")
+def test_missing_data_is_replaced_by_what_ships_and_said(
+    paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    monkeypatch.delenv("PACELINE_DATA", raising=False)
+    code, said = paceline("train", "softmax", "--dry-run")
+    assert code == 0
+    assert "Fashion-MNIST could not be fetched" in said
+    assert "real images that ship with paceline" in said
+
+
+def test_too_little_shared_memory_is_said_before_the_start(
+    paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8192)
+    code, said = paceline("launch", "--workers", "2", script(here, "print('a step was made')"))
+    assert code == 1
+    assert "shared memory: " in said
+    assert "are needed" in said
+    assert "use fewer workers or a smaller model" in said
+    assert "a step was made" not in said
+
+
+# -- scripts ------------------------------------------------------------------------------------
+
+
+def message_of(said: str) -> list[str]:
+    """The lines of the error, which is the last thing said."""
+    return said[said.index("error: ") :].splitlines()
+
+
+def test_a_script_that_raises_in_one_worker_gets_at_most_twelve_lines(
+    paceline: Say, here: Path
+) -> None:
+    fault = "if pace.worker == 1: {}['no such key']"
+    code, said = paceline("launch", "--workers", "2", script(here, fault))
+    assert code == 1
+    lines = message_of(said)
+    line = 1 + SETUP.splitlines().index("    FAULT")
+    assert len(lines) <= 12
+    assert lines[0].startswith("error: worker 1 failed at ")
+    assert lines[0].endswith(f"train.py:{line} in check:")
+    assert "KeyError: 'no such key'" in lines
+    assert fault in said  # the user's own frame, with its line
+    assert "site-packages" not in said
+    log = Path(lines[-1].rpartition(": ")[2])
+    assert "Traceback" in log.read_text()
+
+
+def test_a_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
+    (here / "alone.py").write_text("print('trained alone')\n")
+    code, said = paceline("launch", "--workers", "2", "alone.py")
+    assert code == 2
+    assert said.count("trained alone") == 1
+    for line in ("paceline.connect()", "pace.prepare(", "pace.epochs(", "pace.step()"):
+        assert line in said
+
+
+def test_a_loop_that_ends_early_in_one_worker_is_named(paceline: Say, here: Path) -> None:
+    early = script(here, after="if pace.worker == 1: break")
+    code, said = paceline("launch", "--workers", "2", "--protocol", "async", early)
+    assert code == 2
+    assert "worker 1 left the loader before epoch 1 was over" in said
+    assert "--updates, --seconds or pace.stop()" in said
+
+
+INF = "if step == 2 and pace.worker == 1: outputs = outputs * float('inf')"
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "async"])
+def test_a_gradient_that_is_not_finite_is_named(protocol: str, paceline: Say, here: Path) -> None:
+    code, said = paceline("launch", "--workers", "2", "--protocol", protocol, script(here, INF))
+    assert code == 1
+    assert "worker 1: the gradient of 'weight' is not finite at step 2" in said
+    assert "loss inf" in said
+    assert "--nonfinite skip" in said
+
+
+def test_updates_that_are_not_finite_can_be_skipped(paceline: Say, here: Path) -> None:
+    path = script(here, INF)
+    code, said = paceline(
+        "launch", "--workers", "2", "--nonfinite", "skip", "--run-dir", "run", path
+    )
+    assert code == 0
+    assert "all finite: True" in said
+    assert "updates           16" in said

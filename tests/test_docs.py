@@ -1,0 +1,99 @@
+"""The pages are true: generated parts are current, links lead somewhere, names exist, code runs."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paceline.cli.app import VERBS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGE = ROOT / "src" / "paceline"
+
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+NAME = re.compile(r"`([a-z0-9_/]+\.py):([A-Za-z_][A-Za-z0-9_.]*)`")
+RUNNABLE = re.compile(r"^```python run\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_protocols_is_what_the_docstrings_say() -> None:
+    made = generator()
+    assert made.PAGE.read_text() == made.page(), "run python docs/generate.py"
+
+
+def test_the_table_in_the_readme_is_what_the_docstrings_say() -> None:
+    made = generator()
+    text = made.README.read_text()
+    assert text == made.readme(text), "run python docs/generate.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    targets = [match[1] for match in LINK.finditer(page.read_text())]
+    missing = [
+        target
+        for target in targets
+        if not target.startswith(("http://", "https://")) and not (page.parent / target).exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_in_the_pages_are_names_in_the_code(page: Path) -> None:
+    for match in NAME.finditer(page.read_text()):
+        path, dotted = PACKAGE / match[1], match[2]
+        assert path.is_file(), match[0]
+        assert dotted in defined_in(path), match[0]
+
+
+def defined_in(path: Path) -> set[str]:
+    """``name`` and ``Class.name`` of what a file defines at its top and in its classes."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)
+            }
+    return names
+
+
+def test_the_journey_names_what_it_passes() -> None:
+    assert len(NAME.findall((ROOT / "docs" / "journey-of-a-gradient.md").read_text())) > 30
+
+
+def test_the_readme_lists_the_verbs_that_exist() -> None:
+    rows = re.findall(r"^\| `paceline (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert rows == [verb.name for verb in VERBS]
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{name_of(page)}:{number}")
+    for page in PAGES
+    for number, block in enumerate(RUNNABLE.findall(page.read_text()))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_that_is_marked_to_run_runs(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "<page>", "exec"), {"__name__": "__main__"})

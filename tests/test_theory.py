@@ -1,0 +1,94 @@
+"""Closed forms against cases that can be done by hand, against each other and against draws."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from paceline.conditions.delays import parse_delay
+from paceline.theory import harmonic, order_statistic_s, staleness_versions, update_s
+
+EXP = parse_delay("exp:1s")
+SHIFTED = parse_delay("25ms+exp:25ms")
+
+
+def test_harmonic_numbers_add_up() -> None:
+    assert harmonic(0) == 0.0
+    assert harmonic(4) == pytest.approx(25 / 12)
+
+
+def test_the_first_of_two_exponentials_takes_half_and_the_last_one_and_a_half() -> None:
+    assert order_statistic_s(EXP, 1, 2) == pytest.approx(0.5)
+    assert order_statistic_s(EXP, 2, 2) == pytest.approx(1.5)
+
+
+def test_a_shift_moves_every_rank_alike() -> None:
+    assert order_statistic_s(SHIFTED, 1, 8) == pytest.approx(0.025 + 0.025 / 8)
+    assert order_statistic_s(SHIFTED, 8, 8) == pytest.approx(0.025 + 0.025 * harmonic(8))
+
+
+@pytest.mark.parametrize(("k", "paper"), [(1, 2051), (10, 2811), (20, 15953)])
+def test_pareto_gives_the_figures_of_the_paper(k: int, paper: int) -> None:
+    delay = parse_delay("pareto:2,1s")
+    assert 2000 * (order_statistic_s(delay, k, 20) or 0.0) == pytest.approx(paper, rel=0.02)
+
+
+@pytest.mark.parametrize(("k", "paper"), [(1, 2100), (10, 3338), (20, 9195)])
+def test_shifted_exponentials_give_the_figures_of_the_paper(k: int, paper: int) -> None:
+    delay = parse_delay("1s+exp:1s")
+    assert 2000 * (order_statistic_s(delay, k, 20) or 0.0) == pytest.approx(paper, rel=0.002)
+
+
+@pytest.mark.parametrize("text", ["1s", "exp:1s", "1s+exp:1s", "pareto:3,1s"])
+def test_ranks_average_to_the_mean(text: str) -> None:
+    delay = parse_delay(text)
+    ranks = [order_statistic_s(delay, k, 7) or 0.0 for k in range(1, 8)]
+    assert ranks == sorted(ranks)
+    assert math.fsum(ranks) / 7 == pytest.approx(delay.mean_s)
+
+
+def test_two_random_terms_have_no_closed_form() -> None:
+    assert order_statistic_s(parse_delay("exp:1s+exp:2s"), 1, 2) is None
+
+
+@pytest.mark.parametrize("delay", [EXP, SHIFTED], ids=str)
+def test_all_workers_of_k_sync_and_k_async_are_full_sync(delay: object) -> None:
+    whole = update_s("full-sync", delay, 8, 8)  # type: ignore[arg-type]
+    assert update_s("k-sync", delay, 8, 8) == whole  # type: ignore[arg-type]
+    assert update_s("k-async", delay, 8, 8) == whole  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_exponential_workers_make_both_batch_protocols_equally_fast(k: int) -> None:
+    assert update_s("k-batch-sync", EXP, 8, k) == update_s("k-batch-async", EXP, 8, k) == k / 8
+
+
+@pytest.mark.parametrize("protocol", ["k-batch-sync", "k-async"])
+def test_where_nothing_is_proved_nothing_is_said(protocol: str) -> None:
+    assert update_s(protocol, SHIFTED, 8, 4) is None
+    assert update_s("stale-synchronous", EXP, 8, 4) is None
+    assert staleness_versions("stale-synchronous", 8, 4) is None
+
+
+def test_the_first_of_a_batch_is_the_first_of_all() -> None:
+    assert update_s("k-batch-sync", SHIFTED, 8, 1) == update_s("k-sync", SHIFTED, 8, 1)
+
+
+def test_more_pushes_than_workers_are_no_rank() -> None:
+    assert update_s("k-sync", EXP, 2, 3) is None
+    assert update_s("k-batch-async", EXP, 2, 3) == pytest.approx(1.5)
+
+
+def test_staleness_is_what_ages_over_what_is_used() -> None:
+    assert staleness_versions("k-sync", 8, 2) == 0.0
+    assert staleness_versions("k-async", 8, 2) == 3.0
+    assert staleness_versions("k-batch-async", 8, 2) == 3.5
+    assert staleness_versions("async", 8, 1) == 7.0
+
+
+def test_an_order_statistic_is_what_draws_average_to() -> None:
+    rng = random.Random(1)
+    draws = [sorted(SHIFTED.sample(rng) for _ in range(5))[2] for _ in range(20_000)]
+    error = statistics.stdev(draws) / math.sqrt(len(draws))
+    assert abs(statistics.fmean(draws) - (order_statistic_s(SHIFTED, 3, 5) or 0.0)) < 4 * error
