@@ -15,12 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from table import machine, write_table  # noqa: E402
-
-from paceline.config import resolve  # noqa: E402
-from paceline.launcher import launch_run  # noqa: E402
-from paceline.program import TaskProgram  # noqa: E402
-from paceline.report.live import QuietObserver  # noqa: E402
+from paceline.config import resolve
+from paceline.launcher import launch_run
+from paceline.program import TaskProgram
+from paceline.report.live import QuietObserver
+from table import machine, write_table
 
 SEEDS = (0, 1, 2)
 WANTED = {"chapter": 0.80, "default": 0.82}
@@ -33,7 +32,8 @@ def accuracy(init: str, workers: int, seed: int, epochs: int) -> float:
             "run_dir": f"{folder}/run",
         }  # fmt: skip
         summary = launch_run(TaskProgram(task="lenet"), resolve(flags).settings, QuietObserver())
-    assert summary is not None and summary.test_accuracy is not None
+    assert summary is not None
+    assert summary.test_accuracy is not None
     return summary.test_accuracy
 
 

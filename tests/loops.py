@@ -338,7 +338,91 @@ OPTIMIZERS: dict[str, Any] = {
     "nadam": torch.optim.NAdam,
     "custom": Centred,
 }
+
+
+def stopping(pace: Any) -> Results:
+    """Worker 1 stops the run while the others compute."""
+    model = make_model()
+    optimizer = grouped(model.parameters(), 0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
+    for _ in pace.epochs(1000):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                if pace.worker == 1 and pace.version == 3:
+                    pace.stop()
+                optimizer.step()
+    results = {name: value.clone() for name, value in model.state_dict().items()}
+    return {**results, "version": torch.tensor(pace.version)}
+
+
+def stopped_plainly(num_updates: int) -> Results:
+    """The model after so many updates."""
+    model = make_model()
+    optimizer = grouped(model.parameters(), 0.3)
+    loader = make_loader()
+    while True:
+        for inputs, targets in loader:
+            if num_updates == 0:
+                return model.state_dict()
+            num_updates -= 1
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+
+
+class Sparse(nn.Module):
+    """An embedding whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3, sparse=True)
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """Samples without numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter_samples()
+
+
+def refused(pace: Any, *, model: Any = None, make: Any = grouped, **options: Any) -> Results:
+    """``prepare`` with what cannot be carried."""
+    model = model or make_model()
+    optimizer = make(model.parameters(), 0.1)
+    dataset = options.pop("dataset", samples().train)
+    pace.prepare(model, optimizer, DataLoader(dataset, **{"batch_size": 12, **options}))
+    return {}
+
+
+def refused_second_optimizer(pace: Any) -> Results:
+    model = make_model()
+    two = [grouped(model.parameters(), 0.1) for _ in range(2)]
+    pace.prepare(model, *two, make_loader())
+    return {}
+
+
+def refused_closure(pace: Any) -> Results:
+    model = make_model()
+    optimizer = grouped(model.parameters(), 0.1)
+    model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
+    for _ in loader:
+        optimizer.step(lambda: 0.0)
+    return {}
+
+
+REFUSED: dict[str, Case] = {
+    "iterable": functools.partial(refused, dataset=Endless()),
+    "in order": lambda pace: refused(pace, num_workers=1, in_order=False),
+    "no batches": functools.partial(refused, batch_size=None),
+    "sparse": lambda pace: refused(pace, model=Sparse(), make=lambda p, lr: SGD(p, lr)),
+    "lbfgs": lambda pace: refused(pace, make=lambda p, lr: torch.optim.LBFGS(list(p), lr)),
+    "second optimizer": refused_second_optimizer,
+    "closure": refused_closure,
+}
 CASES: dict[str, Case] = {
+    **REFUSED,
     **{name: functools.partial(with_optimizer, make=make) for name, make in OPTIMIZERS.items()},
     "epoch schedule": with_epoch_schedule,
     "version schedule": with_version_schedule,
@@ -358,6 +442,7 @@ CASES: dict[str, Case] = {
     "subset": lambda pace: recording(pace, sampler=SubsetRandomSampler(range(10, 50))),
     "drop last": functools.partial(recording, batch_size=14, drop_last=True),
     "skipping": skipping,
+    "stopping": stopping,
     "summing": summing,
 }
 

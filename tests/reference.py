@@ -11,15 +11,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from paceline.compute.seeding import seed_all
 from paceline.data.arrays import collate_batch
 from paceline.data.loader import LeasedLoader
-from paceline.events import Apply, Grant, Lease, Ticket
+from paceline.events import Apply, Lease, Ticket
 from paceline.records import Handed, Ordered, Record
 from paceline.workloads.base import Task
+from runs import leases_of
 
 State = dict[str, Tensor]
 
@@ -68,7 +69,7 @@ def replay(task: Task, records: Sequence[Record]) -> State:
     """The parameters after the pushes of a trace, each at the version that it was made from."""
     model, optimizer = fresh(task)
     versions = [state_of(model)]
-    order, leases = Order(task), leases_of(records)
+    order, leases = Order(task), _leases_of(records)
     pushes: dict[Ticket, State] = {}
     for record in records:
         if isinstance(record, Handed):
@@ -90,7 +91,7 @@ def replay_local_sgd(task: Task, records: Sequence[Record], num_workers: int) ->
     """The same where a push is the difference that some steps of one's own have made."""
     model, _ = fresh(task)
     versions = [state_of(model)]
-    order, leases = Order(task), leases_of(records)
+    order, leases = Order(task), _leases_of(records)
     own = [fresh(task) for _ in range(num_workers)]
     pushes: dict[Ticket, State] = {}
     for record in records:
@@ -139,10 +140,8 @@ def average(states: Sequence[State], weights: Sequence[float]) -> State:
     return mean
 
 
-def leases_of(records: Sequence[Record]) -> dict[tuple[int, int], tuple[Lease, ...]]:
-    """What was granted for each member and serial."""
-    orders = [one.order for one in records if isinstance(one, Ordered)]
-    return {one.ticket[:2]: one.leases for one in orders if isinstance(one, Grant)}
+def _leases_of(records: Sequence[Record]) -> dict[tuple[int, int], tuple[Lease, ...]]:
+    return leases_of(one.order for one in records if isinstance(one, Ordered))
 
 
 def state_of(model: nn.Module) -> State:
@@ -154,6 +153,3 @@ def differ(one: State, other: State) -> float:
     """The largest difference of any element; the names must be the same."""
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
-__all__ = ["SGD", "Order", "average", "differ", "fresh", "plain_loop", "replay"]

@@ -71,12 +71,16 @@ class Run:
 
     @property
     def left(self) -> list[str]:
-        """Why members left before the end."""
-        return [one.reason for one in self.records if isinstance(one, Heard) and one.reason]
+        """How members ended that did not end by themselves."""
+        return [
+            one.reason
+            for one in self.records
+            if isinstance(one, Heard) and one.reason.startswith("killed")
+        ]
 
     def used(self) -> list[Counter[int]]:
         """Per epoch, how often each position was used by an update."""
-        leases = _all_leases(self.every_order())
+        leases = leases_of(self.every_order())
         used: list[Counter[int]] = []
         for order in self.every_order():
             if isinstance(order, Apply):
@@ -91,8 +95,13 @@ class Run:
         return sum(isinstance(one, EpochEnd) for one in self.every_order())
 
 
-def _all_leases(orders: Iterable[Order]) -> dict[tuple[int, int], tuple[Lease, ...]]:
-    return {one.ticket[:2]: one.leases for one in orders if isinstance(one, Grant)}
+def leases_of(orders: Iterable[Order]) -> dict[tuple[int, int], tuple[Lease, ...]]:
+    """What was granted for each member and serial; accumulation grants one ticket more often."""
+    leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
+    for one in orders:
+        if isinstance(one, Grant):
+            leases[one.ticket[:2]] = (*leases.get(one.ticket[:2], ()), *one.leases)
+    return leases
 
 
 def train(task: Task, folder: Path, **settings: Any) -> Run:

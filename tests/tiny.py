@@ -59,12 +59,13 @@ def samples(num_samples: int = NUM_SAMPLES) -> Splits:
 
 
 Make = Callable[..., Optimizer]
+MOMENTUM: Make = functools.partial(SGD, momentum=0.9)
 
 
 def grouped(
     parameters: Iterable[nn.Parameter],
     learning_rate: float,
-    make: Make = functools.partial(SGD, momentum=0.9),
+    make: Make = MOMENTUM,
 ) -> Optimizer:
     """Weights with decay, all else without and at half the rate; the frozen one is among them."""
     every = list(parameters)

@@ -8,6 +8,7 @@ This module must not know how orders are carried out or how a summary is compute
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,6 @@ from .context import Context
 from .data.choice import choose
 from .engines.base import Birth, Engine
 from .engines.conductor import Conductor
-from .engines.inline import InlineEngine
 from .engines.local import LocalEngine
 from .errors import ConfigError
 from .program import Program, TaskProgram
@@ -110,6 +110,8 @@ def _run(
 
 def _make_engine(settings: RunSettings) -> Engine:
     if settings.engine == "inline":
+        from .engines.inline import InlineEngine  # here: it needs torch, this process otherwise not
+
         return InlineEngine(settings.workers)
     return LocalEngine(settings.workers, _ENVIRONMENT)
 
@@ -151,6 +153,7 @@ def _births(
             program=str((folder / "program.pkl").resolve()),
             log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
             context=replace(context).write(),
+            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
             environment={
                 "RANK": str(seat),
                 "LOCAL_RANK": str(seat),

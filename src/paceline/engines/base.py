@@ -108,6 +108,8 @@ class Birth:
     log: str
     context: dict[str, object]
     environment: dict[str, str]
+    search_path: tuple[str, ...] = ()
+    """Where the launcher's process finds modules: a task may come from beside the user's script."""
 
 
 @dataclass(frozen=True, slots=True)

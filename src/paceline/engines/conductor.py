@@ -20,8 +20,8 @@ from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
+from ..sessions.base import OK, conflict
 from ..sessions.lane import Message
-from ..sessions.mediated import OK, conflict
 from ..trace import Trace
 from .base import Engine, Event, Push
 from .census import CensusBook
@@ -243,11 +243,11 @@ class Conductor:
         return self._settings.updates - self._coordinator.version
 
     def _left_early(self, member: int) -> ConfigError:
-        seat = self._roster[member].seat
+        seat, epoch = self._roster[member].seat, self._coordinator.epoch + 1
         return ConfigError(
-            f"worker {seat} left the loader before epoch {self._coordinator.epoch + 1} was over, the "
-            "others still train in it; leave a loop early in all workers at once by --updates, "
-            "--seconds or pace.stop(), or use one worker"
+            f"worker {seat} left the loader before epoch {epoch} was over, the others still train "
+            "in it; leave a loop early in all workers at once by --updates, --seconds or "
+            "pace.stop(), or use one worker"
         )
 
     # -- pushes ---------------------------------------------------------------------------------
@@ -305,9 +305,10 @@ class Conductor:
             self._engine.tell(one.number, ("end", order.epoch, order.version))
 
     def _extend(self, member: int, message: Message) -> None:
-        ticket = Ticket(member, message[1], self._coordinator.version)
-        lease = self._coordinator.extend(ticket)
-        if lease is not None:
+        ticket = self._roster[member].ticket
+        is_current = ticket is not None and ticket.serial == message[1]
+        lease = self._coordinator.extend(ticket) if ticket is not None and is_current else None
+        if ticket is not None and lease is not None:
             self._trace.order(Grant(ticket, (lease,)), self._now())
         self._engine.tell(member, ("extended", tuple(lease) if lease is not None else None))
 

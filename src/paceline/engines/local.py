@@ -21,13 +21,14 @@ from ..errors import WorkerError
 from ..events import Cancel, Fact, Grant, Late, Left, Order
 from ..sessions.lane import Message, SocketLane, socket_pair
 from ..store.control import ALARM, JOBS, Control, control_bytes
-from ..store.memory import SharedMemory
+from ..store.memory import SharedMemory, spin
 from .base import Birth, Engine, Event, Push, Traits
 from .jobs import Jobs, grant_message
 
 _START_S = 120.0
 _END_S = 2.0
 _EVER = 2**31 - 1
+_FAST_S = 300e-6
 
 
 class LocalEngine(Engine):
@@ -53,6 +54,10 @@ class LocalEngine(Engine):
         self._serials: dict[int, int] = {}
         self._poll = select.poll()
         self._is_closed = False
+        self._gap_s = 1.0
+        """Usual wait for the next message."""
+        self._early_ends: list[dict[str, int]] = []
+        """Members that ended while others were still being born."""
         self._start_nursery(environment)
 
     def _start_nursery(self, environment: dict[str, str]) -> None:
@@ -99,7 +104,7 @@ class LocalEngine(Engine):
                     message: dict[str, int] = json.loads(data)
                     if kind in message:
                         return message
-                    raise WorkerError(f"a worker ended while it was started: {message}")
+                    self._early_ends.append(message)
             if self._nursery.poll() is not None:
                 raise WorkerError(
                     "the process that workers are forked from did not start "
@@ -111,8 +116,9 @@ class LocalEngine(Engine):
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
-        ended: list[Event] = []
-        for descriptor, _ in self._poll.poll(timeout_s * 1000):
+        ended = [_left(message) for message in self._early_ends]
+        self._early_ends.clear()
+        for descriptor, _ in self._wait(timeout_s):
             member = self._by_descriptor.get(descriptor)
             if member is None:
                 ended += self._reaped()
@@ -122,11 +128,26 @@ class LocalEngine(Engine):
             except OSError:
                 self._poll.unregister(descriptor)
         for member, message in ended:
+            self.control[self.control.gone[self._seats[member]]] = 1
             events += self._drain(member)
             events.append((member, message))
         return events
 
+    def _wait(self, timeout_s: float) -> list[tuple[int, int]]:
+        """Descriptors with news; while pushes come fast, spinning is cheaper than sleeping."""
+        now_s = time.perf_counter()
+        if self._gap_s < _FAST_S:
+            for _ in spin():
+                if ready := self._poll.poll(0):
+                    break
+        else:
+            ready = []
+        ready = ready or self._poll.poll(timeout_s * 1000)
+        self._gap_s += 0.1 * (time.perf_counter() - now_s - self._gap_s)
+        return ready
+
     def _reaped(self) -> list[Event]:
+        """Members whose end the nursery tells."""
         try:
             data = self._nursery_end.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -134,12 +155,7 @@ class LocalEngine(Engine):
         if not data:
             raise WorkerError("the process that workers are forked from is gone")
         message = json.loads(data)
-        if "ended" not in message:
-            return []
-        self.control[self.control.gone[self._seats[message["ended"]]]] = 1
-        code = message["code"]
-        reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
-        return [(message["ended"], ("left", reason, code))]
+        return [_left(message)] if "ended" in message else []
 
     def _drain(self, member: int) -> list[Event]:
         """What a member had sent before it ended."""
@@ -223,3 +239,10 @@ class LocalEngine(Engine):
             except OSError:
                 continue  # it is gone; the nursery tells
         self._outbox.clear()
+
+
+def _left(message: dict[str, int]) -> Event:
+    """The nursery's word that a member ended, as an event."""
+    code = message["code"]
+    reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
+    return message["ended"], ("left", reason, code)

@@ -115,7 +115,8 @@ def main() -> None:
     """Entry of ``python -m paceline.engines.nursery FD``."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
     import numpy  # noqa: F401  before the fork: once for all members
-    import torch  # noqa: F401
+    import torch
+    import torch._dynamo  # noqa: F401  the first optimizer would import it, in every member
 
     from .. import trainer, worker  # noqa: F401
     from . import seat  # noqa: F401

@@ -38,11 +38,10 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
     _die_with_parent()
     _redirect(birth.log)
     os.environ.update(birth.environment)
+    sys.path += [entry for entry in birth.search_path if entry not in sys.path]
     torch.set_num_threads(birth.threads)
     lane = SocketLane(socket.socket(fileno=descriptors[0]))
     control = Control(SharedMemory(descriptors[1]), birth.num_seats)
-    if (os.cpu_count() or 1) < birth.num_seats:
-        control.never_spin()
     arena = SharedMemory(descriptors[2])
     context = Context.read(birth.context)
     kind = CollectiveSession if context.path == "collective" else ExpressSession

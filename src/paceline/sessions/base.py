@@ -19,11 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..batches import Batches
-from ..errors import WorkerError
+from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 
 Totals = dict[str, tuple[float, float]]
 """Per metric: the sum over samples and the number of samples."""
+
+
+OK, NOT_FINITE, FOUND_INF = 0, 1, 2
+"""What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
 
 
 class Superseded(BaseException):
@@ -88,6 +92,15 @@ def not_finite(seat: int, name: str, step: int, version: int, loss: float | None
         f"worker {seat}: the gradient of {name!r} is not finite at step {step} (version {version}"
         f"{said}); lower the learning rate, clip the gradient, or go on without such updates: "
         "--nonfinite skip"
+    )
+
+
+def conflict(worker: int, other: int) -> ConfigError:
+    """Two workers pushed into one update with different optimizer settings."""
+    return ConfigError(
+        f"workers {worker} and {other} pushed into one update with different optimizer settings "
+        "(lr, momentum, ...); change them in all workers at the same place, best between epochs, "
+        "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler)"
     )
 
 

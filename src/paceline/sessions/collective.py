@@ -17,9 +17,8 @@ import torch.distributed as dist
 from ..errors import ConfigError, WorkerError
 from ..events import Lease
 from ..store.update import Updater
-from .base import Work
+from .base import NOT_FINITE, OK, Work
 from .express import _FAULT, _HYPER, _MAX_NORM, _N, ExpressSession
-from .mediated import NOT_FINITE, OK
 from .shares import conflict_between
 
 _TIMEOUT = datetime.timedelta(minutes=5)

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from ..batches import express_rounds
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, VERSION
-from .base import Stopped, Work
+from .base import FOUND_INF, NOT_FINITE, OK, Stopped, Work
 from .lane import Message
-from .mediated import FOUND_INF, NOT_FINITE, OK, MediatedSession
+from .mediated import MediatedSession
 from .shares import Share, conflict_between
 
 Entry = tuple[int, float, int, tuple[float, float, float]]

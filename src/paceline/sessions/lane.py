@@ -41,6 +41,8 @@ import marshal
 import socket
 from typing import Any, Protocol
 
+from ..store.memory import spin
+
 Message = tuple[Any, ...]
 
 
@@ -74,15 +76,23 @@ class SocketLane:
         self._end.send(marshal.dumps(messages))
 
     def receive(self, is_blocking: bool = True) -> list[Message]:
-        flags = 0 if is_blocking else socket.MSG_DONTWAIT
-        try:
-            data = self._end.recv(self.MAX_BYTES, flags)
-        except BlockingIOError:
+        data = self._read(is_blocking)
+        if data is None:
             return []
         if not data:
             raise ConnectionResetError("the coordinator is gone")
         messages: list[Message] = marshal.loads(data)
         return messages
+
+
+    def _read(self, is_blocking: bool) -> bytes | None:
+        """The next datagram; None when there is none. A blocking read spins for a moment first."""
+        for _ in spin() if is_blocking else (None,):
+            try:
+                return self._end.recv(self.MAX_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+        return self._end.recv(self.MAX_BYTES) if is_blocking else None
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -18,17 +18,26 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..compute.replica import Hyper, Replica
-from ..errors import ConfigError
 from ..events import Grant, Lease, Ticket
 from ..store.control import BY_VERSION, LAYOUT, NORM, Control
 from ..store.memory import Memory
 from ..store.shared import SharedStore
 from ..store.update import Updater
-from .base import Census, Clock, Session, Shape, Stopped, Superseded, Totals, Work, not_finite
+from .base import (
+    FOUND_INF,
+    NOT_FINITE,
+    OK,
+    Census,
+    Clock,
+    Session,
+    Shape,
+    Stopped,
+    Superseded,
+    Totals,
+    Work,
+    not_finite,
+)
 from .lane import Lane, Message
-
-OK, NOT_FINITE, FOUND_INF = 0, 1, 2
-"""What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
 
 _POLL_S = 0.05
 """How often a member that waits for another's job looks for a message that hands it over."""
@@ -391,12 +400,3 @@ class _LaneCensus(Census):
         return {
             name: (pair[0], pair[1]) for name, pair in self._session._expect("totals")[1].items()
         }
-
-
-def conflict(worker: int, other: int) -> ConfigError:
-    """Two workers pushed into one update with different optimizer settings."""
-    return ConfigError(
-        f"workers {worker} and {other} pushed into one update with different optimizer settings "
-        "(lr, momentum, ...); change them in all workers at the same place, best between epochs, "
-        "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler)"
-    )

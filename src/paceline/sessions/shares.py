@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..store.layout import ALIGN_BYTES, Layout
 from ..store.shared import Run, SharedStore
 from ..store.update import Groups, Piece, Updater, is_elementwise
+from .base import conflict
 
 Ranges = list[Run]
 
@@ -159,8 +160,6 @@ class Share:
 
 def conflict_between(entries: Sequence[Sequence[float]], column: int) -> ConfigError:
     """The error for two peers whose optimizers have different settings."""
-    from .mediated import conflict
-
     values = [entry[column] for entry in entries]
     other = next(i for i, value in enumerate(values) if value != values[0])
     return conflict(0, other)

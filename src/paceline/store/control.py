@@ -65,10 +65,14 @@ class Control(Words):
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
         """Whether ``version`` is there, waiting for it for at most ``timeout_s``."""
+        if self[VERSION] >> 1 >= version:
+            return True
         return self.wait_while(VERSION, lambda value: value >> 1 < version, timeout_s)
 
     def wait_for_job(self, job: int, timeout_s: float) -> bool:
         """Whether ``job`` is done, waiting for it for at most ``timeout_s``."""
+        if self[JOBS] >= job:
+            return True
         return self.wait_while(JOBS, lambda value: value < job, timeout_s)
 
     def _seat(self, seat: int, line: int) -> int:

@@ -11,17 +11,20 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from typing import TypeAlias
-
-import torch
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import LinkError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LINE_BYTES = 64
 """A cache line: words that different members write lie on different lines."""
 
-_SPIN_S = 50e-6
+_SPIN_S = 200e-6
+"""About what it costs a virtual machine to put a core to sleep and wake it again. A spinner gives
+its core away at every turn, so who is awaited is never held up by it."""
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _WAIT, _WAKE = 0, 1
 
@@ -70,8 +73,10 @@ class SharedMemory:
             self._map = mmap.mmap(self.fd, self.num_bytes)
         return self._map
 
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> "Tensor":
         """The whole block as bytes, ``(num_bytes,)`` uint8, sharing the memory."""
+        import torch  # here: the launcher maps words only and starts without torch
+
         return torch.frombuffer(self.buffer, dtype=torch.uint8)
 
     def used_bytes(self) -> int:
@@ -88,7 +93,9 @@ class PrivateMemory:
     def grow(self, num_bytes: int) -> None:
         self.buffer = bytearray(num_bytes)
 
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> "Tensor":
+        import torch  # here: the launcher maps words only and starts without torch
+
         return torch.frombuffer(self.buffer, dtype=torch.uint8)
 
 
@@ -113,10 +120,21 @@ def available_bytes() -> int:
         return free
 
 
+def spin() -> Iterator[None]:
+    """Turns of a short wait; between two of them other processes may have this core."""
+    end_s = time.perf_counter() + _SPIN_S
+    while time.perf_counter() < end_s:
+        yield
+        _give_way()
+
+
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+
+
 class Words:
     """32-bit words in shared memory, one to a cache line or packed, that can be waited on.
 
-    A word has one writer at a time; readers see it whole. ``wait`` spins for at most 50 us and
+    A word has one writer at a time; readers see it whole. ``wait_while`` spins for a moment and
     then sleeps in the kernel until a ``wake`` of that word or the time-out.
     """
 
@@ -125,7 +143,6 @@ class Words:
         self._view = memoryview(buffer).cast("i")
         self._doubles = memoryview(buffer).cast("d")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        self._spin_s = _SPIN_S
 
     def __getitem__(self, index: int) -> int:
         return self._view[index]
@@ -139,10 +156,6 @@ class Words:
 
     def set_double(self, index: int, value: float) -> None:
         self._doubles[index >> 1] = value
-
-    def never_spin(self) -> None:
-        """For machines with fewer cores than waiters: spinning would hold up who is awaited."""
-        self._spin_s = 0.0
 
     def set_and_wake(self, index: int, value: int) -> None:
         self._view[index] = value
@@ -158,12 +171,10 @@ class Words:
         value = view[index]
         if not is_early(value):
             return True
-        if self._spin_s:
-            end = time.perf_counter() + self._spin_s
-            while time.perf_counter() < end:
-                value = view[index]
-                if not is_early(value):
-                    return True
+        for _ in spin():
+            value = view[index]
+            if not is_early(value):
+                return True
         self._sleep(index, value, timeout_s)
         return not is_early(view[index])
 

@@ -8,7 +8,7 @@ tensors. This module must not know who executes which update, or when.
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,20 @@ def _twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     return twin
 
 
+def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
+    """The class's ``step``; torch's own without its wrappers, which cost more than a small update.
+
+    They call hooks, of which there must be none then, and mark the profile.
+    """
+    step: Any = type(optimizer).step
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if type(optimizer) in ELEMENTWISE and not hooks:
+        while hasattr(step, "__wrapped__"):
+            step = step.__wrapped__
+    bare: Callable[[Optimizer], object] = step
+    return bare
+
+
 def _may_fuse(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
     """Whether torch's one-pass kernel computes this group: the same rule, a third of the time."""
     is_free = group.get("fused") is None and group.get("foreach") is None
@@ -175,8 +189,12 @@ class Updater:
             self._held += held
             groups.append({**group, "params": [parameter for _, parameter in held]})
         self._optimizer = _twin(optimizer, groups)
-        self._step = type(optimizer).step
-        self._unbound = list(self._held)
+        self._step = _bare_step(optimizer)
+        self._unbound = [
+            (piece, parameter)
+            for piece, parameter in self._held
+            if len(self._entries[piece.number]) > 1  # more than EXISTS: the optimizer keeps state
+        ]
         self._numbers = [
             (parameter, entry)
             for piece, parameter in self._held
@@ -221,7 +239,8 @@ class Updater:
             parameter.grad = gradient if present[piece.number] else None
         if self._numbers:
             self._read_numbers()
-        self._step(self._optimizer)
+        with torch.no_grad():
+            self._step(self._optimizer)
         self._created = []
         if self._unbound:
             self._bind_created()

@@ -1,0 +1,116 @@
+"""A worker that is killed by SIGKILL at a chosen point: a fault is data, and travels with a task.
+
+A point is a method of a class and whether death comes before it, after it, or after its effect is
+spoilt; the fault is armed in its own worker's process when that builds its model. It must not be
+armed inline, where the tests' own process would die.
+"""
+
+import functools
+import importlib
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from paceline.workloads.base import Task
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+POINTS = {
+    "before its share is kept": ("sessions.shares", "Share", "keep", "before"),
+    "after its share is kept": ("sessions.shares", "Share", "keep", "after"),
+    "with its share half written": ("sessions.shares", "Share", "step", "spoil"),
+    "after its share is written": ("sessions.shares", "Share", "step", "after"),
+    "at a barrier": ("sessions.express", "ExpressSession", "_hear_peers", "before"),
+    "while it fills its slot": ("compute.replica", "Replica", "collect", "before"),
+    "before it tells of the epoch": (
+        "sessions.express", "ExpressSession", "_hand_over_buffers", "before",
+    ),
+    "before it adds to the sum": ("store.shared", "SharedStore", "add", "before"),
+    "after it added to the sum": ("store.shared", "SharedStore", "add", "after"),
+    "between two chunks of a sum": ("store.shared", "SharedStore", "_begin_writing", "after"),
+    "before it publishes": ("store.shared", "SharedStore", "_publish", "before"),
+    "after it published": ("store.shared", "SharedStore", "_publish", "after"),
+    "while it updates": ("store.update", "Updater", "step", "after"),
+}  # fmt: skip
+"""Name -> module below paceline, class, method, when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The death of one worker.
+
+    Args:
+        worker: who dies.
+        point: a name of ``POINTS``, or "in its model" for the user's own code.
+        call: at which call of the method, from 1.
+    """
+
+    worker: int = 1
+    point: str = "in its model"
+    call: int = 5
+
+
+def with_fault(task: Task, fault: Fault) -> Task:
+    """``task`` where this happens."""
+    return replace(task, model=functools.partial(_armed_model, task.model, fault))
+
+
+def _armed_model(make: Any, fault: Fault) -> nn.Module:
+    model: nn.Module = make()
+    if os.environ.get("RANK") == str(fault.worker):
+        arm(model, fault)
+    return model
+
+
+def arm(model: nn.Module, fault: Fault) -> None:
+    """From now on this process dies when the fault's point comes."""
+    if fault.point not in POINTS:
+        forward = model.forward
+        countdown = _Countdown(fault.call)
+
+        def dying_forward(*arguments: Any) -> Any:
+            if torch.is_grad_enabled() and countdown.is_over():
+                die()
+            return forward(*arguments)
+
+        model.forward = dying_forward
+        return
+    module, class_name, method, when = POINTS[fault.point]
+    owner = getattr(importlib.import_module(f"paceline.{module}"), class_name)
+    setattr(owner, method, _dying(getattr(owner, method), when, _Countdown(fault.call)))
+
+
+def _dying(original: Any, when: str, countdown: "_Countdown") -> Any:
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        is_now = countdown.is_over()
+        if is_now and when == "before":
+            die()
+        result = original(self, *arguments, **options)
+        if is_now and when == "spoil":
+            for _, live in self._kept:
+                live.view(torch.uint8).fill_(77)
+        if is_now:
+            die()
+        return result
+
+    return method
+
+
+class _Countdown:
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+
+    def is_over(self) -> bool:
+        self._left -= 1
+        return self._left == 0
+
+
+def die() -> None:
+    """As the kernel's out-of-memory killer would do it: nothing is cleaned up."""
+    os.kill(os.getpid(), signal.SIGKILL)

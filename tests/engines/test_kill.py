@@ -1,0 +1,106 @@
+"""A worker is killed; the others finish, each sample is used exactly once, nothing is left.
+
+Under full-sync the parameters are those of a run without the death, to 1e-6 in float64, wherever
+death comes: in the user's code, in a share between two barriers, in a job of the store. With Adam
+on three workers, so that a lost step counter or a share that was not put back is seen.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dying import Fault, with_fault
+from reference import differ, plain_loop, replay
+from runs import Run, assert_each_sample_once, train
+from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
+
+CLOSE = 1e-6
+ADAM = with_optimizer(torch.optim.Adam, 0.05)
+BETWEEN_BARRIERS = [
+    ("before its share is kept", 0),
+    ("after its share is kept", 1),
+    ("with its share half written", 0),
+    ("with its share half written", 2),
+    ("after its share is written", 1),
+    ("at a barrier", 2),
+    ("while it fills its slot", 0),
+]
+IN_A_JOB = [
+    "before it adds to the sum",
+    "after it added to the sum",
+    "between two chunks of a sum",
+    "before it publishes",
+    "after it published",
+    "while it updates",
+]
+
+
+def _train(task: Any, folder: Path, fault: Fault, **settings: Any) -> Run:
+    settings = {"workers": 3, "protocol": "full-sync", **settings}
+    run = train(with_fault(task, fault), folder, **settings)
+    assert run.left == ["killed by signal 9"]
+    assert run.num_epochs_ended() == EPOCHS
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    return run
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_full_sync_ends_as_if_nobody_had_died(tmp_path: Path, path: str) -> None:
+    run = _train(TASK, tmp_path, Fault(call=4), path=path, workers=2)
+    assert differ(run.state, plain_loop(TASK)) < CLOSE
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_another_worker_is_main_when_the_main_one_dies(tmp_path: Path, path: str) -> None:
+    """It saves the model: else there would be none to compare."""
+    run = _train(TASK, tmp_path, Fault(worker=0, call=7), path=path)
+    assert differ(run.state, plain_loop(TASK)) < CLOSE
+
+
+@pytest.mark.parametrize(("point", "worker"), BETWEEN_BARRIERS)
+def test_peers_put_back_what_a_dead_one_had_begun(tmp_path: Path, point: str, worker: int) -> None:
+    run = _train(ADAM, tmp_path, Fault(worker=worker, point=point, call=3), path="peers")
+    assert "the express path was left" in run.notes
+    assert differ(run.state, plain_loop(ADAM)) < CLOSE
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_an_epoch_ends_when_one_dies_after_its_last_barrier(tmp_path: Path, worker: int) -> None:
+    """Worker 0 is the one that tells of the rounds; the others know them, too."""
+    fault = Fault(worker=worker, point="before it tells of the epoch", call=1)
+    run = _train(ADAM, tmp_path, fault, path="peers")
+    assert differ(run.state, plain_loop(ADAM)) < CLOSE
+
+
+@pytest.mark.parametrize("point", IN_A_JOB)
+def test_a_job_in_the_store_is_done_by_another(tmp_path: Path, point: str) -> None:
+    fault = Fault(point=point, call=3)
+    run = _train(ADAM, tmp_path, fault, path="store", workers=2)
+    assert differ(run.state, plain_loop(ADAM)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("protocol", "point"), [("k-batch-async:2", "in its model"), ("async", "before it publishes")]
+)
+def test_every_sample_is_used_once_when_one_dies_among_asynchronous_workers(
+    tmp_path: Path, protocol: str, point: str
+) -> None:
+    """The update equation after the trace holds through the death, with batch norm, too."""
+    run = _train(WITH_BATCH_NORM, tmp_path, Fault(point=point, call=3), protocol=protocol)
+    assert differ(run.state, replay(WITH_BATCH_NORM, run.records)) < CLOSE
+
+
+def test_batch_norm_buffers_survive_the_way_from_peers_to_the_store(tmp_path: Path) -> None:
+    run = _train(WITH_BATCH_NORM, tmp_path, Fault(call=4), path="peers")
+    assert differ(run.state, replay(WITH_BATCH_NORM, run.records)) < CLOSE
+
+
+def test_a_run_whose_workers_all_die_says_so(tmp_path: Path) -> None:
+    from paceline.errors import WorkerError
+
+    task = replace(TASK, name="doomed")
+    with pytest.raises(WorkerError, match="worker 0 ended: killed by signal 9"):
+        train(with_fault(task, Fault(worker=0, call=2)), tmp_path, workers=1)

@@ -1,0 +1,102 @@
+"""The user's loader is handed out lease by lease: every sample once, in the user's own batches.
+
+Each case is one loop, run by Paceline and plainly; what each step was given is compared with what
+the trace says was granted.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import loops
+from reference import differ
+from runs import Run, assert_each_sample_once, leases_of, run_script
+from tiny import EPOCHS, NUM_SAMPLES
+
+CLOSE = 1e-6
+SCRIPT = Path(loops.__file__)
+ANYWHERE = [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}]
+
+
+def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
+    folder.mkdir(exist_ok=True)
+    settings = {"workers": 2, "protocol": "full-sync", **settings}
+    run = run_script(SCRIPT, folder, case, str(folder), **settings)
+    return run, [torch.load(folder / f"{case}-{n}.pt") for n in range(settings["workers"])]
+
+
+def _given(results: list[dict[str, Tensor]]) -> Counter[int]:
+    """How often each sample was given to any worker."""
+    return Counter(int(index) for result in results for index in result["given"])
+
+
+def _model(result: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in result.items() if name not in ("given", "lengths")}
+
+
+@pytest.mark.parametrize("where", [{"path": "store"}, {"path": "peers"}], ids=str)
+@pytest.mark.parametrize("case", ["one loader worker", "two loader workers"])
+def test_loader_workers_fetch_what_is_granted(
+    tmp_path: Path, case: str, where: dict[str, str]
+) -> None:
+    run, results = _run(case, tmp_path, **where)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert _given(results) == dict.fromkeys(range(NUM_SAMPLES), EPOCHS)
+    plain = _model(loops.CASES["recording"](loops.Plain()))
+    for result in results:
+        assert differ(_model(result), plain) < CLOSE
+
+
+@pytest.mark.parametrize("protocol", ["k-sync:1", "k-batch-async:3"])
+@pytest.mark.parametrize("case", ["recording", "two loader workers"])
+def test_each_step_is_given_the_samples_of_its_lease(
+    tmp_path: Path, case: str, protocol: str
+) -> None:
+    """Also after cancellations, when what was fetched ahead is another's now."""
+    run, results = _run(case, tmp_path, protocol=protocol, slow=("1=3x",), delay=("exp:2ms",))
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    granted = leases_of(run.every_order())
+    for member, result in enumerate(results):
+        leases = [granted[key][0] for key in sorted(granted) if key[0] == member]
+        wanted = [index for one in leases for index in range(one.start, one.stop)]
+        assert result["given"].tolist() == wanted
+
+
+@pytest.mark.parametrize("where", ANYWHERE, ids=str)
+def test_a_batch_sampler_of_the_users_own_makes_the_updates(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    run, results = _run("own batches", tmp_path, **where)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    sizes = [one.num_samples for one in run.pushes]
+    assert [sum(sizes[i : i + 2]) for i in range(0, len(sizes), 2)] == [5, 10, 15, 20, 10] * EPOCHS
+    plain = _model(loops.CASES["own batches"](loops.Plain()))
+    for result in results:
+        assert differ(_model(result), plain) < CLOSE
+
+
+def test_a_weighted_sampler_is_drawn_once_an_epoch_and_alike_everywhere(tmp_path: Path) -> None:
+    run, results = _run("weighted", tmp_path, engine="inline")
+    assert_each_sample_once(run, 40, EPOCHS)
+    assert sum(_given(results).values()) == 40 * EPOCHS
+    assert max(_given(results).values()) > EPOCHS, "with replacement some come more often"
+    again, same = _run("weighted", tmp_path / "again", engine="inline", workers=1)
+    assert _given(same) == _given(results)
+    assert again.summary.updates == run.summary.updates
+
+
+def test_a_subset_sampler_gives_its_subset_once_an_epoch(tmp_path: Path) -> None:
+    run, results = _run("subset", tmp_path, path="peers")
+    assert_each_sample_once(run, 40, EPOCHS)
+    assert _given(results) == dict.fromkeys(range(10, 50), EPOCHS)
+
+
+@pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
+def test_a_dropped_remainder_is_never_handed_out(tmp_path: Path, where: dict[str, str]) -> None:
+    run, results = _run("drop last", tmp_path, **where)
+    assert_each_sample_once(run, 56, EPOCHS)
+    assert _given(results) == dict.fromkeys(range(56), EPOCHS)

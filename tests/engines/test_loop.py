@@ -1,0 +1,169 @@
+"""The rest of what a loop may rely on: what is refused, evaluation, stopping, superseded steps."""
+
+import functools
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor, nn
+
+import loops
+from paceline.data.arrays import ArrayDataset, Splits
+from paceline.errors import ConfigError, WorkerError
+from paceline.events import Cancel, Lease
+from paceline.records import Evaluated
+from paceline.workloads.base import Task
+from reference import Order, State, differ, fresh, replay, state_of
+from runs import Run, assert_each_sample_once, run_script, train
+from tiny import (
+    BATCH_SIZE,
+    CLASSES,
+    EPOCHS,
+    NUM_SAMPLES,
+    TASK,
+    Tied,
+    samples,
+    with_optimizer,
+)
+
+CLOSE = 1e-6
+SCRIPT = Path(loops.__file__)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def poisoned_samples() -> Splits:
+    """Two samples have a class that there is not: the loss of their batches is infinite."""
+    made = samples()
+    made.train.targets[[5, 23]] += CLASSES  # type: ignore[attr-defined]
+    return made
+
+
+def sometimes_infinite(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy, or infinity where a class is one that there is not."""
+    loss = nn.functional.cross_entropy(outputs, targets % CLASSES)
+    return loss * math.inf if bool((targets >= CLASSES).any()) else loss
+
+
+POISONED = replace(
+    with_optimizer(torch.optim.Adam, 0.05), data=poisoned_samples, loss=sometimes_infinite
+)
+
+
+def skipping_loop(task: Task) -> State:
+    """The plain loop, without the updates whose loss is not finite."""
+    model, optimizer = fresh(task)
+    order = Order(task)
+    for epoch in range(EPOCHS):
+        for start in range(0, NUM_SAMPLES, BATCH_SIZE):
+            inputs, targets = order.batch(Lease(0, epoch, start, start + BATCH_SIZE))
+            optimizer.zero_grad()
+            loss = task.loss(model(inputs), targets)
+            if bool(loss.isfinite()):
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    return state_of(model)
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("iterable", "Endless is an iterable data set"),
+        ("in order", "in_order=False"),
+        ("no batches", "batch_size=None"),
+        ("sparse", r"module 'table' \(Embedding\) makes sparse gradients"),
+        ("lbfgs", "LBFGS calls the model several times"),
+        ("second optimizer", "needs one optimizer, got SGD, SGD"),
+        ("closure", r"optimizer.step\(closure\)"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_by_name(tmp_path: Path, case: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run_script(
+            SCRIPT, tmp_path, case, str(tmp_path),
+            workers=2, protocol="full-sync", engine="inline",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_test", [1, 2, 17, 2503])
+def test_an_evaluation_counts_each_sample_once(tmp_path: Path, num_test: int) -> None:
+    """For any number of samples: one, fewer than workers, and several ranges."""
+    task = replace(TASK, data=functools.partial(_splits, num_test))
+    run = train(task, tmp_path, workers=3, engine="inline")
+    _assert_exact(run, num_test)
+
+
+def test_an_evaluation_by_live_workers_counts_each_sample_once(tmp_path: Path) -> None:
+    task = replace(TASK, data=functools.partial(_splits, 2503))
+    _assert_exact(train(task, tmp_path, workers=2, path="peers"), 2503)
+
+
+def _splits(num_test: int) -> Splits:
+    every = samples(NUM_SAMPLES + num_test).train
+    assert isinstance(every, ArrayDataset)
+    test = ArrayDataset(every.inputs[NUM_SAMPLES:], every.targets[NUM_SAMPLES:])
+    return replace(samples(), test=test)
+
+
+def _assert_exact(run: Run, num_test: int) -> None:
+    test = _splits(num_test).test
+    assert isinstance(test, ArrayDataset)
+    model = Tied()
+    model.load_state_dict(run.state)
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(test.inputs), test.targets, reduction="sum")
+    evaluated = [one for one in run.records if isinstance(one, Evaluated)]
+    assert len(evaluated) == EPOCHS
+    assert {one.totals["acc"][1] for one in evaluated} == {num_test}
+    assert math.isclose(evaluated[-1].totals["loss"][0], float(loss), rel_tol=1e-9)
+
+
+def test_the_first_step_can_be_superseded(tmp_path: Path) -> None:
+    """Worker 1 is far behind from the first step on; what it held is used by the other."""
+    run = train(TASK, tmp_path, workers=2, protocol="k-sync:1", path="store", delay=("1=300ms",))
+    assert [one.ticket[:2] for one in run.superseded][:1] == [(1, 0)]
+    assert all(one.wasted_s > 0.0 for one in run.superseded)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(run.state, replay(TASK, run.records)) < CLOSE
+
+
+def test_abandoned_mini_batches_are_gone_when_asked_for(tmp_path: Path) -> None:
+    run = train(TASK, tmp_path, workers=3, protocol="k-sync:1", engine="inline", dropped="skip")
+    assert any(isinstance(one, Cancel) for one in run.orders)
+    assert run.num_epochs_ended() == EPOCHS
+    used = run.used()
+    assert all(set(epoch.values()) == {1} for epoch in used)
+    assert all(len(epoch) < NUM_SAMPLES for epoch in used)
+    assert run.summary.dropped_samples == sum(NUM_SAMPLES - len(epoch) for epoch in used)
+
+
+@pytest.mark.parametrize("where", [{"engine": "inline"}, {"path": "peers"}], ids=str)
+def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_in_the_state(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    """The moments and step counters of Adam are as if it had not been; the first update is bad."""
+    run = train(POISONED, tmp_path, workers=2, nonfinite="skip", **where)
+    assert 0 < sum(not push.is_finite for push in run.pushes) < len(run.pushes)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(run.state, skipping_loop(POISONED)) < CLOSE
+
+
+def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"worker \d: the gradient of 'first.weight' is not fin"):
+        train(POISONED, tmp_path, workers=2, engine="inline")
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_a_run_can_be_stopped_at_any_moment_by_one_worker(tmp_path: Path, path: str) -> None:
+    """Whatever update the others are in: what is saved is whole, and is that of its version."""
+    run = run_script(
+        SCRIPT, tmp_path, "stopping", str(tmp_path), workers=3, path=path, protocol="full-sync"
+    )
+    results = [torch.load(tmp_path / f"stopping-{worker}.pt") for worker in range(3)]
+    assert differ(results[0], results[1]) == differ(results[0], results[2]) == 0.0
+    version = int(results[0].pop("version"))
+    assert 3 <= version == run.summary.updates
+    assert differ(results[0], loops.stopped_plainly(version)) < CLOSE
