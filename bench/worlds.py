@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 
 Step = Callable[[], None]
 HERE = Path(__file__).resolve()
-NUM_SAMPLES = 4096
-LEARNING_RATE = 0.001
+NUM_SAMPLES = 16384
+LEARNING_RATE = 0.0001
 
 
 class Tensors(Dataset[Any]):

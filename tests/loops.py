@@ -4,6 +4,8 @@
 
 The plain way has a stand-in for ``pace`` that does nothing, so that the loop is one text and only
 what Paceline does differs. Sequential order, so that batches are the same.
+
+Longer than a file should be: one loop after the other, each to be read by itself.
 """
 
 import contextlib
@@ -74,16 +76,24 @@ def gather(model: nn.Module, optimizer: Optimizer) -> Results:
     return results
 
 
+def one_epoch(
+    pace: Any, model: nn.Module, optimizer: Optimizer, loader: Any, after: Any = lambda: None
+) -> None:
+    """The loop of the README; ``after`` each step something else."""
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+            after()
+
+
 def with_optimizer(pace: Any, make: Any, learning_rate: float = 0.05) -> Results:
     model = make_model()
     optimizer = grouped(model.parameters(), learning_rate, make)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
     for _ in pace.epochs(EPOCHS):
-        for inputs, targets in loader:
-            with pace.step():
-                optimizer.zero_grad()
-                loss_of(model(inputs), targets).backward()
-                optimizer.step()
+        one_epoch(pace, model, optimizer, loader)
     return gather(model, optimizer)
 
 
@@ -109,11 +119,7 @@ def with_epoch_schedule(pace: Any) -> Results:
     scheduler = StepLR(optimizer, step_size=1, gamma=0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
     for _ in pace.epochs(3):
-        for inputs, targets in loader:
-            with pace.step():
-                optimizer.zero_grad()
-                loss_of(model(inputs), targets).backward()
-                optimizer.step()
+        one_epoch(pace, model, optimizer, loader)
         scheduler.step()
     return gather(model, optimizer)
 
@@ -124,12 +130,7 @@ def with_version_schedule(pace: Any) -> Results:
     scheduler = ExponentialLR(optimizer, 0.8)
     model, optimizer, loader, scheduler = pace.prepare(model, optimizer, make_loader(), scheduler)
     for _ in pace.epochs(EPOCHS):
-        for inputs, targets in loader:
-            with pace.step():
-                optimizer.zero_grad()
-                loss_of(model(inputs), targets).backward()
-                optimizer.step()
-                scheduler.step()
+        one_epoch(pace, model, optimizer, loader, after=scheduler.step)
     return gather(model, optimizer)
 
 
@@ -145,11 +146,7 @@ def with_plateau(pace: Any) -> Results:
         return {"loss": (float(loss), float(len(batch[1])))}
 
     for _ in pace.epochs(4):
-        for inputs, targets in loader:
-            with pace.step():
-                optimizer.zero_grad()
-                loss_of(model(inputs), targets).backward()
-                optimizer.step()
+        one_epoch(pace, model, optimizer, loader)
         total, count = pace.evaluate(measure, test)["loss"]
         scheduler.step(total / count)
     rates = torch.tensor([group["lr"] for group in optimizer.param_groups])
@@ -236,11 +233,7 @@ def with_compiled_model(pace: Any, backend: str = "eager") -> Results:
         torch.compile(model, backend=backend), optimizer, make_loader()
     )
     for _ in pace.epochs(EPOCHS):
-        for inputs, targets in loader:
-            with pace.step():
-                optimizer.zero_grad()
-                loss_of(model(inputs), targets).backward()
-                optimizer.step()
+        one_epoch(pace, model, optimizer, loader)
     if hasattr(pace, "save"):
         pace.save()
     return gather(model, optimizer)
@@ -319,11 +312,7 @@ def summing(pace: Any) -> Results:
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
     sums = []
     for _ in pace.epochs(EPOCHS):
-        for inputs, targets in loader:
-            with pace.step():
-                optimizer.zero_grad()
-                loss_of(model(inputs), targets).backward()
-                optimizer.step()
+        one_epoch(pace, model, optimizer, loader)
         sums.append(pace.sum(pace.worker + 1))
     return {"sums": torch.tensor(sums), "is_main": torch.tensor(float(pace.is_main))}
 
@@ -372,57 +361,7 @@ def stopped_plainly(num_updates: int) -> Results:
             optimizer.step()
 
 
-class Sparse(nn.Module):
-    """An embedding whose gradient is sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(4, 3, sparse=True)
-
-
-class Endless(torch.utils.data.IterableDataset[Any]):
-    """Samples without numbers."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter_samples()
-
-
-def refused(pace: Any, *, model: Any = None, make: Any = grouped, **options: Any) -> Results:
-    """``prepare`` with what cannot be carried."""
-    model = model or make_model()
-    optimizer = make(model.parameters(), 0.1)
-    dataset = options.pop("dataset", samples().train)
-    pace.prepare(model, optimizer, DataLoader(dataset, **{"batch_size": 12, **options}))
-    return {}
-
-
-def refused_second_optimizer(pace: Any) -> Results:
-    model = make_model()
-    two = [grouped(model.parameters(), 0.1) for _ in range(2)]
-    pace.prepare(model, *two, make_loader())
-    return {}
-
-
-def refused_closure(pace: Any) -> Results:
-    model = make_model()
-    optimizer = grouped(model.parameters(), 0.1)
-    model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
-    for _ in loader:
-        optimizer.step(lambda: 0.0)
-    return {}
-
-
-REFUSED: dict[str, Case] = {
-    "iterable": functools.partial(refused, dataset=Endless()),
-    "in order": lambda pace: refused(pace, num_workers=1, in_order=False),
-    "no batches": functools.partial(refused, batch_size=None),
-    "sparse": lambda pace: refused(pace, model=Sparse(), make=lambda p, lr: SGD(p, lr)),
-    "lbfgs": lambda pace: refused(pace, make=lambda p, lr: torch.optim.LBFGS(list(p), lr)),
-    "second optimizer": refused_second_optimizer,
-    "closure": refused_closure,
-}
 CASES: dict[str, Case] = {
-    **REFUSED,
     **{name: functools.partial(with_optimizer, make=make) for name, make in OPTIMIZERS.items()},
     "epoch schedule": with_epoch_schedule,
     "version schedule": with_version_schedule,

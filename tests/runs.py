@@ -1,5 +1,6 @@
 """Runs as tests need them: quiet, in a folder of their own, and read again from their files."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from paceline import launcher
 from paceline.config import RunSettings
-from paceline.engines.inline import InlineEngine
+from paceline.engines import inline
 from paceline.events import Apply, EpochEnd, Grant, Late, Lease, Order, Pushed
 from paceline.program import Program, ScriptProgram, TaskProgram
 from paceline.records import Handed, Header, Heard, Noted, Ordered, Record, Superseded
@@ -140,10 +141,8 @@ def assert_each_sample_once(run: Run, num_samples: int, epochs: int) -> None:
 def same_arrivals(run: Run, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inside, an inline run hears pushes in the order of ``run``, from the same versions."""
     tickets = [fact.ticket for fact in run.pushes]
-
-    def make(num_seats: int) -> InlineEngine:
-        return InlineEngine(num_seats, arrivals=tickets)
+    engine = functools.partial(inline.InlineEngine, arrivals=tickets)
 
     with patch.context() as here:
-        here.setattr(launcher, "InlineEngine", make)
+        here.setattr(inline, "InlineEngine", engine)
         yield

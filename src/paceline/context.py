@@ -23,7 +23,7 @@ class Context:
 
     name: str = "script"
     seed: int = 0
-    device: str = "cpu"
+    device: str = "auto"
     parts: int = 1
     num_steps: int = 1
     is_difference: bool = False

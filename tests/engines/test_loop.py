@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import loops
+import refusals
 from paceline.data.arrays import ArrayDataset, Splits
 from paceline.errors import ConfigError, WorkerError
 from paceline.events import Cancel, Lease
@@ -81,11 +82,9 @@ def skipping_loop(task: Task) -> State:
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_name(tmp_path: Path, case: str, says: str) -> None:
+    script = Path(refusals.__file__)
     with pytest.raises(ConfigError, match=says):
-        run_script(
-            SCRIPT, tmp_path, case, str(tmp_path),
-            workers=2, protocol="full-sync", engine="inline",
-        )  # fmt: skip
+        run_script(script, tmp_path, case, workers=2, protocol="full-sync", engine="inline")
 
 
 @pytest.mark.parametrize("num_test", [1, 2, 17, 2503])
@@ -144,7 +143,7 @@ def test_abandoned_mini_batches_are_gone_when_asked_for(tmp_path: Path) -> None:
 def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_in_the_state(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
-    """The moments and step counters of Adam are as if it had not been; the first update is bad."""
+    """The moments and step counters of Adam are as if it had not been."""
     run = train(POISONED, tmp_path, workers=2, nonfinite="skip", **where)
     assert 0 < sum(not push.is_finite for push in run.pushes) < len(run.pushes)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)

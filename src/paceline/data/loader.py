@@ -9,7 +9,7 @@ the loader's ``__next__``. This module must not know protocols or what is done w
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -96,8 +96,9 @@ class LeasedLoader:
 
     def count(self) -> tuple[int, int]:
         """Positions and batches an epoch; of the first one, where the user's differ."""
-        if not self.has_own_batches and hasattr(self.loader.sampler, "__len__"):
-            return len(self.loader.sampler), len(self.loader)
+        sampler = self.loader.sampler
+        if not self.has_own_batches and isinstance(sampler, Sized):
+            return len(sampler), len(self.loader)
         ends = self.draw(0)
         return len(self._order), len(ends) if ends is not None else len(self.loader)
 

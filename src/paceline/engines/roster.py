@@ -21,7 +21,6 @@ class Member:
     is_done: bool = False
     ticket: Ticket | None = None
     """What it works on."""
-    granted_s: float = 0.0
     pushes: int = 0
     samples: int = 0
     compute_s: float = 0.0

@@ -8,7 +8,7 @@ the epoch or the run is over. Members:
     solo       one worker: the user's optimizer steps on the user's parameters
     mediated   through the store, order by order from the coordinator: every protocol
     express    between peers in shared memory, no message on the way: full-sync and local-sgd
-    distributed    the same between accelerators, through ``torch.distributed``
+    collective the same between accelerators, one a worker, through ``torch.distributed``
 
 This module must not know processes, sockets or the loop that uses it.
 """

@@ -84,7 +84,6 @@ class SocketLane:
         messages: list[Message] = marshal.loads(data)
         return messages
 
-
     def _read(self, is_blocking: bool) -> bytes | None:
         """The next datagram; None when there is none. A blocking read spins for a moment first."""
         for _ in spin() if is_blocking else (None,):

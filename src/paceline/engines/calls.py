@@ -1,0 +1,88 @@
+"""Calls that all members make together: an evaluation they share, a sum over workers.
+
+    count -> range -> counted -> range -> ... -> totals          sum -> summed
+
+A member that dies takes nothing along: its range goes to another, its sum is not waited for.
+This module must not know pushes or epochs.
+"""
+
+from collections.abc import Callable
+
+from ..errors import ConfigError
+from ..sessions.base import Totals
+from ..sessions.lane import Message
+from .census import CensusBook
+from .run import Run
+
+
+class Calls:
+    """The calls under way.
+
+    Args:
+        evaluated: called with the totals of an evaluation.
+    """
+
+    def __init__(self, run: Run, evaluated: Callable[[Totals], None]) -> None:
+        self._run = run
+        self._evaluated = evaluated
+        self._census: CensusBook | None = None
+        self._sums: dict[int, list[float]] = {}
+
+    def count(self, member: int, message: Message) -> None:
+        shape = (message[1], message[2])
+        if self._census is None:
+            self._census = CensusBook(*shape)
+        if self._census.shape != shape:
+            raise ConfigError(
+                f"workers evaluate different data: {self._census.shape[0]} and {shape[0]} samples"
+            )
+        self._next_range(member)
+
+    def counted(self, member: int, message: Message) -> None:
+        assert self._census is not None
+        self._census.counted(member, message[1], message[2])
+        self._next_range(member)
+
+    def sum(self, member: int, message: Message) -> None:
+        self._sums[member] = message[1]
+        self._close_sums()
+
+    def left(self, member: int) -> None:
+        """A member is gone: others do its range, nobody waits for its sum."""
+        if self._census is not None:
+            self._census.left(member)
+            self._close_census()
+        self._close_sums()
+
+    def _next_range(self, member: int) -> None:
+        census = self._census
+        assert census is not None
+        one = census.take(member)
+        if one is not None:
+            self._run.engine.tell(member, ("range", *one))
+            return
+        census.waiting.append(member)
+        self._close_census()
+
+    def _close_census(self) -> None:
+        census, tell = self._census, self._run.engine.tell
+        if census is None:
+            return
+        while census.waiting and (one := census.take(census.waiting[0])) is not None:
+            tell(census.waiting.pop(0), ("range", *one))
+        if not census.is_complete or not set(self._run.live) <= set(census.waiting):
+            return
+        totals = census.totals()
+        for number in census.waiting:
+            tell(number, ("range", -1, -1))
+            tell(number, ("totals", totals))
+        self._census = None
+        self._evaluated(totals)
+
+    def _close_sums(self) -> None:
+        live = self._run.live
+        if self._sums and all(number in self._sums for number in live):
+            columns = zip(*(self._sums[number] for number in sorted(self._sums)), strict=True)
+            total = [sum(column) for column in columns]
+            self._sums.clear()
+            self._run.tell_all(("summed", total))

@@ -1,0 +1,112 @@
+"""Rounds that members make among themselves, heard late; and the way back to the coordinator.
+
+While an epoch runs express, the coordinator only follows: it hears every round's pushes in member
+order and nothing of what it answers is carried out, because the peers did it already. When one of
+them dies, the run stops or a member needs the coordinator, all leave at one barrier:
+
+    interrupted (each) -> mend (one puts back the shares of the dead) -> resume -> pending pushes
+
+This module must not know processes or tensors.
+"""
+
+from ..events import EpochEnd
+from ..sessions.lane import Message
+from .base import Push
+from .rounds import RoundsBook, Row
+from .run import Run
+
+
+class Peers:
+    """The express epochs of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._rounds: RoundsBook | None = None
+
+    @property
+    def are_express(self) -> bool:
+        """Whether the members run among themselves now."""
+        return self._rounds is not None
+
+    def begin(self) -> None:
+        """An epoch opens express."""
+        self._rounds = RoundsBook(self._run.live)
+
+    def heard(self, member: int, message: Message) -> None:
+        """``("rounds", first, rows)``"""
+        if self._rounds is not None:  # else another member has told it all
+            for row in self._rounds.take(message[1], message[2]):
+                self._hear_round(row)
+
+    def _hear_round(self, row: Row) -> None:
+        """One round: the pushes of all members in member order."""
+        run, rounds = self._run, self._rounds
+        assert rounds is not None
+        ended = None
+        at_s = run.now_s(row[0])
+        for number, (num_samples, loss, fault, clocks) in zip(rounds.members, row[1], strict=True):
+            ticket = run.roster[number].ticket
+            if num_samples == 0 or ticket is None:
+                continue
+            _, orders = run.hear_push(ticket, (num_samples, loss, fault), clocks, at_s)
+            run.note(orders, at_s)
+            ended = next((one for one in orders if isinstance(one, EpochEnd)), ended)
+        run.engine.jump(run.coordinator.version)
+        if run.has_all_updates and not run.ending:
+            run.ending = f"{run.settings.updates} updates are done"
+            self._rounds = None
+            run.send_stop()
+        elif ended is not None:
+            self._rounds = None
+            if run.ending:
+                run.send_stop()
+            else:
+                run.end_epoch(ended)
+                self._hear_the_dead()
+
+    # -- the way back ---------------------------------------------------------------------------
+
+    def interrupted(self, member: int, message: Message) -> None:
+        """A peer left the express path; when all have, the coordinator takes over."""
+        if self._rounds is not None:
+            self._rounds.interrupted(member, message)
+            self.take_over_if_all_interrupted()
+
+    def take_over_if_all_interrupted(self) -> None:
+        rounds, live = self._rounds, self._run.live
+        if rounds is None or not rounds.all_interrupted(live):
+            return
+        if len(live) < len(self._run.roster.members):
+            self._run.engine.tell(live[0], ("mend",))
+        else:
+            self._take_over()
+
+    def mended(self, member: int, message: Message) -> None:
+        if self._rounds is not None:  # it may have been asked twice
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Every member waits and every share is whole: from here on through the store."""
+        run, rounds = self._run, self._rounds
+        assert rounds is not None
+        self._rounds = None
+        run.trace.note(run.now_s(), "the express path was left")
+        for number in run.live:
+            ticket = run.roster[number].ticket
+            run.engine.tell(number, ("resume", ticket.serial if ticket else -1))
+        if run.ending:
+            run.send_stop()
+            return
+        for number, (num_samples, loss, fault, clocks, max_norm) in rounds.pending():
+            ticket = run.roster[number].ticket
+            assert ticket is not None
+            work = (num_samples, loss, fault)
+            fact, orders = run.hear_push(ticket, work, clocks, run.now_s())
+            run.carry_out(orders, fact, Push(fault, 0, max_norm))
+        self._hear_the_dead()
+
+    def _hear_the_dead(self) -> None:
+        """Who died while peers ran by themselves; until now nothing could follow from it."""
+        for one in self._run.roster.members.values():
+            if not one.is_alive and one.number in self._run.coordinator.live_members:
+                self._run.hear_left(one.number)

@@ -1,0 +1,153 @@
+"""The state of one run, and the one way from a fact to orders that are carried out.
+
+    fact -> coordinator.hear -> orders -> trace -> engine
+
+What messages lead to facts is said elsewhere: pushes and epochs in ``conductor.py``, rounds among
+peers in ``peers.py``, calls that all members make together in ``calls.py``. This module must not
+know messages, processes or terminals.
+"""
+
+import time
+from collections.abc import Sequence
+
+from ..config import RunSettings
+from ..coordinator import Coordinator
+from ..events import Apply, EpochEnd, Fact, Grant, Joined, Left, Order, Pushed, Ticket
+from ..ledger import Ledger
+from ..plan import Plan
+from ..protocols.base import SyncProtocol
+from ..report.live import Observer
+from ..report.logs import MetricsLog
+from ..sessions.base import OK
+from ..sessions.lane import Message
+from ..trace import Trace
+from .base import Engine, Push
+from .describe import Description
+from .roster import Roster
+from .watch import Watch
+
+Clocks = tuple[float, float, float]
+"""Seconds since a member's last push: computing, waiting, pushing."""
+
+
+class Run:
+    """One run, from its first member to its end.
+
+    Attributes:
+        is_open: whether an epoch is under way.
+        ending: why the run ends; empty while it goes on.
+    """
+
+    coordinator: Coordinator
+    plan: Plan
+    watch: Watch
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: RunSettings,
+        trace: Trace,
+        observer: Observer,
+        log: MetricsLog | None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.trace = trace
+        self.observer = observer
+        self.roster = Roster()
+        self.has_begun = False
+        self.is_open = False
+        self.ending = ""
+        self._log = log
+        self._start_s = time.perf_counter()
+
+    def now_s(self, monotonic_s: float | None = None) -> float:
+        """Seconds since the run's start, of now or of a reading of the machine's clock."""
+        reading = time.perf_counter() if monotonic_s is None else monotonic_s
+        return max(0.0, reading - self._start_s)
+
+    @property
+    def live(self) -> list[int]:
+        """Members that are alive, in member order."""
+        return [one.number for one in self.roster.live]
+
+    @property
+    def has_all_updates(self) -> bool:
+        updates = self.settings.updates
+        return updates is not None and self.coordinator.version >= updates
+
+    def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
+        """All members have described the same: make the ledger, the coordinator and the store."""
+        ledger = Ledger(
+            first.num_samples,
+            plan.samples_per_update,
+            protocol.num_pushes,
+            keep_remainder=not first.drop_last,
+            dropped=self.settings.dropped,
+        )
+        self.coordinator = Coordinator(protocol, ledger)
+        self.watch = Watch(plan, self.settings, self.roster, self.observer)
+        self.engine.lay_out(first.arena_bytes)
+        self.engine.prepare_jobs(plan.samples_per_update)
+        for one in self.roster.live:
+            self.trace.joined(self.now_s(), one.number, one.seat, one.pid)
+            self.coordinator.hear(Joined(one.number, self.now_s()))
+            if first.lookahead:
+                self.coordinator.set_lookahead(one.number, first.lookahead)
+        self.has_begun = True
+
+    def tell_all(self, message: Message) -> None:
+        for number in self.live:
+            self.engine.tell(number, message)
+
+    def hear_push(
+        self, ticket: Ticket, work: tuple[int, float, int], clocks: Clocks, at_s: float
+    ) -> tuple[Pushed, list[Order]]:
+        """A member pushed ``(num_samples, loss, fault)``: count, trace, ask the coordinator."""
+        num_samples, loss, fault = work
+        fact = Pushed(ticket, num_samples, loss, fault == OK, at_s)
+        self.watch.loss = loss
+        self.roster[ticket.member].count(num_samples, clocks)
+        self.trace.pushed(fact, *clocks)
+        return fact, self.coordinator.hear(fact)
+
+    def hear_left(self, member: int) -> None:
+        fact = Left(member, self.now_s())
+        self.carry_out(self.coordinator.hear(fact), fact, None)
+
+    def note(self, orders: Sequence[Order], at_s: float) -> None:
+        """Write orders into the trace and keep what each member works on."""
+        for order in orders:
+            self.trace.order(order, at_s)
+            if isinstance(order, Grant):
+                self.roster[order.ticket.member].ticket = order.ticket
+            elif isinstance(order, Apply):
+                self.watch.applied(order, self.coordinator.version)
+
+    def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+        """Note the answer to ``cause`` and let the engine do it."""
+        self.note(orders, self.now_s())
+        self.engine.carry_out(orders, cause, push)
+        if self.has_all_updates and not self.ending:
+            self.ending = f"{self.settings.updates} updates are done"
+            self.send_stop()  # members hear of one end, not of two
+        for order in orders:
+            if isinstance(order, EpochEnd) and not self.ending:
+                self.end_epoch(order)
+
+    def end_epoch(self, order: EpochEnd) -> None:
+        self.is_open = False
+        self.watch.ended(self.now_s(), order)
+        self.tell_all(("end", order.epoch, order.version))
+
+    def send_stop(self) -> None:
+        """End what is in flight and tell all members that the run is over."""
+        self.is_open = False
+        self.coordinator.stop(self.now_s())
+        self.engine.stop(self.live)
+        self.tell_all(("stop", self.coordinator.version))
+
+    def record(self, values: dict[str, float]) -> None:
+        """Into the run's own log of metrics, where one was asked for."""
+        if self._log is not None:
+            self._log.write(self.coordinator.version, self.now_s(), values)

@@ -1,0 +1,68 @@
+"""Scripts that ask for what cannot be carried, each by its name: ``python refusals.py CASE``."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+from loops import iter_samples, make_loader, make_model
+from tiny import grouped, samples
+
+
+class Sparse(nn.Module):
+    """An embedding whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3, sparse=True)
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """Samples without numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter_samples()
+
+
+def refused(pace: Any, *, model: Any = None, make: Any = grouped, **options: Any) -> None:
+    """``prepare`` with what cannot be carried."""
+    model = model or make_model()
+    optimizer = make(model.parameters(), 0.1)
+    dataset = options.pop("dataset", samples().train)
+    pace.prepare(model, optimizer, DataLoader(dataset, **{"batch_size": 12, **options}))
+
+
+def refused_second_optimizer(pace: Any) -> None:
+    model = make_model()
+    two = [grouped(model.parameters(), 0.1) for _ in range(2)]
+    pace.prepare(model, *two, make_loader())
+
+
+def refused_closure(pace: Any) -> None:
+    model = make_model()
+    optimizer = grouped(model.parameters(), 0.1)
+    model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
+    for _ in loader:
+        optimizer.step(lambda: 0.0)
+
+
+REFUSED: dict[str, Callable[[Any], None]] = {
+    "iterable": functools.partial(refused, dataset=Endless()),
+    "in order": lambda pace: refused(pace, num_workers=1, in_order=False),
+    "no batches": functools.partial(refused, batch_size=None),
+    "sparse": lambda pace: refused(pace, model=Sparse(), make=lambda p, lr: SGD(p, lr)),
+    "lbfgs": lambda pace: refused(pace, make=lambda p, lr: torch.optim.LBFGS(list(p), lr)),
+    "second optimizer": refused_second_optimizer,
+    "closure": refused_closure,
+}
+
+
+if __name__ == "__main__":
+    import paceline
+
+    REFUSED[sys.argv[1]](paceline.connect())
