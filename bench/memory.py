@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from paceline import launcher
 from paceline.data.arrays import ArrayDataset
+from paceline.engines import inline
 from paceline.engines.inline import InlineEngine
 from paceline.store.memory import SharedMemory
 from paceline.workloads.base import Splits, Task, classification_metrics
@@ -68,7 +68,7 @@ class MeasuredEngine(InlineEngine):
 
 
 def measure(protocol: str, momentum: float, workers: int) -> list[str]:
-    with mock.patch.object(launcher, "InlineEngine", MeasuredEngine):
+    with mock.patch.object(inline, "InlineEngine", MeasuredEngine):
         records = run(
             make_task(momentum), workers=workers, protocol=protocol, engine="inline",
             mini_batch_size=1, epochs=1, threads=1,

@@ -38,8 +38,8 @@ class Nursery:
         """Serve until the launcher is gone."""
         for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(name, signal.SIG_IGN)
-        self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
         try:
+            self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
             while True:
                 watched: list[Any] = [self._launcher, self._wake_in]
                 ready, _, _ = select.select(watched, [], [])
@@ -48,6 +48,8 @@ class Nursery:
                     self._reap()
                 if self._launcher in ready and not self._serve():
                     return
+        except BrokenPipeError:  # the launcher is gone already
+            return
         finally:
             self._kill_all()
 
