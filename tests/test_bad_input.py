@@ -278,11 +278,14 @@ def test_a_loop_that_ends_early_in_one_worker_is_named(paceline: Say, here: Path
 INF = "if step == 2 and pace.worker == 1: outputs = outputs * float('inf')"
 
 
-@pytest.mark.parametrize("protocol", ["full-sync", "async"])
-def test_a_gradient_that_is_not_finite_is_named(protocol: str, paceline: Say, here: Path) -> None:
-    code, said = paceline("launch", "--workers", "2", "--protocol", protocol, script(here, INF))
+@pytest.mark.parametrize(("protocol", "step"), [("full-sync", 2), ("async", 0)])
+def test_a_gradient_that_is_not_finite_is_named(
+    protocol: str, step: int, paceline: Say, here: Path
+) -> None:
+    path = script(here, INF.replace("step == 2", f"step == {step}"))  # async promises one step each
+    code, said = paceline("launch", "--workers", "2", "--protocol", protocol, path)
     assert code == 1
-    assert "worker 1: the gradient of 'weight' is not finite at step 2" in said
+    assert f"worker 1: the gradient of 'weight' is not finite at step {step}" in said
     assert "loss inf" in said
     assert "--nonfinite skip" in said
 

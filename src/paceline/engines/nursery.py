@@ -48,7 +48,7 @@ class Nursery:
                     self._reap()
                 if self._launcher in ready and not self._serve():
                     return
-        except BrokenPipeError:  # the launcher is gone already
+        except ConnectionError:  # the launcher is gone already
             return
         finally:
             self._kill_all()
