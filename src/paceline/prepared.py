@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from .compute.cancel import grain, watch_forward
-from .compute.replica import Replica
+from .compute.replica import Replica, refuse_what_cannot_be_carried
 from .compute.schedule import Schedule
 from .conditions.delays import parse_delays, parse_slow
 from .context import Context
@@ -51,6 +51,7 @@ class Prepared:
         self._context = context
         self._device = device
         model, optimizer, loader = _sort(objects)
+        refuse_what_cannot_be_carried(model, optimizer)
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
         self.leased = LeasedLoader(loader, context.seed, device)

@@ -36,7 +36,6 @@ class Replica:
         self.parameters = [parameter for _, parameter in named]
         self.buffers = [buffer for _, buffer in model.named_buffers()]
         self.device = _only_device([*self.parameters, *self.buffers])
-        _refuse_what_cannot_be_carried(model, optimizer, self.parameters)
         rows = state_rows(rule, self.parameters)
         self.layout: Layout = lay_out(named, model.named_buffers(), rows)
         self._home: Tensor | None = None
@@ -191,9 +190,8 @@ def _only_device(tensors: Sequence[Tensor]) -> torch.device:
     return devices.pop()
 
 
-def _refuse_what_cannot_be_carried(
-    model: nn.Module, optimizer: Optimizer, parameters: Sequence[nn.Parameter]
-) -> None:
+def refuse_what_cannot_be_carried(model: nn.Module, optimizer: Optimizer) -> None:
+    """Say by name what no session can carry, one worker's included: the script is for all."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS calls the model several times a step through a closure; that cannot be carried "
@@ -205,7 +203,7 @@ def _refuse_what_cannot_be_carried(
                 f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
                 "be carried: build it with sparse=False"
             )
-    known = set(parameters)
+    known = set(model.parameters())
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in known:
