@@ -1,6 +1,6 @@
 """Pushes a second into the store, with a step that costs nothing.
 
-    python bench/pushes.py [--quick] [--write]
+    python bench/pushes.py [--quick] [--write] [--runs N]
 
 Two workers, k-batch-async:1, LeNet's 129,068 parameters, plain SGD, ledger and trace
 on. Nothing is computed: each step writes one ready gradient into the worker's slot and pushes it,
@@ -111,13 +111,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     note = machine()
     size = 4 * sum(one.numel() for one in build("default").parameters())
     pushes, copies, shares = [], [], []
-    for _ in range(1 if options.quick else 5):
+    for _ in range(1 if options.quick else options.runs):
         copies.append(copy_bytes_per_s(size, 0.5 if options.quick else 3.0))
-        pushes.append(pushes_per_s(5_000 if options.quick else 40_000))
+        pushes.append(pushes_per_s(5_000 if options.quick else 20_000))
         shares.append(pushes[-1] * PASSES_A_PUSH * size / copies[-1])
     rows = [
         ["pushes a second", spread(pushes, 0), f">= {WANTED_PER_S:,}",

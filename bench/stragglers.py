@@ -1,6 +1,6 @@
 """One of four workers five times slower: time to a fixed number of updates, with and without.
 
-    python bench/stragglers.py [--quick] [--write]
+    python bench/stragglers.py [--quick] [--write] [--updates N] [--pairs N]
 
 A mini-batch takes 40 ms (``--delay 40ms``), or 200 ms on worker 0 (``--slow 0=5x``), and computes
 nearly nothing. Runs with and without the straggler in turn; the time is from the first grant to
@@ -39,8 +39,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    num_updates, num_pairs = (10, 1) if options.quick else (100, 5)
+    num_updates, num_pairs = (10, 1) if options.quick else (options.updates, options.pairs)
     note = machine()
     rows = []
     for protocol, least in CASES.items():
