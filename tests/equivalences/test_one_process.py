@@ -31,6 +31,16 @@ def test_full_sync_is_one_process_with_the_whole_batch(
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
 
 
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:1"])
+def test_an_all_reduce_between_peers_is_one_process_with_the_whole_batch(
+    tmp_path: Path, protocol: str
+) -> None:
+    """The path of one accelerator a worker, here between CPUs over gloo."""
+    run = train(TASK, tmp_path, workers=2, protocol=protocol, path="collective")
+    assert differ(run.state, plain_loop(TASK)) < CLOSE
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+
+
 @pytest.mark.parametrize("where", [INLINE, PEERS])
 def test_unequal_mini_batches_and_a_short_last_batch_are_weighted_by_samples(
     tmp_path: Path, where: dict[str, str]
