@@ -84,7 +84,7 @@ def measure(protocol: str, momentum: float, workers: int) -> list[str]:
     return [
         protocol, str(workers), str(num_pushes(records)), state, f"{size / 2**20:.2f}",
         f"{beyond / 2**20:.2f}", f"{ratio:.3f}", f"<= {WANTED:g}" if is_judged else "beside it",
-        ("yes" if round(ratio, 2) <= WANTED else "no") if is_judged else "",
+        ("yes" if ratio <= WANTED else "no") if is_judged else "",
     ]  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def main() -> None:
     ]  # fmt: skip
     note = (
         "Touched pages of the arena at the end of the run: two versions and a sum. Alignment and "
-        f"whole pages add about ten kilobytes; judged to two digits. {note}"
+        f"whole pages add about ten kilobytes to three times the parameters. {note}"
     )
     if options.write:
         write_table("memory", "Memory of the store", header, rows, note)
