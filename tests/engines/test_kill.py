@@ -77,8 +77,9 @@ def test_an_epoch_ends_when_one_dies_after_its_last_barrier(tmp_path: Path, work
 
 @pytest.mark.parametrize("point", IN_A_JOB)
 def test_a_job_in_the_store_is_done_by_another(tmp_path: Path, point: str) -> None:
+    """Worker 1 comes last, so it is the one that finishes updates."""
     fault = Fault(point=point, call=3)
-    run = _train(ADAM, tmp_path, fault, path="store", workers=2)
+    run = _train(ADAM, tmp_path, fault, path="store", workers=2, delay=("1=5ms",))
     assert differ(run.state, plain_loop(ADAM)) < CLOSE
 
 
@@ -88,8 +89,12 @@ def test_a_job_in_the_store_is_done_by_another(tmp_path: Path, point: str) -> No
 def test_every_sample_is_used_once_when_one_dies_among_asynchronous_workers(
     tmp_path: Path, protocol: str, point: str
 ) -> None:
-    """The update equation after the trace holds through the death, with batch norm, too."""
-    run = _train(WITH_BATCH_NORM, tmp_path, Fault(point=point, call=3), protocol=protocol)
+    """The update equation after the trace holds through the death, with batch norm, too.
+
+    The delay lets nobody take all batches before the others have begun.
+    """
+    fault = Fault(point=point, call=3)
+    run = _train(WITH_BATCH_NORM, tmp_path, fault, protocol=protocol, delay=("5ms",))
     assert differ(run.state, replay(WITH_BATCH_NORM, run.records)) < CLOSE
 
 

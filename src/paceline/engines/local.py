@@ -21,14 +21,13 @@ from ..errors import WorkerError
 from ..events import Cancel, Fact, Grant, Late, Left, Order
 from ..sessions.lane import Message, SocketLane, socket_pair
 from ..store.control import ALARM, JOBS, Control, control_bytes
-from ..store.memory import SharedMemory, spin
+from ..store.memory import SharedMemory
 from .base import Birth, Engine, Event, Push, Traits
 from .jobs import Jobs, grant_message
 
 _START_S = 120.0
 _END_S = 2.0
 _EVER = 2**31 - 1
-_FAST_S = 300e-6
 
 
 class LocalEngine(Engine):
@@ -54,7 +53,6 @@ class LocalEngine(Engine):
         self._serials: dict[int, int] = {}
         self._poll = select.poll()
         self._is_closed = False
-        self._gap_s = 1.0
         """Usual wait for the next message."""
         self._early_ends: list[dict[str, int]] = []
         """Members that ended while others were still being born."""
@@ -118,7 +116,7 @@ class LocalEngine(Engine):
         events: list[Event] = []
         ended = [_left(message) for message in self._early_ends]
         self._early_ends.clear()
-        for descriptor, _ in self._wait(timeout_s):
+        for descriptor, _ in self._poll.poll(timeout_s * 1000):
             member = self._by_descriptor.get(descriptor)
             if member is None:
                 ended += self._reaped()
@@ -132,19 +130,6 @@ class LocalEngine(Engine):
             events += self._drain(member)
             events.append((member, message))
         return events
-
-    def _wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Descriptors with news; while pushes come fast, spinning is cheaper than sleeping."""
-        now_s = time.perf_counter()
-        if self._gap_s < _FAST_S:
-            for _ in spin():
-                if ready := self._poll.poll(0):
-                    break
-        else:
-            ready = []
-        ready = ready or self._poll.poll(timeout_s * 1000)
-        self._gap_s += 0.1 * (time.perf_counter() - now_s - self._gap_s)
-        return ready
 
     def _reaped(self) -> list[Event]:
         """Members whose end the nursery tells."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 LINE_BYTES = 64
 """A cache line: words that different members write lie on different lines."""
 
-_SPIN_S = 200e-6
-"""About what it costs a virtual machine to put a core to sleep and wake it again. A spinner gives
-its core away at every turn, so who is awaited is never held up by it."""
+_SPIN_S = 30e-6
+"""Less than it costs to put a core to sleep and wake it. Longer is worse where processes outnumber
+cores: a spinner that yields is still in the way of who is awaited (results/pushes.md)."""
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _WAIT, _WAKE = 0, 1
 

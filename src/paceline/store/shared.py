@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, VERSION, Control
-from .layout import Layout
+from .layout import ALIGN_BYTES, Layout
 from .update import Groups, Updater
 
 _CHUNK_BYTES = 256 * 1024
 """Half of a small second-level cache: the undo copy of a chunk stays in it."""
-_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,8 @@ class SharedStore:
     def __init__(self, layout: Layout, arena: Tensor, control: Control) -> None:
         self.layout = layout
         self.control = control
-        size = _paged(layout.block_bytes)
-        slot = _paged(layout.slot_bytes + len(layout.parameters.places))
+        size = _aligned(layout.block_bytes)
+        slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
         self.blocks = (arena[: layout.block_bytes], arena[size : size + layout.block_bytes])
         starts = [2 * size + i * slot for i in range(control.num_seats + 1)]
         self._slots = [arena[start : start + slot] for start in starts]
@@ -255,8 +254,8 @@ class SharedStore:
 
 def arena_bytes(layout: Layout, num_seats: int) -> int:
     """Memory of the store: two blocks, the accumulator, a slot a seat."""
-    slot = _paged(layout.slot_bytes + len(layout.parameters.places))
-    return 2 * _paged(layout.block_bytes) + (num_seats + 1) * slot
+    slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
+    return 2 * _aligned(layout.block_bytes) + (num_seats + 1) * slot
 
 
 def _as_bytes(block: Tensor) -> memoryview:
@@ -264,8 +263,8 @@ def _as_bytes(block: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _paged(num_bytes: int) -> int:
-    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def _split(run: Run) -> list[Run]:
