@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.data.arrays import ArrayDataset, collate_batch
-from paceline.events import Cancel
+from paceline.events import Cancel, Grant
 from paceline.program import ScriptProgram
 from paceline.records import Ordered, Record, Superseded
 from paceline.workloads.resnet18 import build
@@ -110,12 +110,16 @@ def one_pass_s() -> float:
 
 def pair_up(records: Sequence[Record]) -> Iterator[tuple[float, Superseded]]:
     """(when it was cancelled, what the member said when it had left) of each cancellation."""
-    cancelled_s: dict[int, float] = {}
+    at_work: dict[int, int] = {}
+    cancelled_s: dict[tuple[int, int], float] = {}
     for one in records:
-        if isinstance(one, Ordered) and isinstance(one.order, Cancel):
-            cancelled_s[one.order.member] = one.t_s
-        elif isinstance(one, Superseded) and one.ticket.member in cancelled_s:
-            yield cancelled_s.pop(one.ticket.member), one
+        if isinstance(one, Ordered) and isinstance(one.order, Grant):
+            at_work[one.order.ticket.member] = one.order.ticket.serial
+        elif isinstance(one, Ordered) and isinstance(one.order, Cancel):
+            member = one.order.member
+            cancelled_s[member, at_work[member]] = one.t_s
+        elif isinstance(one, Superseded) and one.ticket[:2] in cancelled_s:
+            yield cancelled_s.pop(one.ticket[:2]), one
 
 
 def measure(num_updates: int) -> tuple[list[float], int, dict[str, float]]:

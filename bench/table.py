@@ -47,8 +47,15 @@ def write_table(
     name: str, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str
 ) -> None:
     """Write ``results/NAME.md``."""
+    RESULTS.mkdir(exist_ok=True)
+    write_rows(RESULTS / f"{name}.md", title, header, rows, note)
+
+
+def write_rows(
+    path: Path, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str
+) -> None:
+    """Write one page: title, command, table, note."""
     lines = [f"# {title}", "", f"`{' '.join(['python', *sys.argv])}`", ""]
     lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text("\n".join([*lines, "", note, ""]))
+    path.write_text("\n".join([*lines, "", note, ""]))

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("coordinator", "legality", "rewrite"),
     ("store", "data", "compute"),
     ("workloads", "report", "porting"),
-    ("sessions",),
+    ("sessions", "replaced"),
     ("prepared",),
     ("worker",),
     ("engines", "trainer"),

@@ -6,9 +6,7 @@ replaced on the object. This module must not know how a session carries anything
 
 import math
 import random
-import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader
 
 from .compute.cancel import grain, watch_forward
 from .compute.replica import Replica, refuse_what_cannot_be_carried
@@ -26,6 +23,7 @@ from .context import Context
 from .data.loader import LeasedLoader, apply
 from .errors import ConfigError
 from .events import Grant, Lease
+from .replaced import clone_state, note_losses, replace_step, share_state, sort_out
 from .sessions.base import Session, Shape, Work, not_finite
 from .sessions.mediated import MediatedSession
 from .store.shared import arena_bytes
@@ -50,7 +48,7 @@ class Prepared:
         self._session = session
         self._context = context
         self._device = device
-        model, optimizer, loader = _sort(objects)
+        model, optimizer, loader = sort_out(objects)
         refuse_what_cannot_be_carried(model, optimizer)
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
@@ -69,14 +67,14 @@ class Prepared:
         self.loss: Tensor | None = None
         self._work = Work()
         self._norm: Tensor | None = None
+        self._parameters = list(model.parameters())
         self._local_steps = 0
         self._delay = parse_delays(context.delay, context.workers)[session.seat]
         self._slow = parse_slow(context.slow, context.workers).get(session.seat, 1.0)
         self._rng = random.Random(f"{context.seed}/{session.seat}")
         self._begun_s = time.perf_counter()
         self._step_optimizer = optimizer.step
-        _replace(optimizer, "step", self._step)
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        replace_step(optimizer, self._step)
         self._schedules = [
             Schedule(
                 one,
@@ -100,11 +98,10 @@ class Prepared:
         if self._schedules:
             session.advance_schedule = self._advance
         session.attach(replica, rule, self.shape, self._describe(replica))
-        register: Any = self.model.register_state_dict_post_hook
-        register(_clone_state)
-        _note_losses(self)
+        clone_state(self.model)
+        note_losses(self.note_loss)
         if not self._context.is_difference:
-            _share_state(self.optimizer, session, replica)
+            share_state(self.optimizer, session.optimizer_state)
 
     def _describe(self, replica: Replica) -> dict[str, object]:
         layout, context = replica.layout, self._context
@@ -133,6 +130,10 @@ class Prepared:
         for schedule in self._schedules:
             schedule.advance(version)
         return bool(self._schedules)
+
+    def note_loss(self, loss: Tensor) -> None:
+        """The loss that the next push reports."""
+        self.loss = loss
 
     # -- one mini-batch -------------------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class Prepared:
         """Forget the gradients of work that does not count."""
         self._work = Work()
         self.loss = None
-        for parameter in self.model.parameters():
+        for parameter in self._parameters:
             parameter.grad = None
 
     def push_rest(self) -> None:
@@ -307,85 +308,3 @@ class PreparedLoader:
                 prepared.push_rest()
                 return
             leases = (more,)
-
-
-def _sort(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any]]:
-    """The one model, optimizer and loader among what was given to ``prepare``."""
-    kinds = {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
-    found: list[Any] = []
-    for label, kind in kinds.items():
-        mine = [one for one in objects if isinstance(one, kind)]
-        if len(mine) != 1:
-            hint = {
-                "loader": "; loaders for evaluation stay as they are: pace.evaluate(fn, loader)",
-                "optimizer": "; a second optimizer cannot be carried: use parameter groups",
-            }.get(label, "")
-            names = ", ".join(type(one).__name__ for one in mine) or "none"
-            raise ConfigError(f"prepare() needs one {label}, got {names}{hint}")
-        found.append(mine[0])
-    known = (nn.Module, Optimizer, DataLoader, LRScheduler, ReduceLROnPlateau)
-    for one in objects:
-        if not isinstance(one, known):
-            raise ConfigError(
-                f"prepare() takes a model, an optimizer, a DataLoader and schedulers, "
-                f"got {type(one).__name__}"
-            )
-    return found[0], found[1], found[2]
-
-
-def _replace(owner: object, name: str, function: Callable[..., Any]) -> None:
-    """Put a bound method on one object; LR schedulers look for one."""
-
-    def method(_: object, *arguments: Any, **options: Any) -> Any:
-        return function(*arguments, **options)
-
-    method._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    setattr(owner, name, types.MethodType(method, owner))
-
-
-def _clone_state(module: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
-    """``model.state_dict()`` gives compact clones: a view would save the whole shared block."""
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            state[name] = value.detach().clone()
-
-
-def _share_state(optimizer: Optimizer, session: MediatedSession, replica: Replica) -> None:
-    """``optimizer.state_dict()`` in any member gives the whole state at one version."""
-    original = optimizer.state_dict
-
-    def state_dict() -> dict[str, Any]:
-        for parameter, kept in session.optimizer_state().items():
-            optimizer.state[parameter] = kept
-        try:
-            return original()
-        finally:
-            optimizer.state.clear()
-
-    def load_state_dict(_: dict[str, Any]) -> None:
-        raise ConfigError("load the optimizer's state before prepare(): the run holds it now")
-
-    optimizer.state_dict = state_dict  # type: ignore[method-assign]
-    optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign, assignment]
-
-
-class _Losses(threading.local):
-    """Whose backward passes these are: a process's, or a member's of the inline engine."""
-
-    prepared: Prepared | None = None
-
-
-_losses = _Losses()
-_backward: Callable[..., None] = Tensor.backward
-
-
-def _note_losses(prepared: Prepared) -> None:
-    """Record the loss of ``loss.backward()`` in this member."""
-    _losses.prepared = prepared
-    Tensor.backward = _noted_backward  # type: ignore[method-assign]
-
-
-def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
-    if _losses.prepared is not None and self.numel() == 1:
-        _losses.prepared.loss = self.detach()
-    _backward(self, *arguments, **options)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from .compute.accelerators import find_device
 from .compute.scalers import reset_scalers
 from .compute.seeding import seed_all
 from .context import Context
@@ -292,31 +293,3 @@ class Pace:
     def stop(self) -> None:
         """End the whole run at the next step border."""
         self._session.ask_to_stop()
-
-
-def find_device(name: str, seat: int) -> torch.device:
-    """The device of a seat: workers share the accelerators that are here evenly.
-
-    Raises:
-        ConfigError: the device does not exist here.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(
-            f"unknown device {name!r}; write auto, cpu, cuda, cuda:0, mps or xpu"
-        ) from None
-    if device.type == "cpu":
-        return torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or accelerator.type != device.type:
-        raise ConfigError(
-            f"device {name!r} is not here: this torch ({torch.__version__}) finds "
-            f"{accelerator or 'no accelerator'}; use --device auto"
-        )
-    if device.index is None and device.type != "mps":
-        device = torch.device(device.type, seat % torch.accelerator.device_count())
-    torch.accelerator.set_device_index(device.index or 0)
-    return device

@@ -1,12 +1,18 @@
-"""How many accelerators this machine offers.
+"""How many accelerators this machine offers, and which of them is a seat's.
 
-The default number of workers follows from it. Torch is imported only where the operating system
-shows that there may be one, because that takes seconds. This module must not know runs or
-settings.
+The default number of workers follows from their number. Torch is imported only where the
+operating system shows that there may be one, because that takes seconds. This module must not
+know runs or settings.
 """
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 _NODES = ("nvidia0", "nvidiactl", "kfd", "dri/renderD128", "dxg")
 """Files under /dev of the drivers: NVIDIA, AMD, Intel, and all of them under WSL2."""
@@ -32,3 +38,33 @@ def may_have_accelerator() -> bool:
     if sys.platform != "linux":
         return True
     return any((Path("/dev") / node).exists() for node in _NODES)
+
+
+def find_device(name: str, seat: int) -> "torch.device":
+    """The device of a seat: workers share the accelerators that are here evenly.
+
+    Raises:
+        ConfigError: the device does not exist here.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(
+            f"unknown device {name!r}; write auto, cpu, cuda, cuda:0, mps or xpu"
+        ) from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != device.type:
+        raise ConfigError(
+            f"device {name!r} is not here: this torch ({torch.__version__}) finds "
+            f"{accelerator or 'no accelerator'}; use --device auto"
+        )
+    if device.index is None and device.type != "mps":
+        device = torch.device(device.type, seat % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(device.index or 0)
+    return device

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..store.layout import Layout, bind, lay_out
-from ..store.update import state_rows
+from ..store.twin import state_rows
 
 Hyper = tuple[tuple[Any, ...], ...]
 

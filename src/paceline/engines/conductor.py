@@ -242,11 +242,11 @@ class Conductor:
         run.carry_out(run.coordinator.give_back(ticket, run.now_s()), None, None)
 
     def _superseded(self, member: int, message: Message) -> None:
-        _, serial, wasted_s = message
+        _, serial, wasted_s, left_s = message
         one = self._run.roster[member]
         one.superseded_s += wasted_s
         saved_s = max(0.0, one.usual_s - wasted_s) if one.pushes else 0.0
-        self._run.trace.superseded(self._run.now_s(), member, serial, wasted_s, saved_s)
+        self._run.trace.superseded(self._run.now_s(left_s), member, serial, wasted_s, saved_s)
 
     # -- beside the pushes ----------------------------------------------------------------------
 

@@ -87,6 +87,9 @@ class _Turn(threading.Thread):
                 raise Superseded
         self._engine.heard.append((self.birth.member, message))
 
+    def hold(self, message: Message) -> None:
+        self._engine.heard.append((self.birth.member, message))
+
     def receive(self, is_blocking: bool = True) -> list[Message]:
         while is_blocking and not self.inbox:
             self.rest()

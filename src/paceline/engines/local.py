@@ -159,6 +159,7 @@ class LocalEngine(Engine):
         if isinstance(cause, Left):
             self._jobs.left(cause.member)
         self._jobs.settle(orders, cause, push)
+        cancelled = []
         for order in orders:
             kind = type(order)
             if kind is Grant:
@@ -166,14 +167,17 @@ class LocalEngine(Engine):
                 self._serials[ticket.member] = ticket.serial
                 self._post(ticket.member, grant_message(order))  # type: ignore[arg-type]
             elif kind is Cancel:
-                self._cancel(order.member)  # type: ignore[union-attr]
+                cancelled.append(self._cancelled(order.member))  # type: ignore[union-attr]
             elif kind is Late:
                 self._jobs.idle(order.ticket.member)  # type: ignore[union-attr]
         self._flush()
+        # Last, so that who is woken finds its next grant already there and sleeps no second time.
+        for index, serial in cancelled:
+            self.control.set_and_wake(index, serial)
 
-    def _cancel(self, member: int) -> None:
-        index = self.control.cancelled[self._seats[member]]
-        self.control.set_and_wake(index, self._serials[member] + 1)
+    def _cancelled(self, member: int) -> tuple[int, int]:
+        """Which word tells a member that its work is called off, and its value."""
+        return self.control.cancelled[self._seats[member]], self._serials[member] + 1
 
     def tell(self, member: int, message: Message) -> None:
         self._post(member, message)

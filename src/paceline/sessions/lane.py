@@ -9,7 +9,7 @@ tables below are the whole language. This module must not know what a message le
         push      (serial, version, num_samples, loss, fault, clock, hyper, max_norm)
         extend    (serial)                        one more lease for the ticket at work
         giveback  (serial)
-        superseded (serial, wasted_s)
+        superseded (serial, wasted_s, left_s)     travels with the next message
         rounds    (first, rows)                   express: whole rounds, in member order
         interrupted (push, pushes)                express: left; its own push, and those it saw
         mended    ()                              the shares of dead members are put back
@@ -52,6 +52,9 @@ class Lane(Protocol):
     def send(self, message: Message) -> None:
         """Send one message; returns at once."""
 
+    def hold(self, message: Message) -> None:
+        """Keep a message that nobody waits for: it goes with the next one, before it."""
+
     def receive(self, is_blocking: bool = True) -> list[Message]:
         """The next messages, in order; [] when there is none and ``is_blocking`` is False."""
 
@@ -67,9 +70,14 @@ class SocketLane:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._held: list[Message] = []
 
     def send(self, message: Message) -> None:
-        self._end.send(marshal.dumps([message]))
+        messages, self._held = [*self._held, message], []
+        self._end.send(marshal.dumps(messages))
+
+    def hold(self, message: Message) -> None:
+        self._held.append(message)
 
     def send_all(self, messages: list[Message]) -> None:
         """Send several messages as one, in order."""

@@ -37,10 +37,8 @@ from .base import (
     Work,
     not_finite,
 )
+from .duties import JOBS, POLL_S, Duties
 from .lane import Lane, Message
-
-_POLL_S = 0.05
-"""How often a member that waits for another's job looks for a message that hands it over."""
 
 
 class MediatedSession(Session):
@@ -68,8 +66,7 @@ class MediatedSession(Session):
         self._epoch = 0
         self._batch_ends: Sequence[int] | None = None
         self._queue: deque[Message] = deque()
-        self._jobs: list[Message] = []
-        """Jobs to do, lowest number first."""
+        self._duties = Duties(control, lambda version: self.advance_schedule(version))
         self._clock = Clock()
         self._grant: Grant | None = None
         self._stopped = False
@@ -101,11 +98,12 @@ class MediatedSession(Session):
         self._updaters = [
             Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
         ]
+        self._duties.begin(self.store, self._updaters, rule)
         if is_first:
             replica.write_to(self.store.blocks[self.store.current])
             self._updaters[self.store.current].write_state(rule, replica.parameters)
             self._control.set_and_wake(LAYOUT, 1)
-        while not self._control.wait_while(LAYOUT, lambda value: value == 0, _POLL_S):
+        while not self._control.wait_while(LAYOUT, lambda value: value == 0, POLL_S):
             self._take_jobs()
         self._live_alone()
 
@@ -202,8 +200,8 @@ class MediatedSession(Session):
             raise Superseded
 
     def superseded(self) -> None:
-        wasted_s = time.perf_counter() - self._clock.begun_s
-        self._lane.send(("superseded", self._serial, wasted_s))
+        left_s = time.perf_counter()
+        self._lane.hold(("superseded", self._serial, left_s - self._clock.begun_s, left_s))
         self._await_grant()
         self._clock.push_s = 0.0
 
@@ -213,7 +211,7 @@ class MediatedSession(Session):
         index = control.cancelled[self.seat]
         end_s = time.perf_counter() + seconds
         while (left_s := end_s - time.perf_counter()) > 0:
-            if control.wait_while(index, lambda value: value <= serial, left_s):
+            if control.wait_while(index, lambda value: value <= serial, left_s, is_soon=False):
                 raise Superseded
 
     def upcoming(self) -> Sequence[Lease]:
@@ -269,7 +267,7 @@ class MediatedSession(Session):
         kind = message[0]
         if kind == "grant":
             _, serial, version, leases, upcoming = message
-            self._settle(lambda: self._control.wait_for_version(version, _POLL_S))
+            self._settle(lambda: self._control.wait_for_version(version, POLL_S))
             ticket = Ticket(self.member, serial, version)
             self._serial = serial
             self._pull(version)
@@ -278,7 +276,7 @@ class MediatedSession(Session):
             )
         else:
             version = message[2] if kind == "end" else message[1]
-            self._settle(lambda: self._control.wait_for_version(version, _POLL_S))
+            self._settle(lambda: self._control.wait_for_version(version, POLL_S))
             self._pull(version)
             self._grant = None
             self._stopped = kind == "stop"
@@ -300,10 +298,9 @@ class MediatedSession(Session):
     def _next(self) -> Message:
         """The next message that is not a job; jobs that came before it are done first."""
         while True:
-            while self._jobs:
-                before = self._jobs[0][1] - 1
-                self._settle(lambda: self._control.wait_for_job(before, _POLL_S))  # noqa: B023
-                self._do_due_jobs()
+            while self._duties:
+                self._settle(self._duties.wait)
+                self._duties.do_due()
             if self._queue:
                 message = self._queue.popleft()
                 self._stopped |= message[0] == "stop"
@@ -315,18 +312,17 @@ class MediatedSession(Session):
     def _hear(self, is_blocking: bool = True) -> None:
         """Take in what has come: jobs by their number, all else in order."""
         for message in self._lane.receive(is_blocking):
-            if message[0] in _JOBS:
-                self._jobs.append(message)
+            if message[0] in JOBS:
+                self._duties.take(message)
             elif message[0] == "main":
                 self._is_main = True
             else:
                 self._queue.append(message)
-        self._jobs.sort(key=_number_of_job)
 
     def _take_jobs(self) -> None:
         """Do the jobs whose turn it is, leave every other message for later."""
         self._hear(is_blocking=False)
-        self._do_due_jobs()
+        self._duties.do_due()
 
     def _settle(self, is_there: Callable[[], bool]) -> None:
         """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
@@ -334,34 +330,6 @@ class MediatedSession(Session):
         while not is_there():
             self._take_jobs()
         self._clock.wait_s += time.perf_counter() - start
-
-    # -- jobs -----------------------------------------------------------------------------------
-
-    def _do_due_jobs(self) -> None:
-        """Jobs are done one after the other in all members; none is begun before its turn."""
-        while self._jobs and self._control.wait_for_job(self._jobs[0][1] - 1, 0):
-            self._do(self._jobs.pop(0))
-
-    def _do(self, message: Message) -> None:
-        kind, job = message[:2]
-        if self._control.wait_for_job(job, 0):
-            return  # whoever had it before has done it
-        if kind == "add":
-            _, _, seat, weight, is_first = message
-            self.store.add(job, seat, weight, is_first)
-            return
-        version = message[2]
-        if self.store.version >= version:
-            self.store.finished(job)
-        elif kind == "skip":
-            self.store.skip(job)
-        else:
-            self._finish(*message[1:])
-
-    def _finish(self, job: int, version: int, seat: int, scale: float, max_norm: float) -> None:
-        self.advance_schedule(version - 1)
-        groups = self._rule.param_groups
-        self.store.finish(job, self._updaters, groups, seat=seat, scale=scale, max_norm=max_norm)
 
     def _digest_hyper(self) -> int:
         """A number that is equal for two members exactly when their optimizers' settings are."""
@@ -373,12 +341,6 @@ class MediatedSession(Session):
 
 
 _ANSWERS = frozenset(("range", "totals", "summed"))
-_JOBS = frozenset(("add", "finish", "skip"))
-
-
-def _number_of_job(message: Message) -> int:
-    number: int = message[1]
-    return number
 
 
 class _LaneCensus(Census):

@@ -15,7 +15,8 @@ from ..compute.replica import Replica
 from ..errors import ConfigError
 from ..store.layout import ALIGN_BYTES, Layout
 from ..store.shared import Run, SharedStore
-from ..store.update import Groups, Piece, Updater, is_elementwise
+from ..store.twin import is_elementwise
+from ..store.update import Groups, Piece, Updater
 from .base import conflict
 
 Ranges = list[Run]

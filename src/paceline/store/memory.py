@@ -165,13 +165,25 @@ class Words:
         if _futex_number is not None:
             _syscall(_futex_number, self._address + 4 * index, _WAKE, 2**31 - 1, None, None, 0)
 
-    def wait_while(self, index: int, is_early: Callable[[int], bool], timeout_s: float) -> bool:
-        """Wait while ``is_early(value)``; False when ``timeout_s`` ran out or nobody knows why."""
+    def wait_while(
+        self,
+        index: int,
+        is_early: Callable[[int], bool],
+        timeout_s: float,
+        *,
+        is_soon: bool = True,
+    ) -> bool:
+        """Wait while ``is_early(value)``; False when ``timeout_s`` ran out or nobody knows why.
+
+        ``is_soon``: the wait is short if all goes well, so spin before sleeping.
+        """
         view = self._view
         value = view[index]
         if not is_early(value):
             return True
-        for _ in spin():
+        if timeout_s <= 0.0:
+            return False
+        for _ in spin() if is_soon else ():
             value = view[index]
             if not is_early(value):
                 return True

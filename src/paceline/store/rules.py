@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError, unknown
 from .layout import StateEntry, lay_out
-from .update import EXISTS, StateRow, is_elementwise, state_rows
+from .twin import EXISTS, StateRow, is_elementwise, state_rows
 
 UpdateFunction: TypeAlias = Callable[[str, Tensor, Tensor], object]
 """``(key, pushed, stored)``: changes ``stored`` in place."""

@@ -1,0 +1,205 @@
+"""Whether everything works on a GPU, and what it costs there; called by bench/gpu.sh.
+
+    python bench/gpu.py [--device cuda] [--out FILE]
+
+Each check trains for real and is compared with a plain PyTorch loop on the same device. A check
+that fails is a row that says so, not the end of the others; the exit code is then 1. Writes
+results/gpu.md, or FILE.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import table
+from paceline.config import resolve
+from paceline.context import Context
+from paceline.data.arrays import ArrayDataset, collate_batch
+from paceline.launcher import launch_run
+from paceline.program import TaskProgram
+from paceline.records import Superseded
+from paceline.report.live import QuietObserver
+from paceline.report.summary import Summary
+from paceline.sessions.solo import SoloSession
+from paceline.trace import FILE_NAME, read_trace
+from paceline.worker import Pace
+from paceline.workloads.lenet import build
+
+Row = list[str]
+BATCH, STEPS, PAIRS = 256, 100, 15
+
+
+def train(device: str, **settings: Any) -> tuple[Summary, dict[str, torch.Tensor], list[Any]]:
+    """A run of LeNet on the digits of the package: summary, parameters, records of its trace."""
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        chosen = resolve(
+            {"device": device, "seed": 0, "run_dir": str(run_dir), **settings}, env={}, is_call=True
+        ).settings
+        task = settings.pop("task", "softmax")
+        summary = launch_run(TaskProgram(task=task), chosen, QuietObserver())
+        assert summary is not None
+        records = list(read_trace(run_dir / FILE_NAME))
+        return summary, load_file(run_dir / "model.safetensors"), records
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def two_workers_equal_one(device: str) -> Row:
+    """full-sync on two workers averages the samples that one worker averages."""
+    flags: dict[str, Any] = {"epochs": 2, "batch_size": 256}
+    _, one, _ = train(device, workers=1, **flags)
+    _, two, _ = train(device, workers=2, protocol="full-sync", **flags)
+    gap = largest_difference(one, two)
+    return ["two workers (full-sync) against one", f"largest difference {gap:.1e}", "<= 1e-4",
+            said(gap <= 1e-4)]  # fmt: skip
+
+
+def every_protocol_trains(device: str) -> list[Row]:
+    rows = []
+    for protocol in ("full-sync", "k-sync:2", "k-batch-sync:2", "async", "k-async:2",
+                     "k-batch-async:2", "stale-synchronous:2", "local-sgd:4"):  # fmt: skip
+        summary, _, _ = train(device, workers=3, protocol=protocol, epochs=3)
+        accuracy = summary.test_accuracy or 0.0
+        rows.append([f"{protocol}, three workers, 3 epochs", f"test accuracy {accuracy:.3f}, "
+                     f"{summary.images_per_s or 0:,.0f} images/s", ">= 0.75",
+                     said(accuracy >= 0.75)])  # fmt: skip
+    return rows
+
+
+def cancellation(device: str) -> Row:
+    """A straggler 8x slow is cancelled; how much of its work was thrown away before it left."""
+    _, _, records = train(
+        device, workers=3, protocol="k-sync:2", epochs=3, slow=("0=8x",), delay=("5ms",)
+    )
+    wasted = [1000 * one.wasted_s for one in records if isinstance(one, Superseded)]
+    middle = statistics.median(wasted) if wasted else math.nan
+    return ["superseded work, straggler 8x", f"{len(wasted)} steps left, median {middle:.1f} ms in",
+            ">= 1 left", said(bool(wasted))]  # fmt: skip
+
+
+def loops(device: torch.device) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The bare loop and the same with the four lines, one step a call; LeNet, fp32."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (20_000, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    data = ArrayDataset(images, torch.randint(0, 10, (20_000,), generator=generator))
+
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[object]]:
+        torch.manual_seed(0)
+        model = build("default").to(device)
+        return (
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            DataLoader(data, batch_size=BATCH, shuffle=True, collate_fn=collate_batch),
+        )
+
+    loss_fn = nn.CrossEntropyLoss()
+
+    def bare() -> Any:
+        model, optimizer, loader = parts()
+        while True:
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss_fn(model(inputs.to(device)), targets.to(device)).backward()
+                optimizer.step()
+                yield
+
+    def paced() -> Any:
+        pace = Pace(SoloSession(), Context(device=str(device)))
+        model, optimizer, loader = pace.prepare(*parts())
+        for _ in pace.epochs(1_000_000):
+            for inputs, targets in loader:
+                with pace.step():
+                    optimizer.zero_grad()
+                    loss_fn(model(inputs.to(device)), targets.to(device)).backward()
+                    optimizer.step()
+                yield
+
+    return bare().__next__, paced().__next__
+
+
+def overhead(name: str) -> Row:
+    """Blocks of steps in turn, each ended by a synchronisation."""
+    device = torch.device(name)
+
+    def block_ms(step: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - start) / STEPS
+
+    bare, paced = loops(device)
+    block_ms(bare), block_ms(paced)
+    pairs = [(block_ms(bare), block_ms(paced)) for _ in range(PAIRS)]
+    middle, low, high = table.interval([two / one for one, two in pairs])
+    bare_ms = table.spread([one for one, _ in pairs])
+    return ["one worker, four lines : bare loop, LeNet 256", f"{middle:.3f} ({low:.3f} to "
+            f"{high:.3f}), bare {bare_ms} ms a step", "<= 1.05", said(middle <= 1.05)]  # fmt: skip
+
+
+def collective(device: str) -> Row:
+    """Between accelerators, one a worker, by NCCL; needs two of them."""
+    count = torch.cuda.device_count() if device.startswith("cuda") else 0
+    if count < 2:
+        return ["all-reduce between GPUs (NCCL)", f"not run: {count} GPU here", ">= 2 GPUs", ""]
+    flags: dict[str, Any] = {"epochs": 2, "batch_size": 256, "protocol": "full-sync"}
+    _, one, _ = train(device, workers=1, **flags)
+    _, two, _ = train(device, workers=2, path="collective", **flags)
+    gap = largest_difference(one, two)
+    return ["all-reduce between GPUs (NCCL)", f"largest difference {gap:.1e}", "<= 1e-4",
+            said(gap <= 1e-4)]  # fmt: skip
+
+
+def said(is_reached: bool) -> str:
+    return "yes" if is_reached else "no"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", default=str(table.RESULTS / "gpu.md"))
+    options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("no GPU is here: bench/gpu.sh --device cpu tries the script itself")
+    checks: tuple[Callable[[str], Row | list[Row]], ...] = (
+        two_workers_equal_one, every_protocol_trains, cancellation, overhead, collective,
+    )  # fmt: skip
+    rows: list[Row] = []
+    for check in checks:
+        start = time.perf_counter()
+        try:
+            found = check(options.device)
+        except Exception as error:
+            traceback.print_exc()
+            found = [check.__name__, f"{type(error).__name__}: {error}"[:120], "", "no"]
+        more = [found] if isinstance(found[0], str) else found
+        rows += more  # type: ignore[arg-type]
+        for row in more:
+            print(" | ".join(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
+    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
+    table.write_rows(
+        Path(options.out), "On a GPU", ["check", "measured", "wanted", "reached"], rows,
+        f"{name}; {table.machine()}",
+    )  # fmt: skip
+    sys.exit(any(row[-1] == "no" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

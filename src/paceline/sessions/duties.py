@@ -1,0 +1,81 @@
+"""The jobs that a member was given: its part in the updates of the store.
+
+Jobs are done one after the other over all members, in the order of their numbers: a member waits
+for the job before its own. One whose holder died is handed to another, which goes on where the
+dead one stopped, or finds it done. This module must not know messages beyond jobs, nor who decided.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch.optim import Optimizer
+
+from ..store.control import Control
+from ..store.shared import SharedStore
+from ..store.update import Updater
+from .lane import Message
+
+JOBS = frozenset(("add", "finish", "skip"))
+"""Kinds of messages that are jobs."""
+POLL_S = 0.05
+"""How often a member that waits for another's job looks for a message that hands it over."""
+
+
+class Duties:
+    """The jobs of one member.
+
+    Args:
+        control: the run's words.
+        advance: brings prepared schedules to a version, before the update that makes the next one.
+    """
+
+    def __init__(self, control: Control, advance: Callable[[int], bool]) -> None:
+        self._control = control
+        self._advance = advance
+        self._jobs: list[Message] = []
+        """Jobs to do, lowest number first."""
+
+    def begin(self, store: SharedStore, updaters: Sequence[Updater], rule: Optimizer) -> None:
+        """The store is laid out; ``updaters`` are of its blocks."""
+        self._store, self._updaters, self._rule = store, updaters, rule
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def take(self, message: Message) -> None:
+        self._jobs.append(message)
+        self._jobs.sort(key=_number)
+
+    def wait(self) -> bool:
+        """Whether it is the turn of the next job, after waiting for a moment."""
+        return self._control.wait_for_job(_number(self._jobs[0]) - 1, POLL_S)
+
+    def do_due(self) -> None:
+        """Do the jobs whose turn it is."""
+        while self._jobs and self._control.wait_for_job(_number(self._jobs[0]) - 1, 0):
+            self._do(self._jobs.pop(0))
+
+    def _do(self, message: Message) -> None:
+        kind, job = message[:2]
+        if self._control.wait_for_job(job, 0):
+            return  # whoever had it before has done it
+        if kind == "add":
+            _, _, seat, weight, is_first = message
+            self._store.add(job, seat, weight, is_first)
+            return
+        version = message[2]
+        if self._store.version >= version:
+            self._store.finished(job)
+        elif kind == "skip":
+            self._store.skip(job)
+        else:
+            self._finish(*message[1:])
+
+    def _finish(self, job: int, version: int, seat: int, scale: float, max_norm: float) -> None:
+        self._advance(version - 1)
+        groups = self._rule.param_groups
+        self._store.finish(job, self._updaters, groups, seat=seat, scale=scale, max_norm=max_norm)
+
+
+def _number(message: Message) -> int:
+    number: int = message[1]
+    return number

@@ -1,0 +1,131 @@
+"""The user's optimizer once more: the same class and settings over other parameters.
+
+A twin is what the store steps with, and what a trial step finds out: the state that the optimizer
+will keep. Torch's own optimizers are stepped by their one-pass kernels and without the wrappers
+around ``step``, which cost more than a small update. This module must not know blocks or updates.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+
+ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
+        "ASGD", "Rprop",
+    )
+)  # fmt: skip
+"""Exact classes whose update of an element depends on that element alone."""
+
+FUSED = frozenset((torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad))
+"""Exact classes that torch has a kernel for that updates in one pass on the CPU."""
+
+EXISTS = "exists"
+"""A state entry of one byte: whether the optimizer has made this parameter's state yet."""
+
+StateRow = tuple[int, str, Tensor, bool]
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    return type(optimizer) in ELEMENTWISE
+
+
+def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[StateRow]:
+    """What the optimizer will keep for each parameter, found by a step on a copy of its kind.
+
+    Raises:
+        ConfigError: the optimizer needs a closure or keeps state that cannot be shared.
+    """
+    number_of = {parameter: i for i, parameter in enumerate(parameters)}
+    rows: list[StateRow] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = _trial_state(optimizer, group, parameter)
+            rows.append((number_of[parameter], EXISTS, torch.zeros(1, dtype=torch.uint8), False))
+            for key, value in state.items():
+                rows += _row(optimizer, number_of[parameter], key, value)
+    return rows
+
+
+def _row(optimizer: Optimizer, number: int, key: str, value: object) -> list[StateRow]:
+    if isinstance(value, Tensor):
+        return [(number, key, value, False)]
+    if isinstance(value, bool | int | float):
+        return [(number, key, torch.zeros(1, dtype=torch.float64), True)]
+    if value is None:
+        return []
+    raise ConfigError(
+        f"{type(optimizer).__name__} keeps {key!r} of type {type(value).__name__} for each "
+        "parameter; tensors and numbers can be shared between workers, this cannot"
+    )
+
+
+def _trial_state(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
+) -> dict[str, Any]:
+    """The state after one step with a zero gradient on a copy of ``parameter``."""
+    if optimizer.state.get(parameter):
+        return dict(optimizer.state[parameter])
+    trial = nn.Parameter(torch.zeros_like(parameter, device="cpu"))
+    trial.grad = torch.zeros_like(trial)
+    twin = make_twin(optimizer, [{**group, "params": [trial]}])
+    try:
+        type(twin).step(twin)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step cannot be called without arguments ({error}); "
+            "optimizers that need a closure cannot be carried: use SGD, Adam or another "
+            "first-order optimizer"
+        ) from None
+    return dict(twin.state.get(trial, {}))
+
+
+def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
+    """The same class with the same attributes, over other parameters, with no state."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    private = {"step", "zero_grad", "state_dict", "load_state_dict", "state", "param_groups"}
+    for name, value in optimizer.__dict__.items():
+        if name not in private:
+            twin.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
+    twin.__dict__["state"] = defaultdict(dict)
+    twin.__dict__["param_groups"] = groups
+    for group in groups:
+        if group.get("capturable"):
+            group["capturable"] = False
+        if _may_fuse(optimizer, group):
+            group["fused"] = True
+    return twin
+
+
+def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
+    """The class's ``step``; torch's own without its wrappers, which cost more than a small update.
+
+    They call hooks, of which there must be none then, and mark the profile.
+    """
+    step: Any = type(optimizer).step
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if type(optimizer) in ELEMENTWISE and not hooks:
+        while hasattr(step, "__wrapped__"):
+            step = step.__wrapped__
+    bare: Callable[[Optimizer], object] = step
+    return bare
+
+
+def _may_fuse(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether torch's one-pass kernel computes this group: the same rule, a third of the time."""
+    is_free = group.get("fused") is None and group.get("foreach") is None
+    return (
+        type(optimizer) in FUSED
+        and is_free
+        and not group.get("differentiable")
+        and not isinstance(group.get("lr"), Tensor)
+        and all(parameter.is_floating_point() for parameter in group["params"])
+    )
