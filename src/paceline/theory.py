@@ -11,7 +11,8 @@ statistics are textbook results, checked against draws and the paper's figures i
 
 import math
 
-from .conditions.delays import Constant, Delay, Exponential, Pareto, Term
+from .conditions.delays import Delay
+from .conditions.distributions import Constant, Exponential, Pareto, Term
 
 
 def harmonic(n: int) -> float:
