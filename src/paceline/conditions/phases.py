@@ -7,8 +7,8 @@ A step that takes X at full speed advances F times slower inside a slow phase, a
 begins in its middle. Over a long time a worker is at the pace 1 - q + q/F, with q the share of
 time that is slow. It must not know what a step is.
 
-Source: a two-state Markov-modulated server; for why workers have such phases J. Dean, L. A. Barroso,
-"The Tail at Scale", CACM 56(2), 2013.
+Source: a two-state Markov-modulated server; for why workers have such phases J. Dean and
+L. A. Barroso, "The Tail at Scale", CACM 56(2), 2013.
 """
 
 import random
