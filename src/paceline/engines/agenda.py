@@ -13,6 +13,7 @@ module must not know protocols.
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 from ..conditions.links import Lane
@@ -48,7 +49,7 @@ class Agenda:
 
     Attributes:
         heap: entries to come; a driver that knows the drawing above may read and replace them.
-        number: of the last entry.
+        next_number: of the next entry.
         current: the ticket that a member is at work on, by member.
         begun_s: when it began to compute, by member.
         next_serial: of the next ticket of a member that is not at work.
@@ -57,7 +58,7 @@ class Agenda:
 
     def __init__(self, conditions: Conditions) -> None:
         self.heap: list[Entry] = []
-        self.number = 0
+        self.next_number = count().__next__
         self.current: list[Ticket | None] = []
         self.begun_s: list[float] = []
         self.next_serial: list[int] = []
@@ -116,11 +117,11 @@ class Agenda:
     def begin(self, tickets: Sequence[Ticket], num_steps: Sequence[int], at_s: float) -> None:
         """These members go to work."""
         fresh: list[Entry] = []
-        for ticket, count in zip(tickets, num_steps, strict=True):
+        for ticket, steps in zip(tickets, num_steps, strict=True):
             member = ticket.member
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
             finish, done_s = self.finishers[member], begun_s
-            for _ in range(count):
+            for _ in range(steps):
                 done_s = finish(done_s)
             self.current[member] = ticket
             self.begun_s[member] = begun_s
@@ -128,8 +129,7 @@ class Agenda:
             if self._lanes is not None:
                 self._done_s[member] = done_s
                 what = Done(member, ticket)
-            self.number += 1
-            fresh.append((done_s, self.number, what))
+            fresh.append((done_s, self.next_number(), what))
         heap = self.heap
         if len(fresh) * 8 > len(heap):
             heap += fresh
@@ -183,5 +183,4 @@ class Agenda:
         )
 
     def _enter(self, at_s: float, what: What) -> None:
-        self.number += 1
-        heappush(self.heap, (at_s, self.number, what))
+        heappush(self.heap, (at_s, self.next_number(), what))

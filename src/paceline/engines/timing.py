@@ -21,6 +21,7 @@ from .counts import Counts
 
 _NEW = tuple.__new__  # makes a NamedTuple at half the cost of its own constructor
 _UPDATES_A_TURN = 256
+_NOTHING = (math.inf, 0, Change(-1, -1, False))
 
 
 class TimingRun:
@@ -36,42 +37,42 @@ class TimingRun:
         self, num_updates: int, on_progress: Callable[[int], None] = lambda done: None
     ) -> Counts:
         """Go on until so many updates are made in all; ``on_progress`` hears of them at times."""
-        if not self._agenda.current:
-            self._take_next()  # the first worker comes: from here on there is a member
         while self.version < num_updates:
-            aim = min(num_updates, self.version + _UPDATES_A_TURN)
-            while self.version < aim:
-                self._go_straight_on()
+            self._advance(min(num_updates, self.version + _UPDATES_A_TURN))
             on_progress(self.version)
         self.counts.there_s = self._agenda.seconds_there(self.counts.times_s[-1])
         return self.counts
 
-    def _go_straight_on(self) -> None:
-        """Members push and go straight on, until something else happens; that is done, too.
+    def _advance(self, num_updates: int) -> None:
+        """Go on until so many updates are made.
 
         Attributes are locals here and fields are indices, because each is read a million times.
         """
         agenda, react, version, used_s = self._agenda, self._react, self.version, 0.0
-        heap, current, begun_s = agenda.heap, agenda.current, agenda.begun_s
-        finishers, number, nan = agenda.finishers, agenda.number, math.nan
-        while heap:
-            at_s, _, ticket = heap[0]
+        heap, current, begun_s, nan = agenda.heap, agenda.current, agenda.begun_s, math.nan
+        finishers, next_number, is_direct = agenda.finishers, agenda.next_number, agenda.is_direct
+        if not current:
+            self._take_next()  # the first worker comes: from here on there is a member
+        while version < num_updates:
+            at_s, _, ticket = heap[0] if heap else _NOTHING
             member = ticket[0]
             if current[member] is not ticket:
-                break
+                self._take_next()
+                version = self.version
+                continue
             decisions = react(_NEW(Pushed, (ticket, 1, nan, True, at_s)))
-            if len(decisions) != 1 or decisions[0] != (member, 1):
-                heappop(heap)
-                agenda.number, self.counts.used_s = number, self.counts.used_s + used_s
-                self._after_push(ticket, decisions, at_s)
-                return
-            used_s += at_s - begun_s[member]
-            begun_s[member] = at_s
-            current[member] = ticket = _NEW(Ticket, (member, ticket[1] + 1, version))
-            number += 1
-            heapreplace(heap, (finishers[member](at_s), number, ticket))
-        agenda.number, self.counts.used_s = number, self.counts.used_s + used_s
-        self._take_next()
+            if is_direct and len(decisions) == 1 and decisions[0] == (member, 1):
+                used_s += at_s - begun_s[member]
+                begun_s[member] = at_s
+                current[member] = again = _NEW(Ticket, (member, ticket[1] + 1, version))
+                heapreplace(heap, (finishers[member](at_s), next_number(), again))
+                continue
+            heappop(heap)
+            used_s += agenda.end(member, at_s)
+            if decisions:
+                self._carry_out(decisions, at_s)
+                version = self.version
+        self.counts.used_s += used_s
 
     # -- everything else ------------------------------------------------------------------------
 
@@ -81,11 +82,9 @@ class TimingRun:
             self._changed(what, at_s)
         else:
             assert type(what) is Ticket
-            self._after_push(what, self._react(Pushed(what, 1, math.nan, True, at_s)), at_s)
-
-    def _after_push(self, ticket: Ticket, decisions: list[Decision], at_s: float) -> None:
-        self.counts.used_s += self._agenda.end(ticket.member, at_s)
-        self._carry_out(decisions, at_s)
+            decisions = self._react(Pushed(what, 1, math.nan, True, at_s))
+            self.counts.used_s += self._agenda.end(what.member, at_s)
+            self._carry_out(decisions, at_s)
 
     def _changed(self, change: Change, at_s: float) -> None:
         """A worker comes or goes."""
