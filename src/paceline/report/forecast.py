@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from .screen import format_duration
 from .summary import Staleness, staleness_of
+from .terminal import format_duration
 
 _BARS, _BAR_WIDTH = 10, 40
 
