@@ -181,7 +181,6 @@ class SimulatedRun:
     def _carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
         at_s, counts, trace = fact.at_s, self.counts, self._trace
         version = self.coordinator.version - sum(type(order) is Apply for order in orders)
-        self._craft.carry_out(orders, fact)
         grants: list[Grant] = []
         for order in orders:
             if trace is not None:
@@ -196,6 +195,7 @@ class SimulatedRun:
                 counts.cancelled += 1
             elif isinstance(order, Discard):
                 counts.discarded += 1
+        self._craft.carry_out(orders, fact)  # who is called off holds no version any longer
         self._grant(grants, at_s)
         for order in orders:
             if isinstance(order, EpochEnd):
