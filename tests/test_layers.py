@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("prepared",),
     ("worker",),
     ("engines", "trainer"),
-    ("launcher", "simulation"),
+    ("launcher", "simulation", "rehearsal"),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides."""

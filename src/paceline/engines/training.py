@@ -69,12 +69,12 @@ class TrainingCraft:
         seed: int = 0,
         nonfinite: str = "error",
     ) -> None:
+        self._task = task
         self.splits = task.data()
         seed_all(seed)
         self.model = task.model()
-        self._task = task
-        self._make = lambda: task.optimizer(self.model.parameters(), lr or task.learning_rate)
-        optimizer = self._make()
+        self._learning_rate = lr or task.learning_rate
+        optimizer = self._make_optimizer()
         refuse_what_cannot_be_carried(self.model, optimizer)
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
@@ -94,6 +94,9 @@ class TrainingCraft:
         self._holders: dict[int, int] = {}  # version -> members that hold it
         self._kept: dict[int, Tensor] = {}  # versions that are in no block any longer
         self.most_versions_kept = 0
+
+    def _make_optimizer(self) -> Optimizer:
+        return self._task.optimizer(self.model.parameters(), self._learning_rate)
 
     def _lay_out(self, optimizer: Optimizer) -> None:
         """The store with one seat, and the model on memory of its own."""
@@ -191,7 +194,7 @@ class TrainingCraft:
         """local-sgd: steps of one's own, then what they changed into the slot."""
         optimizer = self._own.get(member)
         if optimizer is None:
-            optimizer = self._own[member] = self._make()
+            optimizer = self._own[member] = self._make_optimizer()
         self._base.copy_(self._home)
         loss = math.nan
         for lease in leases:
