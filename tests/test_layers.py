@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "values"),
     ("config", "plan", "program", "context", "records", "conditions"),
     ("batches", "stats", "lookahead", "membership"),
-    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory", "convergence"),
+    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory", "convergence", "measured"),
     ("coordinator", "legality", "rewrite"),
     ("store", "data", "compute"),
     ("workloads", "report", "porting"),

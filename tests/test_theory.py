@@ -166,3 +166,9 @@ def test_the_bound_of_k_async_is_there_for_light_tails_only() -> None:
 
 def test_a_share_of_k_in_p_is_fresh() -> None:
     assert fresh_share(8, 2) == 0.25
+
+
+def test_the_first_and_the_last_of_a_list_are_what_counting_says() -> None:
+    delay = parse_delay("1s+list:1s,2s,2s,5s")
+    assert order_statistic_s(delay, 1, 2) == pytest.approx(1 + 1 + 9 / 16 + 3 / 16)
+    assert order_statistic_s(delay, 2, 2) == pytest.approx(1 + 1 + 15 / 16 + 3 * 7 / 16)

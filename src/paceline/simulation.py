@@ -20,6 +20,7 @@ from .engines.counts import Counts
 from .engines.simulated import SimulatedRun, endless_ledger
 from .engines.timing import TimingRun
 from .errors import ConfigError
+from .measured import measured_delays
 from .protocols import parse
 from .protocols.base import SyncProtocol
 from .report.forecast import Forecast, forecast_of
@@ -38,6 +39,8 @@ class World:
     link: str | None = None
     server: str | None = None
     num_bytes: str | None = None
+    like: Path | None = None
+    """A run to draw the times from, instead of ``delay``."""
     seed: int = 0
 
     def conditions(self, num_workers: int, update_bytes: float | None = None) -> Conditions:
@@ -51,6 +54,22 @@ class World:
         """
         if num_workers < 1:
             raise ConfigError(f"workers must be >= 1, got {num_workers}")
+        phases = [value for value in self.slow if "@" in value]
+        given = None if self.num_bytes is None else parse_bytes(self.num_bytes)
+        return Conditions(
+            delays=self._delays(num_workers),
+            slow=parse_slow([one for one in self.slow if "@" not in one], num_workers),
+            phases=parse_phases(phases, num_workers),
+            absences=parse_absences(self.away, num_workers),
+            link=parse_link(self.link, self.server, update_bytes if given is None else given),
+            seed=self.seed,
+        )
+
+    def _delays(self, num_workers: int) -> tuple[Delay, ...]:
+        if self.like is not None:
+            if self.delay:
+                raise ConfigError("--like takes the times from a run, --delay names them: give one")
+            return measured_delays(self.like, num_workers)
         delays = parse_delays(self.delay, num_workers)
         without = [worker for worker, delay in enumerate(delays) if delay is None]
         if without:
@@ -58,16 +77,7 @@ class World:
             raise ConfigError(
                 f"{who} no time for a step: give one for all, as in --delay 10ms+exp:5ms"
             )
-        phases = [value for value in self.slow if "@" in value]
-        given = None if self.num_bytes is None else parse_bytes(self.num_bytes)
-        return Conditions(
-            delays=tuple(delay for delay in delays if delay is not None),
-            slow=parse_slow([one for one in self.slow if "@" not in one], num_workers),
-            phases=parse_phases(phases, num_workers),
-            absences=parse_absences(self.away, num_workers),
-            link=parse_link(self.link, self.server, update_bytes if given is None else given),
-            seed=self.seed,
-        )
+        return tuple(delay for delay in delays if delay is not None)
 
 
 def forecast(

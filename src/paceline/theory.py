@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from .conditions.delays import Delay
-from .conditions.distributions import Constant, Exponential, Pareto, Term, Weibull
+from .conditions.distributions import Constant, Empirical, Exponential, Pareto, Term, Weibull
 
 
 def harmonic(n: int) -> float:
@@ -25,6 +25,7 @@ def order_statistic_s(delay: Delay, rank: int, num_workers: int) -> float | None
     """E[X_{K:P}]: when the ``rank``-th of ``num_workers`` that start together is done.
 
         Delta + exp(mean)      Delta + mean (H_P - H_{P-K})
+        one of x_1 <= x_2 ...  x_1 + sum_i (x_{i+1} - x_i) P(fewer than K of P are <= x_i)
         Delta + Pareto(a, x)   Delta + x Gamma(P+1) Gamma(P-K+1-1/a) / (Gamma(P-K+1) Gamma(P+1-1/a))
 
     Args:
@@ -53,7 +54,36 @@ def _random_part_s(term: Term, rank: int, num_workers: int) -> float | None:
         log_s = math.lgamma(num_workers + 1) - math.lgamma(num_workers + 1 - inverse)
         log_s += math.lgamma(left + 1 - inverse) - math.lgamma(left + 1)
         return term.scale_s * math.exp(log_s)
+    if isinstance(term, Empirical) and len(term.values_s) * rank <= _MOST_SUMMANDS:
+        return _of_steps_s(term.values_s, rank, num_workers)
     return None
+
+
+_MOST_SUMMANDS = 1_000_000
+
+
+def _of_steps_s(values_s: Sequence[float], rank: int, num_workers: int) -> float:
+    """x_1 + sum_i (x_{i+1} - x_i) P(X_{K:P} > x_i): fewer than K of P are at most x_i."""
+    parts = [values_s[0]]
+    for i in range(1, len(values_s)):
+        if (gap_s := values_s[i] - values_s[i - 1]) > 0.0:
+            parts.append(gap_s * _fewer(rank, num_workers, i / len(values_s)))
+    return math.fsum(parts)
+
+
+def _fewer(rank: int, num_workers: int, share: float) -> float:
+    """P(fewer than ``rank`` of ``num_workers`` succeed), each with probability ``share``."""
+    yes, no, whole = math.log(share), math.log1p(-share), math.lgamma(num_workers + 1)
+    return math.fsum(
+        math.exp(
+            whole
+            - math.lgamma(count + 1)
+            - math.lgamma(num_workers - count + 1)
+            + count * yes
+            + (num_workers - count) * no
+        )
+        for count in range(rank)
+    )
 
 
 def order_statistic_numeric_s(delay: Delay, rank: int, num_workers: int) -> float:
@@ -66,8 +96,8 @@ def order_statistic_numeric_s(delay: Delay, rank: int, num_workers: int) -> floa
     exponentially; heavy tails only make the right side longer.
 
     Returns:
-        Seconds, exact to about 1e-6 for smooth distributions; that of a list or of a sum of
-        several random terms is as good as its steps.
+        Seconds, exact to about 1e-6 for smooth distributions; a long list, or the sum of several
+        random terms, is as good as its steps.
     """
     right = num_workers - rank + 1
     log_beta = math.lgamma(rank) + math.lgamma(right) - math.lgamma(num_workers + 1)

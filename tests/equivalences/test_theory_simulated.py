@@ -53,7 +53,8 @@ def test_an_update_takes_what_theory_says(name: str, delay: str) -> None:
             # step of each worker is missing, which is a share of 1 / (updates an own step).
             first = conditions.mean_step_s(0) / counts.times_s[-1] if "async" in text else 0.0
             off_s = abs(counts.mean_update_s() - expected_s)
-            allowed_s = 4 * counts.error_update_s() + first * expected_s + 1e-9
+            # A list may have an end that no run of this length ever sees: 1e-5 is for it.
+            allowed_s = 4 * counts.error_update_s() + (first + 1e-5) * expected_s
             assert off_s <= allowed_s, (text, num_workers, counts.mean_update_s(), expected_s)
             num_held += 1
     assert num_held >= 5

@@ -45,6 +45,8 @@ class WorldFlags:
         Rate of the server's link, shared by all workers: 1GB/s.
     bytes
         Bytes of a push, and of a pull: 500kB.
+    like
+        A run whose measured times are drawn from, instead of --delay: runs/latest.
     seed
         Of all draws.
     """
@@ -55,6 +57,7 @@ class WorldFlags:
     link: str | None = None
     server: str | None = None
     bytes: str | None = None
+    like: Path | None = None
     seed: int = 0
 
 
@@ -132,7 +135,8 @@ def simulate(
 
     given = World(
         delay=tuple(world.delay or ()), slow=tuple(world.slow or ()), away=tuple(world.away or ()),
-        link=world.link, server=world.server, num_bytes=world.bytes, seed=world.seed,
+        link=world.link, server=world.server, num_bytes=world.bytes, like=world.like,
+        seed=world.seed,
     )  # fmt: skip
     chosen = {name: value for name, value in asdict(training).items() if value is not None}
     if task is None:
