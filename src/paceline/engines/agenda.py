@@ -117,8 +117,9 @@ class Agenda:
     def begin(self, tickets: Sequence[Ticket], num_steps: Sequence[int], at_s: float) -> None:
         """These members go to work."""
         fresh: list[Entry] = []
+        next_number = self.next_number
         for ticket, steps in zip(tickets, num_steps, strict=True):
-            member = ticket.member
+            member = ticket[0]
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
             finish, done_s = self.finishers[member], begun_s
             for _ in range(steps):
@@ -129,7 +130,7 @@ class Agenda:
             if self._lanes is not None:
                 self._done_s[member] = done_s
                 what = Done(member, ticket)
-            fresh.append((done_s, self.next_number(), what))
+            fresh.append((done_s, next_number(), what))
         heap = self.heap
         if len(fresh) * 8 > len(heap):
             heap += fresh
@@ -140,15 +141,16 @@ class Agenda:
 
     def end(self, member: int, at_s: float, *, is_called_off: bool = False) -> float:
         """The member stops working; returns the seconds that it has computed."""
-        ticket = self.current[member]
-        assert ticket is not None
+        self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]
         self.current[member] = None
-        self.next_serial[member] = ticket.serial + 1
         if is_called_off:
             self._num_dead += 1
             if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
                 self._bury()
-        return max(0.0, min(at_s, self._done_s[member]) - self.begun_s[member])
+        begun_s, done_s = self.begun_s[member], self._done_s[member]
+        if done_s < at_s:
+            return done_s - begun_s
+        return at_s - begun_s if begun_s < at_s else 0.0
 
     def _bury(self) -> None:
         """Take out of the heap what was called off."""

@@ -104,8 +104,9 @@ class TimingRun:
         agenda, counts = self._agenda, self.counts
         released: dict[int, int] = {}
         for decision in decisions:
-            if isinstance(decision, Release):
-                released[decision.member] = decision.num_steps
+            kind = type(decision)  # not isinstance: an update may release thousands
+            if kind is Release:
+                released[decision[0]] = decision[1]  # type: ignore[assignment, index, misc]
             elif isinstance(decision, Apply):
                 counts.applied(decision.tickets, self.version, at_s)
                 self.version += 1
@@ -118,5 +119,5 @@ class TimingRun:
         if released:
             members = sorted(released)
             next_serial, version = agenda.next_serial, self.version
-            tickets = [Ticket(member, next_serial[member], version) for member in members]
+            tickets = [_NEW(Ticket, (member, next_serial[member], version)) for member in members]
             agenda.begin(tickets, [released[member] for member in members], at_s)
