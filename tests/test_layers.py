@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "values"),
     ("config", "plan", "program", "context", "records", "conditions"),
     ("batches", "stats", "lookahead", "membership"),
-    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory"),
+    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory", "convergence", "measured"),
     ("coordinator", "legality", "rewrite"),
     ("store", "data", "compute"),
     ("workloads", "report", "porting"),
@@ -23,14 +23,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("prepared",),
     ("worker",),
     ("engines", "trainer"),
-    ("launcher",),
+    ("launcher", "simulation", "rehearsal"),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides."""
 
 PURE = (
     "events", "errors", "batches", "ledger", "coordinator", "protocols", "stats", "lookahead",
-    "membership", "legality", "records", "plan", "values", "theory",
+    "membership", "legality", "records", "plan", "values", "theory", "convergence",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

@@ -7,7 +7,17 @@ import statistics
 import pytest
 
 from paceline.conditions.delays import parse_delay
-from paceline.theory import harmonic, order_statistic_s, staleness_versions, update_s
+from paceline.theory import (
+    evenly_s,
+    fresh_share,
+    harmonic,
+    k_async_bound_s,
+    order_statistic_numeric_s,
+    order_statistic_s,
+    speed_up,
+    staleness_versions,
+    update_s,
+)
 
 EXP = parse_delay("exp:1s")
 SHIFTED = parse_delay("25ms+exp:25ms")
@@ -92,3 +102,73 @@ def test_an_order_statistic_is_what_draws_average_to() -> None:
     draws = [sorted(SHIFTED.sample(rng) for _ in range(5))[2] for _ in range(20_000)]
     error = statistics.stdev(draws) / math.sqrt(len(draws))
     assert abs(statistics.fmean(draws) - (order_statistic_s(SHIFTED, 3, 5) or 0.0)) < 4 * error
+
+
+RANKS = [(1, 1), (1, 20), (10, 20), (20, 20), (7, 8), (100, 100), (9000, 10_000)]
+
+
+@pytest.mark.parametrize("text", ["exp:1s", "1s+exp:1s", "pareto:2,1s", "pareto:1.3,1s", "2s"])
+@pytest.mark.parametrize(("k", "p"), RANKS)
+def test_the_integral_is_the_closed_form(text: str, k: int, p: int) -> None:
+    delay = parse_delay(text)
+    assert order_statistic_numeric_s(delay, k, p) == pytest.approx(
+        order_statistic_s(delay, k, p), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, 3.0])
+def test_the_first_of_weibulls_is_a_weibull(shape: float) -> None:
+    delay = parse_delay(f"weibull:{shape},1s")
+    wanted = 8 ** (-1 / shape) * math.gamma(1 + 1 / shape)
+    assert order_statistic_numeric_s(delay, 1, 8) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("text", ["lognormal:1,1s", "weibull:0.7,1s", "list:1s,2s,9s"])
+def test_ranks_of_any_distribution_average_to_its_mean(text: str) -> None:
+    delay = parse_delay(text)
+    ranks = [order_statistic_numeric_s(delay, k, 7) for k in range(1, 8)]
+    assert math.fsum(ranks) / 7 == pytest.approx(delay.mean_s, rel=2e-3)
+
+
+def test_the_last_of_four_erlangs_is_known_although_it_is_drawn() -> None:
+    # E[max] = integral of 1 - F^4, F(x) = 1 - e^-x (1 + x), done by summing.
+    wanted = sum(
+        0.001 * (1 - (1 - math.exp(-x) * (1 + x)) ** 4) for x in (i * 0.001 for i in range(40_000))
+    )
+    found = order_statistic_numeric_s(parse_delay("exp:1s+exp:1s"), 4, 4)
+    assert found == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "p", "paper"),
+    [
+        ("exp:1s", 20, 71.95), ("1s+exp:1s", 20, 45.98), ("pareto:2,1s", 20, 79.76),
+        ("exp:1s", 10, 29.29), ("1s+exp:1s", 10, 19.64), ("pareto:2,1s", 10, 28.38),
+        ("exp:1s", 5, 11.42), ("1s+exp:1s", 5, 8.21), ("pareto:2,1s", 5, 10.16),
+    ],
+)  # fmt: skip
+def test_speed_ups_are_those_of_figure_5(text: str, p: int, paper: float) -> None:
+    assert speed_up(parse_delay(text), p) == pytest.approx(paper, rel=0.001)
+
+
+def test_different_workers_add_their_rates() -> None:
+    assert evenly_s([1.0, 0.5, 0.25], 7) == pytest.approx(1.0)
+    assert evenly_s([3.0] * 4, 2) == update_s("k-batch-async", parse_delay("3s"), 4, 2)
+
+
+def test_the_bound_of_k_async_is_there_for_light_tails_only() -> None:
+    assert k_async_bound_s(EXP, 8, 4) == update_s("k-async", EXP, 8, 4)
+    assert k_async_bound_s(SHIFTED, 8, 4) == order_statistic_s(SHIFTED, 4, 8)
+    assert k_async_bound_s(parse_delay("weibull:2,1s"), 8, 4) is not None
+    for heavy in ("pareto:2,1s", "lognormal:1,1s", "weibull:0.5,1s"):
+        assert k_async_bound_s(parse_delay(heavy), 8, 4) is None
+
+
+def test_a_share_of_k_in_p_is_fresh() -> None:
+    assert fresh_share(8, 2) == 0.25
+
+
+def test_the_first_and_the_last_of_a_list_are_what_counting_says() -> None:
+    delay = parse_delay("1s+list:1s,2s,2s,5s")
+    assert order_statistic_s(delay, 1, 2) == pytest.approx(1 + 1 + 9 / 16 + 3 / 16)
+    assert order_statistic_s(delay, 2, 2) == pytest.approx(1 + 1 + 15 / 16 + 3 * 7 / 16)

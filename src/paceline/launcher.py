@@ -58,7 +58,7 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             _run(program, settings, protocol, observer, Path(scratch))
         return None
-    folder = _make_folder(settings, program)
+    folder = make_folder(settings, program)
     try:
         _run(program, settings, protocol, observer, folder)
     except KeyboardInterrupt:
@@ -181,7 +181,7 @@ def _num_cores() -> int:
         return cores or 1
 
 
-def _make_folder(settings: RunSettings, program: Program) -> Path:
+def make_folder(settings: RunSettings, program: Program) -> Path:
     """``runs/NAME``, and ``runs/latest`` that points to it."""
     if settings.run_dir is not None:
         folder = Path(settings.run_dir)

@@ -26,18 +26,48 @@ from paceline.errors import ConfigError
         ("pareto:2,10ms", 0.020),
         ("1ms+exp:1ms+pareto:3,2ms", 0.005),
         ("EXP:20MS", 0.020),
+        ("lognormal:2,10ms", 0.010 * math.exp(2)),
+        ("weibull:1,20ms", 0.020),
+        ("weibull:0.5,10ms", 0.020),
+        ("list:8ms,9ms,30ms", 0.047 / 3),
+        ("1ms+list:8ms,10ms", 0.010),
     ],
 )
 def test_the_mean_is_that_of_the_text(text: str, mean_s: float) -> None:
     assert parse_delay(text).mean_s == pytest.approx(mean_s)
 
 
-@pytest.mark.parametrize("text", ["20ms", "exp:20ms", "10ms+exp:5ms", "pareto:3,10ms"])
+ALL_KINDS = [
+    "20ms", "exp:20ms", "10ms+exp:5ms", "pareto:3,10ms", "lognormal:0.5,10ms", "weibull:0.7,10ms",
+    "list:8ms,9ms,30ms", "1ms+exp:2ms+pareto:3,10ms",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ALL_KINDS)
 def test_draws_average_to_the_mean(text: str) -> None:
     delay, rng = parse_delay(text), random.Random(1)
     draws = [delay.sample(rng) for _ in range(20_000)]
     spread = statistics.stdev(draws) / math.sqrt(len(draws))
     assert abs(statistics.fmean(draws) - delay.mean_s) <= 4 * spread + 1e-12
+
+
+@pytest.mark.parametrize("text", ALL_KINDS)
+def test_the_fast_draws_are_the_draws(text: str) -> None:
+    delay = parse_delay(text)
+    draw, rng = delay.drawer(random.Random(3)), random.Random(3)
+    assert [draw() for _ in range(50)] == [delay.sample(rng) for _ in range(50)]
+
+
+@pytest.mark.parametrize("text", [text for text in ALL_KINDS if text != "20ms"])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_a_time_is_exceeded_as_often_as_it_says(text: str, share: float) -> None:
+    delay, rng = parse_delay(text), random.Random(4)
+    border_s = delay.exceeded_s(share)
+    found = sum(delay.sample(rng) > border_s for _ in range(10_000)) / 10_000
+    if text.startswith("list"):  # a step: the share lies between those beside the border
+        assert found <= share <= found + 1 / 3 + 0.02
+    else:
+        assert found == pytest.approx(share, abs=0.02)
 
 
 def test_a_pareto_draw_is_never_below_its_scale_and_has_its_tail() -> None:
@@ -69,7 +99,16 @@ def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
         ("exp:0ms", "the mean of exp must be > 0"),
         ("exp:", "'' is no time"),
         ("expo:20ms", "unknown kind of delay 'expo'.*did you mean 'exp'"),
-        ("normal:20ms", "unknown kind of delay 'normal'.*exp, pareto"),
+        ("normal:20ms", "unknown kind of delay 'normal'.*exp, list, lognormal, pareto"),
+        ("pareto:inf,10ms", "pareto needs a shape and a least time"),
+        ("lognormal:0.5", "lognormal needs a sigma and a median, got '0.5'"),
+        ("lognormal:0,10ms", "sigma of lognormal must be > 0, got 0"),
+        ("lognormal:1e9,10ms", "its mean is not finite with sigma 1e9"),
+        ("weibull:-1,10ms", "shape of weibull must be > 0, got -1"),
+        ("weibull:2,0s", "scale of weibull must be > 0"),
+        ("list:", "'' is no time"),
+        ("list:1ms,,2ms", "'' is no time"),
+        ("list:1ms,-2ms", "must be >= 0 and finite, got '-2ms'"),
         ("pareto:2", "pareto needs a shape and a least time"),
         ("pareto:1,10ms", "shape of pareto must be > 1"),
         ("pareto:2,0ms", "least time of pareto must be > 0"),

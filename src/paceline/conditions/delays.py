@@ -3,6 +3,9 @@
     20ms                always
     exp:20ms            exponential, mean 20 ms
     pareto:2,10ms       Pareto, shape 2, at least 10 ms (a heavy tail)
+    lognormal:0.5,10ms  log-normal, sigma 0.5, median 10 ms
+    weibull:1.5,10ms    Weibull, shape 1.5, scale 10 ms
+    list:8ms,9ms,30ms   one of these, each as likely
     10ms+exp:5ms        the sum of any of these
     1=exp:20ms          for worker 1 alone
 
@@ -10,64 +13,33 @@ A delay is a value and its randomness an argument, so the same seed gives the sa
 run and in a simulation of it. It must not know who sleeps, nor on which clock.
 """
 
+import functools
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..errors import ConfigError, unknown
+from .distributions import (
+    Constant,
+    Empirical,
+    Exponential,
+    LogNormal,
+    Pareto,
+    Term,
+    Weibull,
+)
+from .phases import Phases
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _EXAMPLES = "20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms (worker 1 alone)"
+_NUM_SUMS = 100_000
+"""Draws that stand for a sum of several random terms: its middle is right to about 0.3 %."""
 
 T = TypeVar("T")
-
-
-class Term(Protocol):
-    """One summand of a delay."""
-
-    @property
-    def mean_s(self) -> float: ...
-
-    def sample(self, rng: random.Random) -> float: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """Always ``mean_s``; draws nothing."""
-
-    mean_s: float
-
-    def sample(self, rng: random.Random) -> float:
-        return self.mean_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exponential:
-    """Density exp(-x / mean) / mean."""
-
-    mean_s: float
-
-    def sample(self, rng: random.Random) -> float:
-        return rng.expovariate(1.0 / self.mean_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pareto:
-    """P(X > x) = (scale / x)^shape for x >= scale; the mean needs shape > 1."""
-
-    shape: float
-    scale_s: float
-
-    @property
-    def mean_s(self) -> float:
-        return self.scale_s * self.shape / (self.shape - 1.0)
-
-    def sample(self, rng: random.Random) -> float:
-        return self.scale_s * rng.paretovariate(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +57,37 @@ class Delay:
         """One draw, in seconds; draws of ``rng`` in the order of the terms."""
         return sum(term.sample(rng) for term in self.terms)
 
+    def drawer(self, rng: random.Random) -> Callable[[], float]:
+        """The draws of ``sample`` with ``rng``, one a call, faster."""
+        draws = [term.drawer(rng) for term in self.terms]
+        if len(draws) == 1:
+            return draws[0]
+        if len(draws) == 2:
+            first, second = draws
+            return lambda: first() + second()
+        return lambda: sum(draw() for draw in draws)
+
+    def exceeded_s(self, share: float) -> float:
+        """The time x with P(X > x) = share.
+
+        Exact for at most one random term; a sum of several is 100,000 seeded draws.
+        """
+        shift_s = math.fsum(term.mean_s for term in self.terms if isinstance(term, Constant))
+        rest = tuple(term for term in self.terms if not isinstance(term, Constant))
+        if not rest:
+            return shift_s
+        return shift_s + (rest[0] if len(rest) == 1 else _drawn(rest)).exceeded_s(share)
+
     def __str__(self) -> str:
         return self.text
+
+
+@functools.lru_cache(maxsize=16)
+def _drawn(terms: tuple[Term, ...]) -> Empirical:
+    rng = random.Random(0)
+    return Empirical(
+        values_s=tuple(sum(term.sample(rng) for term in terms) for _ in range(_NUM_SUMS))
+    )
 
 
 def parse_delay(text: str) -> Delay:
@@ -116,7 +117,7 @@ def parse_delays(values: Sequence[str], num_workers: int) -> tuple[Delay | None,
         head, is_for_one, delay_text = value.rpartition("=")
         delay = parse_delay(delay_text)
         if is_for_one:
-            worker = _worker(head, value, "delay", num_workers)
+            worker = parse_worker(head, value, "delay", num_workers)
             _set_once(for_one, worker, delay, value, "delay")
         elif for_all is not None:
             raise ConfigError(
@@ -142,14 +143,57 @@ def parse_slow(values: Sequence[str], num_workers: int) -> dict[int, float]:
                 f"slow must read WORKER=FACTORx, got {value!r}; 1=5x makes worker 1 take 5 times "
                 f"as long"
             )
-        factor = float(match[2])
-        if not 1 <= factor < math.inf:
-            raise ConfigError(
-                f"a slow factor must be >= 1 and finite, got {match[2]} in {value!r}; to make one "
-                f"worker the faster one, slow down the others"
-            )
-        _set_once(factors, _worker(match[1], value, "slow", num_workers), factor, value, "slow")
+        factor = _factor(match[2], value)
+        worker = parse_worker(match[1], value, "slow", num_workers)
+        _set_once(factors, worker, factor, value, "slow")
     return factors
+
+
+def parse_phases(values: Sequence[str], num_workers: int) -> dict[int, Phases]:
+    """Slow phases: ``["1=5x@60s/10s"]``: worker 1 is 5 times as slow for 10 s about every 60 s.
+
+    ``*=`` is for every worker, each with phases of its own.
+
+    Raises:
+        ConfigError: as for `parse_slow`, or a phase that takes no time.
+    """
+    found: dict[int, Phases] = {}
+    for value in values:
+        match = re.fullmatch(rf"([^=]*)=({_NUMBER})x?@([^/]+)/(.+)", value.replace(" ", "").lower())
+        if match is None:
+            raise ConfigError(
+                f"slow phases must read WORKER=FACTORx@FAST/SLOW, got {value!r}; 1=5x@60s/10s "
+                "makes worker 1 take 5 times as long for 10 s about every 60 s"
+            )
+        fast_s, slow_s = (parse_seconds(match[i], value, "slow") for i in (3, 4))
+        if not fast_s or not slow_s:
+            raise ConfigError(f"slow {value!r}: both phases must be > 0 s long")
+        phases = Phases(factor=_factor(match[2], value), fast_s=fast_s, slow_s=slow_s)
+        chosen: Sequence[int] = range(num_workers)
+        if match[1] != "*":
+            chosen = [parse_worker(match[1], value, "slow", num_workers)]
+        for worker in chosen:
+            _set_once(found, worker, phases, value, "slow")
+    return found
+
+
+def _factor(text: str, value: str) -> float:
+    factor = float(text)
+    if not 1 <= factor < math.inf:
+        raise ConfigError(
+            f"a slow factor must be >= 1 and finite, got {text} in {value!r}; to make one "
+            f"worker the faster one, slow down the others"
+        )
+    return factor
+
+
+def parse_seconds(text: str, value: str, setting: str) -> float:
+    """A time with its unit, as part of ``value``. Raises ConfigError, which names the setting."""
+    try:
+        return _seconds(text.lower(), text)
+    except ConfigError as error:
+        reason = str(error).partition(": ")[2].rpartition(";")[0]
+        raise ConfigError(f"{setting} {value!r}: {reason}; write a time as in 20ms") from None
 
 
 def _term(part: str, text: str) -> Term:
@@ -161,23 +205,50 @@ def _term(part: str, text: str) -> Term:
         if mean_s == 0:
             raise _refused(text, "the mean of exp must be > 0, got 0")
         return Exponential(mean_s=mean_s)
-    if kind == "pareto":
-        return _pareto(rest, text)
+    if kind == "list":
+        return Empirical(values_s=tuple(_seconds(one, text) for one in rest.split(",")))
+    if kind in _SHAPED:
+        return _shaped(kind, rest, text)
+    kinds = ("exp", "list", *_SHAPED)
     raise ConfigError(
-        f"{unknown('kind of delay', kind, ('exp', 'pareto'), text)}; write one as in: {_EXAMPLES}"
+        f"{unknown('kind of delay', kind, kinds, text)}; write one as in: {_EXAMPLES}"
     )
 
 
-def _pareto(rest: str, text: str) -> Pareto:
+_SHAPED = {
+    "pareto": ("a shape and a least time", "shape", "least time"),
+    "lognormal": ("a sigma and a median", "sigma", "median"),
+    "weibull": ("a shape and a scale", "shape", "scale"),
+}
+"""Kinds written as a number and a time: what they need, and how both are called."""
+
+
+def _shaped(kind: str, rest: str, text: str) -> Term:
+    needs, shape_name, scale_name = _SHAPED[kind]
     shape_text, comma, scale_text = rest.partition(",")
     if not comma or not re.fullmatch(_NUMBER, shape_text):
-        raise _refused(text, f"pareto needs a shape and a least time, got {rest!r}")
+        raise _refused(text, f"{kind} needs {needs}, got {rest!r}")
     shape, scale_s = float(shape_text), _seconds(scale_text, text)
-    if not 1 < shape < math.inf:
-        raise _refused(text, f"the shape of pareto must be > 1 for a finite mean, got {shape_text}")
+    least, why = (1, " for a finite mean") if kind == "pareto" else (0, "")
+    if not least < shape < math.inf:
+        raise _refused(text, f"the {shape_name} of {kind} must be > {least}{why}, got {shape_text}")
     if scale_s == 0:
-        raise _refused(text, "the least time of pareto must be > 0, got 0")
-    return Pareto(shape=shape, scale_s=scale_s)
+        raise _refused(text, f"the {scale_name} of {kind} must be > 0, got 0")
+    made: Term = Pareto(shape=shape, scale_s=scale_s)
+    if kind == "lognormal":
+        made = LogNormal(sigma=shape, median_s=scale_s)
+    elif kind == "weibull":
+        made = Weibull(shape=shape, scale_s=scale_s)
+    if not _is_finite(made):
+        raise _refused(text, f"its mean is not finite with {shape_name} {shape_text}")
+    return made
+
+
+def _is_finite(term: Term) -> bool:
+    try:
+        return math.isfinite(term.mean_s)
+    except OverflowError:
+        return False
 
 
 def _seconds(part: str, text: str) -> float:
@@ -198,7 +269,8 @@ def _refused(text: str, reason: str) -> ConfigError:
     return ConfigError(f"delay {text!r}: {reason}; write one as in: {_EXAMPLES}")
 
 
-def _worker(text: str, value: str, setting: str, num_workers: int) -> int:
+def parse_worker(text: str, value: str, setting: str, num_workers: int) -> int:
+    """The number of a worker of the run. Raises ConfigError, which names the setting."""
     if not re.fullmatch(r"\d+", text.strip()):
         raise ConfigError(f"{setting} {value!r}: {text!r} is no worker; write a number, as in 1=")
     worker = int(text)

@@ -118,16 +118,17 @@ class Gathering(SyncProtocol):
         self._working: set[int] = set()
         self._tickets: list[Ticket] = []  # gathered for the next update, in order of arrival
         self._samples: list[int] = []  # of each
+        self._again: dict[int, list[Decision]] = {}  # made once: the answer to nearly every push
 
     def react(self, fact: Fact) -> list[Decision]:
-        if isinstance(fact, Pushed):
-            member = fact.ticket.member
-            self._working.remove(member)
-            self._idle.add(member)
-            self._tickets.append(fact.ticket)
-            self._samples.append(fact.num_samples)
-            if len(self._tickets) < self.num_pushes:
-                return self._after_push(member)
+        if type(fact) is Pushed:  # not isinstance, and no set is touched: millions of these come
+            ticket, num_samples, _, _, _ = fact
+            tickets = self._tickets
+            tickets.append(ticket)
+            self._samples.append(num_samples)
+            if len(tickets) < self.num_pushes:
+                return self._after_push(ticket.member)
+            self._rest(ticket.member)
             return [self._apply(), *self._after_update()]
         if isinstance(fact, Joined):
             self._idle.add(fact.member)
@@ -138,11 +139,12 @@ class Gathering(SyncProtocol):
             return self._fill()
         if isinstance(fact, Stalled):
             return self._after_stalled(fact.member)
+        assert isinstance(fact, Exhausted)
         return self._after_exhausted(fact)
 
     @abc.abstractmethod
     def _after_push(self, member: int) -> list[Decision]:
-        """What follows a push that does not complete an update."""
+        """What follows a push that does not complete an update; its member still works."""
 
     @abc.abstractmethod
     def _after_update(self) -> list[Decision]:
@@ -157,6 +159,23 @@ class Gathering(SyncProtocol):
     def _after_exhausted(self, fact: Exhausted) -> list[Decision]:
         applied: list[Decision] = [self._apply()] if self._tickets else []
         return applied + self._release_idle()
+
+    def _rest(self, member: int) -> None:
+        """Who was working is idle."""
+        self._working.remove(member)
+        self._idle.add(member)
+
+    def _rest_and_fill(self, member: int) -> list[Decision]:
+        """Who has pushed waits for the update, unless that would lack pushes."""
+        self._rest(member)
+        return self._fill()
+
+    def _go_on(self, member: int) -> list[Decision]:
+        """Who has pushed is released again at once: it never stops working."""
+        decisions = self._again.get(member)
+        if decisions is None:
+            decisions = self._again[member] = [Release(member, self.num_steps)]
+        return decisions
 
     def _fill(self) -> list[Decision]:
         """Release the idle, in member order, as long as the update would lack pushes without."""
@@ -182,8 +201,11 @@ class Gathering(SyncProtocol):
 
     def _apply(self) -> Apply:
         """One update of all that is gathered, each push weighted by its samples."""
-        num_samples = sum(self._samples)
-        weights = tuple(samples / num_samples for samples in self._samples)
+        num_samples, first = sum(self._samples), self._samples[0]
+        if self._samples.count(first) == len(self._samples):
+            weights = (first / num_samples,) * len(self._samples)
+        else:
+            weights = tuple(samples / num_samples for samples in self._samples)
         update = Apply(tuple(self._tickets), weights)
         self._tickets.clear()
         self._samples.clear()

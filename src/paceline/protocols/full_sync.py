@@ -31,7 +31,7 @@ class FullSync(Gathering):
         super().__init__(num_workers, value, num_pushes=num_workers, num_steps=num_steps)
 
     def _after_push(self, member: int) -> list[Decision]:
-        return self._fill()
+        return self._rest_and_fill(member)
 
     def _after_update(self) -> list[Decision]:
         return self._fill()

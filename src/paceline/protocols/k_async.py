@@ -36,7 +36,7 @@ class KAsync(Gathering):
         super().__init__(num_workers, num_pushes, num_pushes=num_pushes)
 
     def _after_push(self, member: int) -> list[Decision]:
-        return self._fill()
+        return self._rest_and_fill(member)
 
     def _after_update(self) -> list[Decision]:
         return self._release_idle()

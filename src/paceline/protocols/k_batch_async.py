@@ -28,8 +28,7 @@ class KBatchAsync(Gathering):
     def __init__(self, num_workers: int, num_pushes: int) -> None:
         super().__init__(num_workers, num_pushes, num_pushes=num_pushes)
 
-    def _after_push(self, member: int) -> list[Decision]:
-        return self._release([member])
+    _after_push = Gathering._go_on
 
     def _after_update(self) -> list[Decision]:
         return self._release_idle()

@@ -165,7 +165,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         time_per_update_s=_ratio(trained_s, tally.version),
         images_per_s=_ratio(samples, trained_s),
         seconds_per_epoch=_seconds_per_epoch(tally),
-        staleness_versions=_staleness(tally.staleness),
+        staleness_versions=staleness_of(tally.staleness),
         discarded_pushes=tally.discarded,
         late_pushes=tally.late,
         superseded=SupersededWork(
@@ -207,7 +207,8 @@ def _seconds_per_epoch(tally: Tally) -> float | None:
     return tally.trained_s * num_samples / tally.samples
 
 
-def _staleness(counts: Mapping[int, int]) -> Staleness:
+def staleness_of(counts: Mapping[int, int]) -> Staleness:
+    """Mean and percentiles of lags, each with how many pushes had it."""
     total = sum(counts.values())
     if not total:
         return Staleness(mean=0.0, p50=0, p99=0, max=0)

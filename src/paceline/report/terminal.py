@@ -12,6 +12,7 @@ from .summary import Point, Summary, WorkerSummary
 WIDTH = 60
 HEIGHT = 9
 _AXIS = 8
+_MOST_WORKERS = 16
 """Columns of the numbers left of the curve."""
 
 
@@ -98,7 +99,12 @@ def _workers(summary: Summary) -> list[str]:
     head = f"{'worker':<8}{'pushes':>8}{'images/s':>10}{'compute':>10}{'wait':>8}{'push':>8}"
     lines = [head + (f"{'abandoned':>11}" if has_lost else "")]
     trained_s = _trained_s(summary)
-    for one in summary.per_worker:
+    shown = summary.per_worker
+    if len(shown) > _MOST_WORKERS:  # of very many, those that did least and most
+        ranked = sorted(shown, key=lambda one: one.pushes)
+        shown = (*ranked[: _MOST_WORKERS // 2], *ranked[-_MOST_WORKERS // 2 :])
+        lines[0] += f"   of {len(ranked):,}, those with fewest and most pushes"
+    for one in shown:
         rate = f"{one.samples / trained_s:,.0f}" if trained_s else "-"
         shares = f"{_share(one, one.compute_s):>10}{_share(one, one.wait_s):>8}"
         shares += f"{_share(one, one.push_s):>8}"

@@ -1,0 +1,216 @@
+"""``paceline simulate``: a protocol in virtual time, before any worker is paid for."""
+
+import json as json_format
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from ..config import RunSettings, flag_of, resolve
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..simulation import World
+
+_EVERY_S = 2.0
+_DEFAULT_UPDATES = 10_000
+
+
+def register(app: App) -> None:
+    """Put the verb into the application."""
+    app.command(simulate)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WorldFlags:
+    """What the workers are put through.
+
+    Parameters
+    ----------
+    delay
+        Time of a step: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, lognormal:0.5,10ms,
+        weibull:1.5,10ms, list:8ms,9ms,30ms; 1=exp:20ms for worker 1 alone.
+    slow
+        A slow worker: 1=5x always; 1=5x@60s/10s for 10 s about every 60 s; *=5x@60s/10s all.
+    away
+        A worker that is not there: 3=10s..60s, 3=..10s (starts late), 3=60s.. (for good).
+    link
+        Latency and rate of each worker's link: 1ms,100MB/s.
+    server
+        Rate of the server's link, shared by all workers: 1GB/s.
+    bytes
+        Bytes of a push, and of a pull: 500kB.
+    like
+        A run whose measured times are drawn from, instead of --delay: runs/latest.
+    seed
+        Of all draws.
+    """
+
+    delay: list[str] | None = None
+    slow: list[str] | None = None
+    away: list[str] | None = None
+    link: str | None = None
+    server: str | None = None
+    bytes: str | None = None
+    like: Path | None = None
+    seed: int = 0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags:
+    """What is trained, where a task is named.
+
+    Parameters
+    ----------
+    batch_size
+        Samples an update averages, over all workers [default: the task's].
+    mini_batch_size
+        Samples a worker takes at once; an update averages K times as many.
+    lr
+        Learning rate [default: the task's].
+    epochs
+        Stop after so many passes over the data [default: the task's].
+    seconds
+        Stop at the end of the epoch in which so many virtual seconds are over.
+    target_accuracy
+        Stop at the end of the epoch that reaches this test accuracy (0 to 1).
+    dropped
+        Abandoned mini-batches: trained later (requeue), or gone as in the papers (skip).
+    nonfinite
+        A gradient that is not finite ends the run (error), or the update is left out (skip).
+    init
+        Weights at the start.
+    """
+
+    batch_size: int | None = None
+    mini_batch_size: int | None = None
+    lr: float | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+    target_accuracy: float | None = None
+    dropped: str | None = None
+    nonfinite: str | None = None
+    init: str | None = None
+
+
+NO_WORLD, NO_TRAINING = WorldFlags(), TrainingFlags()
+
+
+def simulate(
+    task: Annotated[str | None, Parameter(show=True)] = None,
+    /,
+    *,
+    workers: int = 1,
+    protocol: str = "full-sync",
+    world: WorldFlags = NO_WORLD,
+    training: TrainingFlags = NO_TRAINING,
+    updates: int | None = None,
+    run_dir: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Simulate a protocol in virtual time and report, beside theory.
+
+    Parameters
+    ----------
+    task
+        Train it with real gradients at exactly the right stale parameters; left out: time only.
+    workers
+        Simulated workers; thousands are fine.
+    protocol
+        As for train: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, ...
+    updates
+        Stop after so many updates [default: 10,000 where only time is simulated].
+    run_dir
+        Write the trace of a whole run here, for paceline report [default: with a task runs/NAME].
+    json
+        One JSON object.
+    """
+    from ..simulation import World
+
+    given = World(
+        delay=tuple(world.delay or ()), slow=tuple(world.slow or ()), away=tuple(world.away or ()),
+        link=world.link, server=world.server, num_bytes=world.bytes, like=world.like,
+        seed=world.seed,
+    )  # fmt: skip
+    chosen = {name: value for name, value in asdict(training).items() if value is not None}
+    if task is None:
+        if chosen:
+            flag = flag_of(next(iter(chosen)))
+            raise ConfigError(f"{flag} is for training: name a task, as in paceline simulate lenet")
+        _simulate_time(workers, protocol, given, updates, run_dir, json)
+    else:
+        places = {"workers": workers, "protocol": protocol, "updates": updates, "seed": world.seed}
+        settings = resolve({**chosen, **places}, env={}, is_call=False).settings
+        _simulate_training(task, settings, given, run_dir, json)
+
+
+def _simulate_time(
+    workers: int, protocol: str, world: "World", updates: int | None, run_dir: Path | None,
+    wants_json: bool,
+) -> None:  # fmt: skip
+    from ..report.forecast import render_forecast
+    from ..simulation import forecast
+
+    wanted = _DEFAULT_UPDATES if updates is None else updates
+    heard = _Progress(wanted)
+    found = forecast(protocol, workers, world, wanted, run_dir=run_dir, on_progress=heard.progress)
+    if wants_json:
+        print(json_format.dumps(found.to_json(), allow_nan=False))
+    else:
+        print("\n".join(render_forecast(found)))
+
+
+def _simulate_training(
+    task: str, settings: RunSettings, world: "World", run_dir: Path | None, wants_json: bool
+) -> None:
+    from ..launcher import make_folder
+    from ..program import TaskProgram
+    from ..rehearsal import rehearse
+    from ..report.forecast import render_forecast
+    from ..report.terminal import render_summary
+
+    world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
+    program = TaskProgram(task=f"simulated-{task}")
+    folder = make_folder(settings, program) if run_dir is None else run_dir
+    heard = _Progress(settings.updates, wants_json)
+    found = rehearse(task, settings, world, folder, heard)
+    if wants_json:
+        both = {**found.summary.to_json(), "forecast": found.forecast.to_json()}
+        print(json_format.dumps(both, allow_nan=False))
+        return
+    print("\n".join(render_summary(found.summary)))
+    print("\n".join(["", *render_forecast(found.forecast)]))
+
+
+class _Progress:
+    """A line on standard error every two seconds, so that results stay clean."""
+
+    def __init__(self, num_updates: int | None, is_quiet: bool = False) -> None:
+        self._num_updates = num_updates
+        self._is_quiet = is_quiet
+        self._start_s = time.perf_counter()
+        self._next_s = self._start_s + _EVERY_S
+
+    def progress(self, done: int) -> None:
+        now_s = time.perf_counter()
+        if now_s < self._next_s or not done:
+            return
+        self._next_s = now_s + _EVERY_S
+        text = f"{done:,} updates"
+        if self._num_updates:
+            left_s = (now_s - self._start_s) * (self._num_updates / done - 1.0)
+            text = f"{done:,} of {self._num_updates:,} updates, {left_s:.0f} s left"
+        print(text, file=sys.stderr, flush=True)
+
+    def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
+        from ..report.live import format_metrics
+        from ..report.terminal import format_duration
+
+        if not self._is_quiet:
+            print(f"{format_metrics(epoch, metrics)} after {format_duration(at_s)}", flush=True)

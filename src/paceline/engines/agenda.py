@@ -1,0 +1,188 @@
+"""What happens next in virtual time: a heap of events, and who is at work on what.
+
+    granted --pull--> begun --X--> done --push--> there: the member has pushed
+       |                |            |              |
+       `----------------`------------`--------------`----- called off or gone: never there
+
+An entry of the heap is ``(at_s, number, what)``; the number counts entries, so what falls on the
+same moment happens in the order in which it was entered. ``what`` is the ticket whose push is
+there, or a ``Done`` whose bytes still have to move, or a ``Change`` of who is there. Work that is
+called off stays in the heap, and is passed over because its ticket is no longer current. This
+module must not know protocols.
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+from ..conditions.links import Lane
+from ..conditions.world import Conditions, Finisher
+from ..errors import ConfigError
+from ..events import Ticket
+
+_NEVER_S = float("inf")
+_NOBODY = -1
+
+
+class Done(NamedTuple):
+    """The work of a ticket is computed; its bytes are not there yet."""
+
+    member: int
+    ticket: Ticket
+
+
+class Change(NamedTuple):
+    """A worker comes or goes. ``member`` is none, so that it is never anybody's ticket."""
+
+    member: int
+    worker: int
+    is_there: bool
+
+
+What: TypeAlias = Ticket | Done | Change
+Entry: TypeAlias = tuple[float, int, What]
+
+
+class Agenda:
+    """Members, their work, and what comes next.
+
+    Attributes:
+        heap: entries to come; a driver that knows the drawing above may read and replace them.
+        next_number: of the next entry.
+        current: the ticket that a member is at work on, by member.
+        begun_s: when it began to compute, by member.
+        next_serial: of the next ticket of a member that is not at work.
+        finishers: by member.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.heap: list[Entry] = []
+        self.next_number = count().__next__
+        self.current: list[Ticket | None] = []
+        self.begun_s: list[float] = []
+        self.next_serial: list[int] = []
+        self.finishers: list[Finisher] = []
+        self.worker_of: list[int] = []
+        self.member_of: dict[int, int] = {}
+        self._done_s: list[float] = []  # where bytes cost something; else a push is there when done
+        self._by_worker = [conditions.finisher(one) for one in range(conditions.num_workers)]
+        link = conditions.link
+        self._lanes = None if link is None else (Lane(link), Lane(link))  # pulls, pushes
+        self._num_dead = 0
+        self._there_since_s: dict[int, float] = {}
+        self._there_s = 0.0
+        late = {one.worker for one in conditions.absences if one.from_s == 0.0}
+        for worker in range(conditions.num_workers):
+            if worker not in late:
+                self._enter(0.0, Change(_NOBODY, worker, True))
+        for one in conditions.absences:
+            if one.from_s > 0.0:
+                self._enter(one.from_s, Change(_NOBODY, one.worker, False))
+            if one.until_s < _NEVER_S:
+                self._enter(one.until_s, Change(_NOBODY, one.worker, True))
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether bytes cost nothing: a push is there when it is computed."""
+        return self._lanes is None
+
+    # -- members --------------------------------------------------------------------------------
+
+    def join(self, worker: int, at_s: float) -> int:
+        """A new member at this worker's seat."""
+        member = len(self.current)
+        self.current.append(None)
+        self.begun_s.append(at_s)
+        self.next_serial.append(0)
+        self._done_s.append(_NEVER_S)
+        self.finishers.append(self._by_worker[worker])
+        self.worker_of.append(worker)
+        self.member_of[worker] = member
+        self._there_since_s[member] = at_s
+        return member
+
+    def leave(self, worker: int, at_s: float) -> int:
+        """The member at this seat is gone; its work is to be ended before."""
+        member = self.member_of.pop(worker)
+        self._there_s += at_s - self._there_since_s.pop(member)
+        return member
+
+    def seconds_there(self, at_s: float) -> float:
+        """Seconds that workers were there until now, summed."""
+        return self._there_s + sum(at_s - since_s for since_s in self._there_since_s.values())
+
+    # -- work -----------------------------------------------------------------------------------
+
+    def begin(self, tickets: Sequence[Ticket], num_steps: Sequence[int], at_s: float) -> None:
+        """These members go to work."""
+        fresh: list[Entry] = []
+        next_number = self.next_number
+        for ticket, steps in zip(tickets, num_steps, strict=True):
+            member = ticket[0]
+            begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
+            finish, done_s = self.finishers[member], begun_s
+            for _ in range(steps):
+                done_s = finish(done_s)
+            self.current[member] = ticket
+            self.begun_s[member] = begun_s
+            what: What = ticket
+            if self._lanes is not None:
+                self._done_s[member] = done_s
+                what = Done(member, ticket)
+            fresh.append((done_s, next_number(), what))
+        heap = self.heap
+        if len(fresh) * 8 > len(heap):
+            heap += fresh
+            heapify(heap)
+        else:
+            for entry in fresh:
+                heappush(heap, entry)
+
+    def end(self, member: int, at_s: float, *, is_called_off: bool = False) -> float:
+        """The member stops working; returns the seconds that it has computed."""
+        self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]
+        self.current[member] = None
+        if is_called_off:
+            self._num_dead += 1
+            if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
+                self._bury()
+        begun_s, done_s = self.begun_s[member], self._done_s[member]
+        if done_s < at_s:
+            return done_s - begun_s
+        return at_s - begun_s if begun_s < at_s else 0.0
+
+    def _bury(self) -> None:
+        """Take out of the heap what was called off."""
+        self.heap[:] = [entry for entry in self.heap if self._is_alive(entry[2])]
+        heapify(self.heap)
+        self._num_dead = 0
+
+    def _is_alive(self, what: What) -> bool:
+        if type(what) is Change:
+            return True
+        ticket = what.ticket if type(what) is Done else what
+        return self.current[what.member] is ticket
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def next(self) -> tuple[float, Ticket | Change]:
+        """Take out the next thing that matters: a push that is there, or a change."""
+        while self.heap:
+            at_s, _, what = heappop(self.heap)
+            if type(what) is Change:
+                return at_s, what
+            if not self._is_alive(what):
+                self._num_dead -= 1
+            elif type(what) is Done:
+                assert self._lanes is not None
+                self._enter(self._lanes[1].there_s(at_s), what.ticket)
+            else:
+                return at_s, what  # type: ignore[return-value]
+        raise ConfigError(
+            "everybody is gone and nobody returns: the run cannot go on; leave one worker there, "
+            "or stop after fewer --updates"
+        )
+
+    def _enter(self, at_s: float, what: What) -> None:
+        heappush(self.heap, (at_s, self.next_number(), what))

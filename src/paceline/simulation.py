@@ -1,0 +1,196 @@
+"""A run that is predicted: settings in, a protocol in virtual time, a forecast out.
+
+    settings -> conditions, protocol -> engines/timing.py -> counts -> forecast, beside theory
+                                     `-> engines/simulated.py, where a trace is wanted
+
+This module must not know terminals, nor how time is made to pass.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import theory
+from .conditions.absences import parse_absences
+from .conditions.delays import Delay, parse_delays, parse_phases, parse_slow
+from .conditions.links import parse_bytes, parse_link
+from .conditions.world import Conditions
+from .engines.counts import Counts
+from .engines.simulated import SimulatedRun, endless_ledger
+from .engines.timing import TimingRun
+from .errors import ConfigError
+from .measured import measured_delays
+from .protocols import parse
+from .protocols.base import SyncProtocol
+from .report.forecast import Forecast, forecast_of
+from .trace import FILE_NAME, Trace
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What a simulated run is put through, as it is written on the command line."""
+
+    delay: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
+    link: str | None = None
+    server: str | None = None
+    num_bytes: str | None = None
+    like: Path | None = None
+    """A run to draw the times from, instead of ``delay``."""
+    seed: int = 0
+
+    def conditions(self, num_workers: int, update_bytes: float | None = None) -> Conditions:
+        """All of it as values.
+
+        Args:
+            update_bytes: of a push, where that is known from a model.
+
+        Raises:
+            ConfigError: a part of it is nonsense, or a worker has no delay.
+        """
+        if num_workers < 1:
+            raise ConfigError(f"workers must be >= 1, got {num_workers}")
+        phases = [value for value in self.slow if "@" in value]
+        given = None if self.num_bytes is None else parse_bytes(self.num_bytes)
+        return Conditions(
+            delays=self._delays(num_workers),
+            slow=parse_slow([one for one in self.slow if "@" not in one], num_workers),
+            phases=parse_phases(phases, num_workers),
+            absences=parse_absences(self.away, num_workers),
+            link=parse_link(self.link, self.server, update_bytes if given is None else given),
+            seed=self.seed,
+        )
+
+    def _delays(self, num_workers: int) -> tuple[Delay, ...]:
+        if self.like is not None:
+            if self.delay:
+                raise ConfigError("--like takes the times from a run, --delay names them: give one")
+            return measured_delays(self.like, num_workers)
+        delays = parse_delays(self.delay, num_workers)
+        without = [worker for worker, delay in enumerate(delays) if delay is None]
+        if without:
+            who = "the workers have" if len(without) == num_workers else f"worker {without[0]} has"
+            raise ConfigError(
+                f"{who} no time for a step: give one for all, as in --delay 10ms+exp:5ms"
+            )
+        return tuple(delay for delay in delays if delay is not None)
+
+
+def forecast(
+    protocol_text: str,
+    num_workers: int,
+    world: World,
+    num_updates: int,
+    *,
+    run_dir: Path | None = None,
+    on_progress: OnProgress = lambda done: None,
+) -> Forecast:
+    """Simulate the timing of one protocol.
+
+    Args:
+        run_dir: where to write a trace, as a live run has one; None: keep only counts, faster.
+
+    Raises:
+        ConfigError: the protocol, the world or the updates cannot be.
+    """
+    if num_updates < 1:
+        raise ConfigError(f"updates must be >= 1, got {num_updates}")
+    conditions = world.conditions(num_workers)
+    protocol = parse(protocol_text, num_workers)
+    start_s = time.perf_counter()
+    if run_dir is None:
+        counts = TimingRun(protocol, conditions).run(num_updates, on_progress)
+    else:
+        counts = _traced(protocol, conditions, num_updates, run_dir, on_progress)
+    return describe(protocol, conditions, counts, time.perf_counter() - start_s)
+
+
+def _traced(
+    protocol: SyncProtocol,
+    conditions: Conditions,
+    num_updates: int,
+    run_dir: Path,
+    on_progress: OnProgress,
+) -> Counts:
+    trace = open_trace(run_dir)
+    try:
+        trace.header(
+            task="timing", source="no data: only time", protocol=str(protocol),
+            workers=conditions.num_workers, engine="simulated", path="virtual time",
+            batch_size=protocol.num_pushes, mini_batch_size=1,
+            pushes_per_update=protocol.num_pushes, num_samples=0, seed=conditions.seed,
+            device="virtual", learning_rates=[], num_parameters=0, update_bytes=0, epochs=None,
+        )  # fmt: skip
+        ledger = endless_ledger(protocol)
+        run = SimulatedRun(protocol, ledger, conditions, trace=trace)
+        counts = run.run(num_updates, on_progress)
+        run.close()
+    finally:
+        trace.close()
+    return counts
+
+
+def open_trace(run_dir: Path) -> Trace:
+    """A trace in a fresh folder. Raises ConfigError if a run lies there."""
+    if (run_dir / FILE_NAME).exists():
+        raise ConfigError(f"{run_dir} already holds a run; name another --run-dir")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return Trace(run_dir / FILE_NAME)
+
+
+def describe(
+    protocol: SyncProtocol, conditions: Conditions, counts: Counts, wall_s: float
+) -> Forecast:
+    """The forecast that counts add up to, beside theory."""
+    theory_s, source = expected_update_s(protocol, conditions)
+    num_pushes = protocol.num_pushes
+    staleness = None
+    if not conditions.absences:
+        staleness = theory.staleness_versions(protocol.name, conditions.num_workers, num_pushes)
+    texts = list(dict.fromkeys(delay.text for delay in conditions.delays))
+    return forecast_of(
+        counts.staleness,
+        (counts.times_s[-1], counts.mean_update_s(), counts.error_update_s()),
+        (counts.used_s, counts.wasted_s, counts.there_s),
+        protocol=str(protocol),
+        workers=conditions.num_workers,
+        delay=texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}",
+        seed=conditions.seed,
+        updates=counts.updates,
+        pushes=counts.pushes,
+        theory_time_s=theory_s,
+        theory_time_source=source,
+        theory_staleness_versions=staleness,
+        cancelled=counts.cancelled,
+        discarded=counts.discarded,
+        lost=counts.lost,
+        wall_s=wall_s,
+    )
+
+
+def expected_update_s(protocol: SyncProtocol, conditions: Conditions) -> tuple[float | None, str]:
+    """What theory says of the time of an update, and what that is or why there is nothing."""
+    name, num_workers = protocol.name, conditions.num_workers
+    if conditions.absences or conditions.link is not None:
+        return None, "none for workers that come and go, or bytes that cost time"
+    if not conditions.is_alike:
+        if name not in ("async", "k-batch-async"):
+            return None, "none for workers that differ"
+        means_s = [conditions.mean_step_s(worker) for worker in range(num_workers)]
+        return theory.evenly_s(means_s, protocol.num_pushes), "renewal theorem, workers differ"
+    delay = _repeated(conditions.delays[0], protocol.num_steps)
+    asked = "full-sync" if name == "local-sgd" else name
+    expected_s = theory.update_s(asked, delay, num_workers, protocol.num_pushes)
+    if expected_s is not None:
+        is_closed = theory.is_closed_form(asked, delay, num_workers, protocol.num_pushes)
+        return expected_s, "closed form" if is_closed else "integral"
+    return None, "none: nobody knows a closed form"
+
+
+def _repeated(delay: Delay, num_steps: int) -> Delay:
+    """The time of several steps in a row."""
+    return Delay(text=f"{num_steps} times {delay.text}", terms=delay.terms * num_steps)

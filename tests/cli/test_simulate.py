@@ -1,0 +1,147 @@
+"""``paceline simulate``: what it says, its JSON, its errors; and a trace that the report reads."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import app as command
+from paceline.report.summary import summarize
+
+Say = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run the command line: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> tuple[int, str, str]:
+        code = command.run(line.split())
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_it_says_time_staleness_waste_and_use_beside_theory(say: Say) -> None:
+    code, out, _ = say("simulate --workers 8 --protocol k-async:4 --delay exp:1s --updates 2000")
+    assert code == 0
+    for word in ("time an update", "634.5 ms (closed form)", "p99", "thrown away", "utilisation"):
+        assert word in out
+    assert "mean 1.00:" in out
+    assert "####" in out, "no histogram"
+
+
+def test_json_is_one_object_whose_numbers_agree(say: Say) -> None:
+    _, out, _ = say(
+        "simulate --workers 20 --protocol k-sync:10 --delay 10ms+exp:5ms --updates 4000 --json"
+    )
+    found = json.loads(out)
+    assert found["updates"] == 4000
+    assert found["pushes"] == 40_000
+    assert found["cancelled"] == 40_000
+    assert found["staleness_histogram"] == {"0": 40_000}
+    assert abs(found["time_off"]) < 0.01
+    assert found["time_per_update_s"] == pytest.approx(found["virtual_s"] / 4000)
+    assert 0 < found["thrown_away"] < 1
+    assert 0 < found["utilisation"] <= 1
+
+
+def test_every_field_is_described(say: Say) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline simulate`")[1].split("\n## ")[0]
+    _, out, _ = say("simulate --workers 2 --protocol async --delay 1s --updates 50 --json")
+    assert [name for name in json.loads(out) if f"| `{name}` |" not in section] == []
+
+
+def test_a_trace_is_one_that_the_report_reads(say: Say, tmp_path: Path) -> None:
+    line = "simulate --workers 4 --protocol k-sync:3 --delay exp:10ms --updates 200 --json"
+    _, plain, _ = say(line)
+    _, traced, _ = say(f"{line} --run-dir here")
+    one, other = json.loads(plain), json.loads(traced)
+    assert one.pop("wall_s") >= 0
+    assert other.pop("wall_s") >= 0
+    for name in one:  # sums of seconds are added up in another order
+        assert one[name] == pytest.approx(other[name]), name
+    summary = summarize(tmp_path / "here")
+    assert summary.engine == "simulated"
+    assert summary.updates == 200
+    assert summary.superseded.count == one["cancelled"]
+    assert summary.time_per_update_s == pytest.approx(one["time_per_update_s"], rel=1e-4)
+    code, out, _ = say("report here")
+    assert code == 0
+    assert "200" in out
+    code, _, err = say(f"{line} --run-dir here")
+    assert code == 2
+    assert "already holds a run" in err
+
+
+def test_the_times_of_a_run_are_drawn_from_again(say: Say) -> None:
+    """A run of two workers, the second four times as slow; then of two others like them."""
+    once = "--workers 2 --protocol async --delay 10ms --slow 1=4x --updates 400"
+    say(f"simulate {once} --run-dir measured")
+    again = "--workers 2 --protocol full-sync --like measured --updates 60 --json"
+    _, out, _ = say(f"simulate {again}")
+    assert json.loads(out)["time_per_update_s"] == pytest.approx(0.040)
+    _, out, _ = say(f"simulate {again.replace('--workers 2', '--workers 8')}")
+    assert 0.010 < json.loads(out)["time_per_update_s"] <= 0.040
+    for line, said in (
+        (f"{again} --delay 1s", "--like takes the times from a run"),
+        (again.replace("measured", "nowhere"), "cannot be read"),
+    ):
+        code, _, err = say(f"simulate {line}")
+        assert code == 2
+        assert said in err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--workers 2", "the workers have no time for a step"),
+        ("--workers 2 --delay 0=1s", "worker 1 has no time for a step"),
+        ("--workers 2 --delay 0ms", "a step of worker 0 takes no time"),
+        ("--workers 2 --delay pareto:1,1s", "must be > 1 for a finite mean"),
+        ("--workers 2 --delay exp:-1s", "must be >= 0"),
+        ("--workers 0 --delay 1s", "workers must be >= 1, got 0"),
+        ("--workers 2 --delay 1s --updates 0", "updates must be >= 1, got 0"),
+        ("--workers 2 --delay 1s --protocol k-sync:3", "needs K <= 2"),
+        ("--workers 2 --delay 1s --protocol k-snyc:3", "did you mean 'k-sync'"),
+        ("--workers 2 --delay 1s --slow fast", "slow must read WORKER=FACTORx"),
+        ("--workers 2 --delay 1s --slow 1=2x@1s", "must read WORKER=FACTORx@FAST/SLOW"),
+        ("--workers 2 --delay 1s --away 1=never", "must read WORKER=FROM..UNTIL"),
+        ("--workers 1 --delay 1s --away 0=1s..", "everybody is gone and nobody returns"),
+        ("--workers 2 --delay 1s --link 1ms,1MB/s", "give --bytes"),
+        ("--workers 2 --delay 1s --lr 0.1", "--lr is for training: name a task"),
+        ("nonsense --workers 2 --delay 1s", "unknown task 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_is_said(say: Say, line: str, said: str) -> None:
+    code, out, err = say(f"simulate {line}")
+    assert code == 2
+    assert out == ""
+    assert said in err
+
+
+def test_a_task_is_trained_in_virtual_time(say: Say, tmp_path: Path) -> None:
+    line = "simulate quadratic --workers 4 --protocol k-async:2 --delay exp:10ms --epochs 1"
+    code, out, _ = say(f"{line} --updates 20 --json --run-dir learned")
+    assert code == 0
+    found = json.loads(out)
+    assert found["engine"] == "simulated"
+    assert found["updates"] == found["forecast"]["updates"] <= 20
+    assert found["final_loss"] is not None
+    for name in ("trace.jsonl", "summary.json", "curve.svg", "model.safetensors"):
+        assert (tmp_path / "learned" / name).is_file()
+
+
+def test_time_alone_needs_no_torch() -> None:
+    code = (
+        "import sys; from paceline.cli.app import run; "
+        "run('simulate --workers 2 --protocol async --delay 1s --updates 50'.split()); "
+        "print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split()[-1] == "False"

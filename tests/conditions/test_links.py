@@ -1,0 +1,57 @@
+"""What bytes cost: by hand, and what is no rate is named."""
+
+import math
+
+import pytest
+
+from paceline.conditions.links import Lane, Link, parse_bytes, parse_link
+from paceline.errors import ConfigError
+
+
+def test_a_transfer_takes_its_bytes_over_the_slower_link_and_the_latency() -> None:
+    own = Lane(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e6, server_bytes_per_s=1e7))
+    assert own.there_s(2.0) == pytest.approx(2.0 + 1.0 + 0.5)
+    server = Lane(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e7, server_bytes_per_s=1e6))
+    assert server.there_s(2.0) == pytest.approx(2.0 + 1.0 + 0.5)
+
+
+def test_the_server_takes_one_transfer_after_the_other() -> None:
+    lane = Lane(Link(num_bytes=1e6, server_bytes_per_s=1e6))
+    assert [lane.there_s(0.0) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert lane.there_s(10.0) == 11.0, "it was free again"
+
+
+def test_links_of_one_s_own_do_not_wait_for_each_other() -> None:
+    lane = Lane(Link(num_bytes=1e6, bytes_per_s=1e6))
+    assert [lane.there_s(0.0) for _ in range(3)] == [1.0, 1.0, 1.0]
+
+
+def test_links_are_read() -> None:
+    assert parse_link(None, None, None) is None
+    assert parse_link("1ms", None, None) == Link(num_bytes=0.0, latency_s=1e-3)
+    assert parse_link("1ms,100MB/s", "1Gbit/s", 5e5) == Link(
+        num_bytes=5e5, latency_s=1e-3, bytes_per_s=1e8, server_bytes_per_s=1.25e8
+    )
+    assert parse_link(None, "1GB/s", 1.0).bytes_per_s == math.inf  # type: ignore[union-attr]
+    assert parse_bytes("516.5 kB") == 516_500
+
+
+@pytest.mark.parametrize(
+    ("link", "server", "said"),
+    [
+        ("100MB/s", None, "link '100MB/s'.*is no time"),
+        ("1ms,100MB", None, "'100MB' is no rate; write it as in 100MB/s"),
+        ("1ms,fast/s", None, "'fast' is no number of bytes"),
+        (None, "0MB/s", "a rate must be > 0"),
+        (None, "1XB/s", "'1XB' is no number of bytes.*kB, MB, GB"),
+        ("1ms,-1MB/s", None, "'-1MB' is no number of bytes"),
+    ],
+)
+def test_nonsense_is_named(link: str | None, server: str | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_link(link, server, 1e6)
+
+
+def test_a_rate_needs_bytes_to_move() -> None:
+    with pytest.raises(ConfigError, match="needs the bytes of a push: give --bytes"):
+        parse_link("1ms,1MB/s", None, None)

@@ -1,0 +1,114 @@
+"""In virtual time: the lean driver decides as the coordinator does, one by one."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.conditions.absences import Absence
+from paceline.conditions.delays import parse_delay
+from paceline.conditions.links import Link
+from paceline.conditions.phases import Phases
+from paceline.conditions.world import Conditions
+from paceline.engines.simulated import SimulatedRun, endless_ledger
+from paceline.engines.timing import TimingRun
+from paceline.errors import ConfigError
+from paceline.events import Decision, Fact
+from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols.base import SyncProtocol
+
+DELAYS = ["10ms", "exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "list:5ms,10ms,10ms"]
+
+
+class Heard:
+    """A protocol, and all that it was told and decided."""
+
+    def __init__(self, protocol: SyncProtocol) -> None:
+        self.log: list[tuple[Fact, list[Decision]]] = []
+        self._react = protocol.react
+        protocol.react = self.react  # type: ignore[method-assign]
+        self.protocol = protocol
+
+    def react(self, fact: Fact) -> list[Decision]:
+        decisions = self._react(fact)
+        self.log.append((fact, list(decisions)))
+        return decisions
+
+
+def spelled(name: str, number: int) -> str:
+    return name if PROTOCOLS[name].argument is None else f"{name}:{number}"
+
+
+@st.composite
+def worlds(draw: Any) -> Conditions:
+    """Workers with different delays, some slow, some away, over a link or none."""
+    count = draw(st.integers(1, 5))
+    delays = tuple(parse_delay(draw(st.sampled_from(DELAYS))) for _ in range(count))
+    workers = st.integers(0, count - 1)
+    factors = st.dictionaries(workers, st.sampled_from([1.5, 4.0]), max_size=2)
+    phases = {
+        worker: Phases(factor=3.0, fast_s=0.05, slow_s=0.02) for worker in draw(st.sets(workers))
+    }
+    # Somebody is always there: worker 0 never leaves.
+    absences = tuple(
+        Absence(worker=worker, from_s=from_s, until_s=from_s + 0.03)
+        for worker in sorted(draw(st.sets(workers)) - {0})
+        for from_s in draw(st.sampled_from([(), (0.0,), (0.02,), (0.0, 0.05)]))
+    )
+    link = Link(num_bytes=1e6, latency_s=1e-3, bytes_per_s=1e9, server_bytes_per_s=1e9)
+    return Conditions(
+        delays=delays, slow=draw(factors), phases=phases, absences=absences,
+        link=draw(st.sampled_from([None, link])), seed=draw(st.integers(0, 99)),
+    )  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds(), st.sampled_from(sorted(PROTOCOLS)), st.integers(1, 3))
+def test_the_lean_driver_decides_as_the_coordinator(
+    conditions: Conditions, name: str, number: int
+) -> None:
+    text = spelled(name, min(number, conditions.num_workers))
+    lean, whole = (Heard(parse(text, conditions.num_workers)) for _ in range(2))
+    counts = TimingRun(lean.protocol, conditions).run(20)
+    others = SimulatedRun(whole.protocol, endless_ledger(whole.protocol), conditions).run(20)
+    assert [fact_of(one) for one in lean.log] == [fact_of(one) for one in whole.log]
+    for field in counts.__slots__:
+        assert getattr(counts, field) == pytest.approx(getattr(others, field)), field
+
+
+def fact_of(heard: tuple[Fact, list[Decision]]) -> str:
+    """What was heard and decided; the samples of a push of several steps differ by design."""
+    fact, decisions = heard
+    if hasattr(fact, "num_samples"):
+        fact = fact._replace(num_samples=1)
+    return repr((fact, decisions))
+
+
+@pytest.mark.parametrize("text", ["full-sync", "k-batch-sync:3", "k-batch-async:3"])
+def test_the_same_seed_gives_the_same_run(text: str) -> None:
+    conditions = Conditions(delays=(parse_delay("exp:1s"),) * 4, seed=5)
+    one, again = (TimingRun(parse(text, 4), conditions).run(50) for _ in range(2))
+    assert one.times_s == again.times_s
+    other = TimingRun(parse(text, 4), dataclasses.replace(conditions, seed=6)).run(50)
+    assert one.times_s != other.times_s
+
+
+def test_a_run_goes_on_where_it_stopped() -> None:
+    conditions = Conditions(delays=(parse_delay("exp:1s"),) * 4)
+    whole, parts = (TimingRun(parse("k-async:2", 4), conditions) for _ in range(2))
+    parts.run(7)
+    assert parts.run(30).times_s == whole.run(30).times_s
+
+
+def test_everybody_gone_for_good_is_said() -> None:
+    away = Absence(worker=0, from_s=1.0, until_s=float("inf"))
+    conditions = Conditions(delays=(parse_delay("300ms"),), absences=(away,))
+    with pytest.raises(ConfigError, match="everybody is gone and nobody returns"):
+        TimingRun(parse("async", 1), conditions).run(10)
+
+
+def test_a_step_that_takes_no_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a step of worker 1 takes no time"):
+        Conditions(delays=(parse_delay("1ms"), parse_delay("0ms")))

@@ -1,0 +1,60 @@
+"""The bounds at their borders, and against gradient descent on a parabola, where they are exact."""
+
+import random
+
+import pytest
+
+from paceline.convergence import (
+    Problem,
+    error_after,
+    error_floor,
+    gradient_after,
+    most_learning_rate,
+    slowdown,
+)
+from paceline.errors import ConfigError
+
+PROBLEM = Problem(smoothness=4.0, convexity=1.0, variance=9.0, first_error=5.0, growth=2.0)
+
+
+def test_the_bound_begins_at_the_first_error_and_ends_at_the_floor() -> None:
+    assert error_after(PROBLEM, 0.1, 8, 0) == PROBLEM.first_error
+    floor = error_floor(PROBLEM, 0.1, 8)
+    assert floor == pytest.approx(0.1 * 4 * 9 / (2 * 1 * 8))
+    assert error_after(PROBLEM, 0.1, 8, 2000) == pytest.approx(floor)
+
+
+def test_stale_gradients_make_it_slower_and_the_floor_higher() -> None:
+    progress = slowdown(0.5, 0.25)
+    assert progress == 0.625
+    assert error_floor(PROBLEM, 0.1, 8, progress) > error_floor(PROBLEM, 0.1, 8)
+    assert error_after(PROBLEM, 0.1, 8, 20, progress) > error_after(PROBLEM, 0.1, 8, 20)
+
+
+def test_more_samples_allow_a_larger_step() -> None:
+    assert most_learning_rate(PROBLEM, 8) == pytest.approx(1 / (8 * (2 / 8 + 1)))
+    assert most_learning_rate(PROBLEM, 8, num_pushes=4) == pytest.approx(1 / (8 * (2 / 8 + 1 / 4)))
+
+
+def test_without_convexity_the_gradient_falls_as_one_over_the_updates() -> None:
+    assert gradient_after(PROBLEM, 0.1, 8, 9, 1.0) == pytest.approx(10 + 4 * 0.1 * 9 / 8)
+
+
+def test_sgd_on_a_parabola_stays_below_the_bound() -> None:
+    # F(w) = w^2/2, gradient w + noise: L = c = 1, the floor is half the bound.
+    problem = Problem(smoothness=1.0, convexity=1.0, variance=1.0, first_error=8.0)
+    rng, lr, samples, updates = random.Random(0), 0.2, 4, 40
+    total = 0.0
+    for _ in range(1000):
+        w = 4.0
+        for _ in range(updates):
+            noise = sum(rng.gauss(0, 1) for _ in range(samples)) / samples
+            w -= lr * (w + noise)
+        total += w * w / 2 / 1000
+    bound = error_after(problem, lr, samples, updates)
+    assert 0.2 * bound < total <= bound
+
+
+def test_a_problem_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="convexity <= smoothness, got 2"):
+        Problem(smoothness=1.0, convexity=2.0, variance=1.0, first_error=1.0)
