@@ -223,7 +223,7 @@ def test_missing_data_is_replaced_by_what_ships_and_said(
 def test_too_little_shared_memory_is_said_before_the_start(
     paceline: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8192)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 256)
     code, said = paceline("launch", "--workers", "2", script(here, "print('a step was made')"))
     assert code == 1
     assert "shared memory: " in said

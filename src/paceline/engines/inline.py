@@ -115,7 +115,14 @@ class _InlineControl(Control):
         self._turn = turn
         self._pulled = pulled
 
-    def wait_while(self, index: int, is_early: Callable[[int], bool], timeout_s: float) -> bool:
+    def wait_while(
+        self,
+        index: int,
+        is_early: Callable[[int], bool],
+        timeout_s: float,
+        *,
+        is_soon: bool = True,
+    ) -> bool:
         if is_early(self[index]) and timeout_s > 0.0:
             self._turn.waits_for_word = True
             self._turn.rest()

@@ -46,8 +46,8 @@ class Duties:
         self._jobs.sort(key=_number)
 
     def wait(self) -> bool:
-        """Whether it is the turn of the next job, after waiting for a moment."""
-        return self._control.wait_for_job(_number(self._jobs[0]) - 1, POLL_S)
+        """Whether it is the turn of the next job or there is none, after waiting for a moment."""
+        return not self._jobs or self._control.wait_for_job(_number(self._jobs[0]) - 1, POLL_S)
 
     def do_due(self) -> None:
         """Do the jobs whose turn it is."""
