@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,3 +167,19 @@ def test_a_run_can_be_stopped_at_any_moment_by_one_worker(tmp_path: Path, path: 
     version = int(results[0].pop("version"))
     assert 3 <= version == run.summary.updates
     assert differ(results[0], loops.stopped_plainly(version)) < CLOSE
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_a_run_that_ends_between_two_epochs_is_not_evaluated_again(
+    tmp_path: Path, path: str
+) -> None:
+    made = replace(TASK, data=functools.partial(_with_test, samples))
+    run = train(made, tmp_path, workers=2, protocol="full-sync", path=path, target_accuracy=1e-9)
+    assert run.summary.ended.startswith("accuracy")
+    assert [one.epoch for one in run.records if isinstance(one, Evaluated)] == [0]
+
+
+def _with_test(make: Callable[[], Splits]) -> Splits:
+    """The training samples are tested on, too."""
+    splits = make()
+    return replace(splits, test=splits.train)
