@@ -205,7 +205,15 @@ def test_more_workers_than_samples_are_refused(paceline: Say, here: Path) -> Non
     (here / "mytasks.py").write_text(TASK)
     code, said = paceline("train", "mytasks:few", "--workers", "4")
     assert code == 2
-    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers" in said
+    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers or a small" in said
+    assert "--batch-size" not in said  # a larger one would not help
+
+
+def test_a_batch_smaller_than_its_parts_is_refused_with_both_remedies(paceline: Say) -> None:
+    code, said = paceline("train", "quadratic", "--workers", "4", "--batch-size", "3")
+    assert code == 2
+    assert "3 samples an update cannot be shared by 4 mini-batches; use fewer workers" in said
+    assert "or a larger --batch-size" in said
 
 
 @pytest.fixture
@@ -319,6 +327,14 @@ def test_a_module_of_the_users_that_is_no_python_is_named(paceline: Say, here: P
     assert len(lines) <= 12
 
 
+def test_a_cell_that_nobody_can_read_leaves_no_empty_line(paceline: Say, here: Path) -> None:
+    cell = "exec(compile('def cell(): {}[1]', '<cell 3>', 'exec'), globals()) or cell()"
+    code, said = paceline("launch", "--workers", "2", script(here, cell))
+    assert code == 1
+    assert "  <cell 3>:1 cell" in message_of(said)
+    assert all(line.strip() for line in message_of(said))
+
+
 def test_a_script_that_ends_itself_says_where_and_names_its_log(paceline: Say, here: Path) -> None:
     path = script(here, "if pace.worker == 1: raise SystemExit('no data today')")
     code, said = paceline("launch", "--workers", "2", path)
@@ -369,3 +385,4 @@ def test_updates_that_are_not_finite_can_be_skipped(paceline: Say, here: Path) -
     assert code == 0
     assert "all finite: True" in said
     assert "updates           16" in said
+    assert "skipped           2 updates: a gradient was not finite" in said

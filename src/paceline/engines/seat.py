@@ -120,7 +120,8 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
     lines = [f"worker {seat} failed at {last.filename}:{last.lineno} in {last.name}:"]
     for frame in frames[-3:]:
         lines.append(f"  {Path(frame.filename).name}:{frame.lineno} {frame.name}")
-        lines.append(f"    {(frame.line or '').strip()}")
+        if frame.line:  # a notebook's cell has no file to read it from
+            lines.append(f"    {frame.line.strip()}")
     message = str(error).strip().splitlines() or [""]
     lines.append(f"{type(error).__name__}: {message[0]}")
     lines += [f"  {line}" for line in message[1:2]]
