@@ -73,16 +73,12 @@ def train_here(spec: "str | Task", context: Context) -> None:
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     best = -math.inf
     for _ in pace.epochs(task.epochs):
-        has_trained = False
         for inputs, targets in loader:
-            has_trained = True
             with pace.step():
                 optimizer.zero_grad()
                 loss = task.loss(model(inputs), targets)
                 pace.backward(loss)
                 optimizer.step()
-        if not has_trained and pace._session.is_stopped:
-            break  # the run was ended between two epochs: this model is evaluated already
         if splits.test is None:
             continue
         accuracy = evaluate(pace, model, task, splits.test)

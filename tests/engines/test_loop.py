@@ -183,3 +183,37 @@ def _with_test(make: Callable[[], Splits]) -> Splits:
     """The training samples are tested on, too."""
     splits = make()
     return replace(splits, test=splits.train)
+
+
+LOOP = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(30):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+    pace.evaluate(lambda batch: {"acc": (len(batch[0]), len(batch[0]))}, DataLoader(data))
+    print("evaluated", epoch)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "async"])
+def test_a_loop_of_ones_own_goes_no_further_than_the_accuracy_asked_for(
+    tmp_path: Path, protocol: str
+) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    settings = {"workers": 2, "protocol": protocol, "target_accuracy": 0.5}
+    run = run_script(tmp_path / "train.py", tmp_path, **settings)
+    assert run.summary.ended.startswith("accuracy")
+    for worker in (0, 1):
+        log = run.folder / "logs" / f"worker-{worker}.log"
+        assert log.read_text() == "evaluated 0\n"
