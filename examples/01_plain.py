@@ -26,7 +26,7 @@ model = nn.Sequential(
     nn.Conv2d(20, 50, kernel_size=5), nn.ReLU(), nn.AvgPool2d(2),
     nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10),
 ).to(device)  # fmt: skip
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 loss_fn = nn.CrossEntropyLoss()
 train_images, test_images = open_images(arguments.samples)
 loader = DataLoader(train_images, batch_size=arguments.batch_size, shuffle=True)

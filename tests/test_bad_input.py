@@ -153,6 +153,39 @@ def test_an_unknown_key_is_named_with_its_file_or_as_a_variable(
     assert "did you mean 'PACELINE_WORKERS'?" in said
 
 
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["train", "nosuch:task"], "no module 'nosuch' for task nosuch:task"),
+        (["train", "mytasks:fwe"], "unknown attribute 'fwe'"),
+        (["train", "mytasks:few", "--workers", "4"], "3 samples cannot be shared by 4"),
+        (["train", "quadratic", "--device", "gpu"], "unknown device 'gpu'"),
+        (["train", "quadratic", "--device", "gpu", "--run-dir", "new/run"], "unknown device"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_is_refused_before_its_first_step_leaves_no_folder(
+    tokens: list[str], words: str, paceline: Say, here: Path
+) -> None:
+    (here / "mytasks.py").write_text(TASK)
+    code, said = paceline(*tokens)
+    assert code == 2
+    assert words in said
+    assert [one.name for one in here.iterdir() if one.name != "__pycache__"] == ["mytasks.py"]
+
+
+def test_a_refused_run_takes_only_what_was_its_own(paceline: Say, here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "notes.txt").write_text("keep me")
+    (here / "runs" / "before").mkdir(parents=True)
+    (here / "runs" / "latest").symlink_to("before")
+    assert paceline("train", "nosuch:task", "--run-dir", "mine")[0] == 2
+    assert paceline("train", "nosuch:task")[0] == 2
+    assert [one.name for one in (here / "mine").iterdir()] == ["notes.txt"]
+    assert sorted(one.name for one in (here / "runs").iterdir()) == ["before", "latest"]
+    assert (here / "runs" / "latest").readlink() == Path("before")
+
+
 # -- batches, data, memory: refused, or said in the plan ---------------------------------------
 
 
@@ -172,7 +205,15 @@ def test_more_workers_than_samples_are_refused(paceline: Say, here: Path) -> Non
     (here / "mytasks.py").write_text(TASK)
     code, said = paceline("train", "mytasks:few", "--workers", "4")
     assert code == 2
-    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers" in said
+    assert "3 samples cannot be shared by 4 mini-batches; use fewer workers or a small" in said
+    assert "--batch-size" not in said  # a larger one would not help
+
+
+def test_a_batch_smaller_than_its_parts_is_refused_with_both_remedies(paceline: Say) -> None:
+    code, said = paceline("train", "quadratic", "--workers", "4", "--batch-size", "3")
+    assert code == 2
+    assert "3 samples an update cannot be shared by 4 mini-batches; use fewer workers" in said
+    assert "or a larger --batch-size" in said
 
 
 @pytest.fixture
@@ -258,6 +299,52 @@ def test_a_script_that_raises_in_one_worker_gets_at_most_twelve_lines(
     assert "Traceback" in log.read_text()
 
 
+def test_a_failed_run_can_be_reported_and_says_why_it_ended(paceline: Say, here: Path) -> None:
+    path = script(here, "if pace.worker == 1 and step == 3: {}['no such key']")
+    assert paceline("launch", "--workers", "2", "--run-dir", "run", path)[0] == 1
+    code, said = paceline("report", "run")
+    assert code == 0
+    assert "ended             failed: worker 1 failed at " in said
+    assert (here / "run" / "summary.json").exists()
+
+
+def test_a_script_that_is_no_python_is_refused_with_its_line(paceline: Say, here: Path) -> None:
+    (here / "train.py").write_text("import paceline\ndef f(:\n")
+    code, said = paceline("launch", "--workers", "2", "train.py")
+    assert code == 2
+    assert "train.py:2 is no valid Python (invalid syntax): def f(:" in said
+    assert not (here / "runs").exists()
+
+
+def test_a_module_of_the_users_that_is_no_python_is_named(paceline: Say, here: Path) -> None:
+    (here / "model.py").write_text("x = 1\ndef f(:\n")
+    (here / "train.py").write_text("import model\n")
+    code, said = paceline("launch", "--workers", "2", "train.py")
+    assert code == 1
+    lines = message_of(said)
+    assert lines[0].endswith("model.py:2 in its text:")
+    assert "runpy" not in said
+    assert len(lines) <= 12
+
+
+def test_a_cell_that_nobody_can_read_leaves_no_empty_line(paceline: Say, here: Path) -> None:
+    cell = "exec(compile('def cell(): {}[1]', '<cell 3>', 'exec'), globals()) or cell()"
+    code, said = paceline("launch", "--workers", "2", script(here, cell))
+    assert code == 1
+    assert "  <cell 3>:1 cell" in message_of(said)
+    assert all(line.strip() for line in message_of(said))
+
+
+def test_a_script_that_ends_itself_says_where_and_names_its_log(paceline: Say, here: Path) -> None:
+    path = script(here, "if pace.worker == 1: raise SystemExit('no data today')")
+    code, said = paceline("launch", "--workers", "2", path)
+    assert code == 1
+    line = 1 + SETUP.splitlines().index("    FAULT")
+    first, last = message_of(said)
+    assert first.endswith(f"train.py:{line}: no data today")
+    assert Path(last.rpartition(": ")[2]).name == "worker-1.log"
+
+
 def test_a_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
     (here / "alone.py").write_text("print('trained alone')\n")
     code, said = paceline("launch", "--workers", "2", "alone.py")
@@ -298,3 +385,4 @@ def test_updates_that_are_not_finite_can_be_skipped(paceline: Say, here: Path) -
     assert code == 0
     assert "all finite: True" in said
     assert "updates           16" in said
+    assert "skipped           2 updates: a gradient was not finite" in said

@@ -1,9 +1,12 @@
 """Ctrl-C: the run ends at the next step with whole files, and leaves no process behind."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -50,6 +53,33 @@ pace.save()
 """
 
 
+FORKS = """
+import os
+import psutil, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(data, batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+if pace.worker == 1:  # as somebody does who reads other data with workers on the side
+    mine = iter(DataLoader(data, num_workers=2))
+    pids = [os.getpid(), *(one.pid for one in psutil.Process().children())]
+    with open("forked.new", "w") as file:
+        file.write(" ".join(map(str, pids)))
+    os.rename("forked.new", "forked")
+for epoch in pace.epochs(1000000):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+"""
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder as the current one, and no setting in the environment."""
@@ -72,6 +102,31 @@ def begin(*tokens: str, script: str = "") -> "subprocess.Popen[str]":
     )
 
 
+def wait_for(run: "subprocess.Popen[str]", path: Path) -> None:
+    """Wait until the script has written a file."""
+    while not path.exists():
+        assert run.poll() is None
+        os.sched_yield()
+
+
+def still_running(processes: Iterable[psutil.Process], after_s: float) -> list[psutil.Process]:
+    """Those that have not ended by then; an orphan whose end nobody asked for has ended, too."""
+    _, alive = psutil.wait_procs(list(processes), timeout=after_s)
+    running = []
+    for one in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            running += [one] if one.status() != psutil.STATUS_ZOMBIE else []
+    return running
+
+
+def wait_for_epoch(run: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Wait until it trains; its processes."""
+    assert run.stdout is not None
+    while not run.stdout.readline().startswith("epoch 1"):
+        assert run.poll() is None
+    return psutil.Process(run.pid).children(recursive=True)
+
+
 def finish(run: "subprocess.Popen[str]", folder: Path) -> str:
     """Wait for the end of an interrupted run and check what every such run must leave."""
     out, err = run.communicate(timeout=60)
@@ -86,15 +141,21 @@ def finish(run: "subprocess.Popen[str]", folder: Path) -> str:
     return out
 
 
-@pytest.mark.parametrize("protocol", ["full-sync", "k-batch-sync:2"])
-def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(protocol: str, here: Path) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "number"),
+    [
+        ("full-sync", signal.SIGINT),
+        ("k-batch-sync:2", signal.SIGINT),
+        ("full-sync", signal.SIGTERM),
+    ],
+)
+def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
+    protocol: str, number: signal.Signals, here: Path
+) -> None:
     run = begin("train", "quadratic", "--epochs", "100000", "--protocol", protocol)
-    assert run.stdout is not None
-    while not run.stdout.readline().startswith("epoch 1"):
-        assert run.poll() is None
-    workers = psutil.Process(run.pid).children(recursive=True)
+    workers = wait_for_epoch(run)
     assert len(workers) >= 2
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     finish(run, here / "run")
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
@@ -104,3 +165,52 @@ def test_ctrl_c_lets_an_evaluation_finish_and_the_script_save(here: Path) -> Non
     (here / "train.py").write_text(INTERRUPTS_ITSELF)
     out = finish(begin("launch", script="train.py"), here / "run")
     assert out.count("evaluated (64.0, 64.0)") == 1
+
+
+def test_ctrl_c_with_json_gives_the_summary_of_what_was_done(here: Path) -> None:
+    (here / "train.py").write_text(INTERRUPTS_ITSELF)
+    said = json.loads(finish(begin("launch", "--json", script="train.py"), here / "run"))
+    assert said["ended"] == "interrupted"
+    assert said["updates"] == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, here: Path) -> None:
+    run = begin("train", "quadratic", "--json", "--epochs", "100000")
+    while not psutil.Process(run.pid).children():  # it has begun to start workers
+        assert run.poll() is None
+    started = psutil.Process(run.pid).children()
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, out + err
+    assert err == "interrupted\n"
+    assert json.loads(out)["error"]["kind"] == "Interrupted"
+    assert list(here.iterdir()) == []
+    _, alive = psutil.wait_procs(started, timeout=5)
+    assert alive == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
+def test_what_a_killed_worker_had_forked_goes_with_it(here: Path) -> None:
+    """A DataLoader's workers look only every five seconds whether they still have a parent."""
+    (here / "train.py").write_text(FORKS)
+    run = begin("launch", "--protocol", "async", script="train.py")
+    wait_for(run, here / "forked")
+    own, *forked = [psutil.Process(int(pid)) for pid in (here / "forked").read_text().split()]
+    assert len(forked) == 2
+    own.kill()
+    assert still_running(forked, after_s=2) == []
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no parent-death signal")
+def test_nothing_is_left_two_seconds_after_the_launcher_was_killed(here: Path) -> None:
+    (here / "train.py").write_text(FORKS)
+    run = begin("launch", "--protocol", "async", script="train.py")
+    wait_for(run, here / "forked")
+    forked = [psutil.Process(int(pid)) for pid in (here / "forked").read_text().split()]
+    everybody = {*psutil.Process(run.pid).children(recursive=True), *forked}
+    run.kill()
+    assert still_running(everybody, after_s=2) == []
+    run.communicate(timeout=60)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "values"),
-    ("config", "plan", "program", "context", "records", "conditions"),
+    ("config", "plan", "program", "context", "records", "conditions", "folder"),
     ("batches", "stats", "lookahead", "membership"),
     ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory", "convergence", "measured"),
     ("coordinator", "legality", "rewrite"),

@@ -46,7 +46,7 @@ def test_what_nobody_knows_is_left_out() -> None:
         PLAN, updates_total=None, updates_per_epoch=None, epochs=None, lr=math.nan
     )
     rows = dict(vague.rows())
-    assert rows["updates"] == "until told to stop"
+    assert rows["updates"] == "until the script ends"
     assert rows["learning rate"] == "the optimizer has none"
     assert vague.to_json()["lr"] is None
 

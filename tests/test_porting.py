@@ -188,9 +188,10 @@ def test_other_scripts_are_let_by(text: str, tmp_path: Path) -> None:
     check_script(ScriptProgram(path=str(tmp_path / "train.py")))
 
 
-def test_a_script_that_is_no_python_is_left_to_the_interpreter(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("def (:\n")
-    check_script(ScriptProgram(path=str(tmp_path / "train.py")))
+def test_a_script_that_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x = 1\ndef (:\n")
+    with pytest.raises(ConfigError, match=r"train\.py:2 is no valid Python .*: def \(:"):
+        check_script(ScriptProgram(path=str(tmp_path / "train.py")))
 
 
 def test_a_module_is_found_as_python_finds_it(

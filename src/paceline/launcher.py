@@ -6,13 +6,12 @@ This module must not know how orders are carried out or how a summary is compute
 """
 
 import os
-import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -27,7 +26,8 @@ from .data.choice import choose
 from .engines.base import Birth, Engine
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
-from .errors import ConfigError
+from .errors import WorkerError
+from .folder import make_folder
 from .program import Program, TaskProgram
 from .protocols import parse
 from .protocols.base import SyncProtocol
@@ -35,11 +35,25 @@ from .report.files import write_report
 from .report.live import Observer
 from .report.logs import open_log
 from .report.summary import Summary
-from .trace import Trace
+from .trace import FILE_NAME, Trace, has_begun
 from .workloads import find_task
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Of the nursery: one thread, so that it can be forked; members set their own number."""
+_OURS = ("logs", FILE_NAME, "metrics.csv", "tensorboard")
+"""What lies in the folder of a run that has not begun."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user ended a run that had begun.
+
+    Args:
+        summary: what came of it until then.
+    """
+
+    def __init__(self, summary: Summary) -> None:
+        super().__init__()
+        self.summary = summary
 
 
 def launch_run(program: Program, settings: RunSettings, observer: Observer) -> Summary | None:
@@ -48,7 +62,8 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         WorkerError: a worker failed; all others were ended.
-        KeyboardInterrupt: the user ended the run; its files are whole.
+        KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
+            had begun. One that had not, or was refused, leaves no folder.
     """
     protocol = parse(settings.protocol, settings.workers)
     parse_delays(settings.delay, settings.workers)
@@ -58,15 +73,28 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             _run(program, settings, protocol, observer, Path(scratch))
         return None
-    folder = make_folder(settings, program)
+    folder = make_folder(settings, program.name)
     try:
-        _run(program, settings, protocol, observer, folder)
-    except KeyboardInterrupt:
-        observer.finished(write_report(folder))
+        _run(program, settings, protocol, observer, folder.path)
+    except BaseException as error:
+        if not has_begun(folder.path / FILE_NAME):
+            if not _has_words(folder.path, error):
+                folder.discard(_OURS)
+            raise
+        summary = write_report(folder.path)
+        if isinstance(error, KeyboardInterrupt):
+            observer.finished(summary)
+            raise Interrupted(summary) from None
         raise
-    summary = write_report(folder)
+    summary = write_report(folder.path)
     observer.finished(summary)
     return summary
+
+
+def _has_words(folder: Path, error: BaseException) -> bool:
+    """Whether somebody should look into the folder of a run that never began."""
+    is_failure = isinstance(error, WorkerError)
+    return is_failure or any(one.stat().st_size for one in folder.glob("logs/*.log"))
 
 
 def _find_data(program: Program, observer: Observer) -> None:
@@ -85,27 +113,48 @@ def _run(
     folder: Path,
 ) -> None:
     (folder / "logs").mkdir(exist_ok=True)
-    path = folder / "program.pkl"
-    path.write_bytes(cloudpickle.dumps(program))
-    path.chmod(0o600)
-    births = list(_births(program, settings, protocol, folder))
-    engine = _make_engine(settings)
-    trace = Trace(folder / "trace.jsonl")
-    tail = _Tail(Path(births[0].log), observer.printed)
-    log = open_log(settings.log, folder) if settings.log else None
-    conductor = Conductor(engine, protocol, settings, trace, observer, log, tail.show)
-    try:
-        with _ended_by_signals(conductor):
-            conductor.conduct(engine.start(births))
-    finally:
-        trace.close()
+    seats: dict[int, tuple[int, int]] = {}
+    conductor: Conductor | None = None
+
+    def stop_softly() -> bool:
+        if conductor is None or not seats or conductor.was_interrupted:
+            return False
+        conductor.interrupt()
+        return True
+
+    with ExitStack() as ends:
+        ends.enter_context(_ended_by_signals(stop_softly))
+        path = folder / "program.pkl"
+        ends.callback(path.unlink, missing_ok=True)
+        path.write_bytes(cloudpickle.dumps(program))
+        path.chmod(0o600)
+        births = list(_births(program, settings, protocol, folder))
+        trace = ends.enter_context(closing(Trace(folder / FILE_NAME)))
+        log = open_log(settings.log, folder) if settings.log else None
         if log is not None:
-            log.close()
-        path.unlink(missing_ok=True)
-        engine.close()
-        tail.show()
+            ends.enter_context(closing(log))
+        tail = _Tail(Path(births[0].log), observer.printed)
+        ends.callback(tail.show)  # after the engine's end, when nobody prints any more
+        engine = ends.enter_context(closing(_make_engine(settings)))
+        start_s = time.perf_counter()
+        conductor = Conductor(engine, protocol, settings, trace, observer, log, tail.show)
+        try:
+            seats.update(engine.start(births))
+            conductor.conduct(seats)
+        except BaseException as error:
+            if trace.has_begun:
+                trace.end(time.perf_counter() - start_s, _ending(error))
+            raise
     if conductor.was_interrupted:
         raise KeyboardInterrupt
+
+
+def _ending(error: BaseException) -> str:
+    """Why a run that did not come to its end ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    first = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
+    return f"failed: {first}"
 
 
 def _make_engine(settings: RunSettings) -> Engine:
@@ -181,31 +230,6 @@ def _num_cores() -> int:
         return cores or 1
 
 
-def make_folder(settings: RunSettings, program: Program) -> Path:
-    """``runs/NAME``, and ``runs/latest`` that points to it."""
-    if settings.run_dir is not None:
-        folder = Path(settings.run_dir)
-        if (folder / "trace.jsonl").exists():
-            raise ConfigError(f"{folder} already holds a run; name another --run-dir")
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{program.name}-{settings.protocol}")
-    name = settings.name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path("runs") / name
-    number = 1
-    while folder.exists():
-        if settings.name:
-            raise ConfigError(f"{folder} exists already; choose another --name")
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    folder.mkdir(parents=True)
-    link = Path("runs") / "latest"
-    if link.is_symlink() or not link.exists():
-        link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)
-    return folder
-
-
 class _Tail:
     """Shows what the main worker prints, from its log."""
 
@@ -229,20 +253,27 @@ class _Tail:
 
 
 @contextmanager
-def _ended_by_signals(conductor: Conductor) -> Iterator[None]:
-    """The first Ctrl-C or TERM stops at the next step border, the second ends everything now."""
+def _ended_by_signals(stop_softly: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C or TERM asks for a soft stop; where there is none, it ends everything now.
+
+    Args:
+        stop_softly: stops at the next step border; False where that is asked for already, or
+            nothing has started yet.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if conductor.was_interrupted:
+        if not stop_softly():
             raise KeyboardInterrupt
-        conductor.interrupt()
 
+    old = {}
     try:
-        old = signal.signal(signal.SIGINT, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            old[number] = signal.signal(number, interrupt)
     except ValueError:  # not in the main thread: somebody else hears signals
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)

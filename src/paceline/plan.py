@@ -104,7 +104,7 @@ class Plan:
         epochs = f"{self.epochs:,} epoch{'s' * (self.epochs != 1)}" if self.epochs else ""
         parts = [part for part in (an_epoch, epochs) if part]
         if self.updates_total is None:
-            return ", ".join([*parts, "until told to stop"])
+            return ", ".join([*parts, "until the script ends"])
         total = f"{self.updates_total:,}"
         return f"{total} ({', '.join(parts)})" if parts else total
 

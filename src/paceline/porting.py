@@ -25,7 +25,7 @@ FOUR_LINES = """\
 
 
 def check_script(program: ScriptProgram) -> None:
-    """Refuse a script that is not there, or that is written for DistributedDataParallel.
+    """Refuse a script that is not there, is no Python, or is for DistributedDataParallel.
 
     Raises:
         ConfigError: what is wrong, with the diff that the script needs where it can be derived.
@@ -33,11 +33,16 @@ def check_script(program: ScriptProgram) -> None:
     path = _find(program)
     if path is None:
         return
+    name = str(path) if program.is_module else program.path
     try:
         source = Source(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return  # the interpreter says it better, with the line
-    hint = advise(source, str(path) if program.is_module else program.path)
+    except SyntaxError as error:
+        where = f"{name}:{error.lineno}"
+        line = f": {error.text.strip()}" if error.text else ""
+        raise ConfigError(f"{where} is no valid Python ({error.msg}){line}") from None
+    except (OSError, UnicodeDecodeError, ValueError):
+        return  # the interpreter says it better
+    hint = advise(source, name)
     if hint is not None:
         raise ConfigError(hint)
 

@@ -60,8 +60,11 @@ _BUFFER_BYTES = 1 << 16
 class Trace:
     """Writes the trace of one run.
 
-    Invariant: after ``close`` every line that was written is whole and on disk
-    (``tests/test_trace.py``).
+    Invariant: after ``close`` every line that was written is whole and on disk, and nothing stands
+    after the end (``tests/test_trace.py``).
+
+    Attributes:
+        has_begun: whether a member joined: the plan was accepted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,12 +72,15 @@ class Trace:
         # Line endings are fixed, so that two runs of the same log are equal byte for byte.
         self._file = path.open("w", encoding="utf-8", newline="\n", buffering=_BUFFER_BYTES)
         self._write = self._file.write
+        self._has_ended = False
+        self.has_begun = False
 
     def header(self, **fields: Scalar | list[Scalar]) -> None:
         """The first line: what kind of run it is."""
         self._line({"kind": "run", "format": FORMAT, **fields})
 
     def joined(self, t: float, member: int, worker: int, pid: int) -> None:
+        self.has_begun = True
         self._line({"kind": "joined", "t": t, "member": member, "worker": worker, "pid": pid})
 
     def left(self, t: float, member: int, reason: str) -> None:
@@ -142,9 +148,11 @@ class Trace:
         self._line({"kind": "note", "t": t, "text": text})
 
     def end(self, t: float, reason: str) -> None:
-        """The last line."""
-        self._line({"kind": "end", "t": t, "reason": reason})
-        self.flush()
+        """The last line; what is said of the end after that is not written."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._line({"kind": "end", "t": t, "reason": reason})
+            self.flush()
 
     def flush(self) -> None:
         """Hand what was written to the operating system: it then survives this process."""
@@ -156,6 +164,15 @@ class Trace:
 
     def _line(self, fields: Mapping[str, object]) -> None:
         self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def has_begun(path: Path) -> bool:
+    """Whether the run of this trace came to its first step's eve; False where there is no trace."""
+    try:
+        records = read_trace(path)
+        return any(isinstance(one, Heard) and isinstance(one.fact, Joined) for one in records)
+    except ConfigError:
+        return False
 
 
 def read_trace(path: Path) -> Iterator[Record]:

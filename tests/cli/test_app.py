@@ -243,3 +243,26 @@ def test_main_ends_the_process_with_the_exit_code(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit) as end:
         command.main()
     assert end.value.code == 0
+
+
+@pytest.mark.parametrize("tokens", [["train", "lenet"], ["launch", "nothere.py"]], ids=" ".join)
+@pytest.mark.parametrize("source", ["variable", "file", "named file"])
+def test_an_error_is_json_wherever_json_was_asked_for(
+    source: str,
+    tokens: list[str],
+    paceline: Run,
+    launched: Launched,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched.error = WorkerError("worker 1 failed")
+    if source == "variable":
+        monkeypatch.setenv("PACELINE_JSON", "1")
+    elif source == "file":
+        (tmp_path / "paceline.toml").write_text("json = true\n")
+    else:
+        (tmp_path / "other.toml").write_text("json = true\n")
+        tokens = [tokens[0], "--config", "other.toml", *tokens[1:]]
+    code, out, err = paceline(*tokens)
+    assert code != 0
+    assert json.loads(out)["error"]["message"] in err

@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,3 +167,53 @@ def test_a_run_can_be_stopped_at_any_moment_by_one_worker(tmp_path: Path, path: 
     version = int(results[0].pop("version"))
     assert 3 <= version == run.summary.updates
     assert differ(results[0], loops.stopped_plainly(version)) < CLOSE
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_a_run_that_ends_between_two_epochs_is_not_evaluated_again(
+    tmp_path: Path, path: str
+) -> None:
+    made = replace(TASK, data=functools.partial(_with_test, samples))
+    run = train(made, tmp_path, workers=2, protocol="full-sync", path=path, target_accuracy=1e-9)
+    assert run.summary.ended.startswith("accuracy")
+    assert [one.epoch for one in run.records if isinstance(one, Evaluated)] == [0]
+
+
+def _with_test(make: Callable[[], Splits]) -> Splits:
+    """The training samples are tested on, too."""
+    splits = make()
+    return replace(splits, test=splits.train)
+
+
+LOOP = """
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(30):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+    pace.evaluate(lambda batch: {"acc": (len(batch[0]), len(batch[0]))}, DataLoader(data))
+    print("evaluated", epoch)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "async"])
+def test_a_loop_of_ones_own_goes_no_further_than_the_accuracy_asked_for(
+    tmp_path: Path, protocol: str
+) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    settings = {"workers": 2, "protocol": protocol, "target_accuracy": 0.5}
+    run = run_script(tmp_path / "train.py", tmp_path, **settings)
+    assert run.summary.ended.startswith("accuracy")
+    for worker in (0, 1):
+        log = run.folder / "logs" / f"worker-{worker}.log"
+        assert log.read_text() == "evaluated 0\n"

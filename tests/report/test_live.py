@@ -105,6 +105,25 @@ def test_the_live_table_has_a_row_for_each_worker() -> None:
 
 
 @pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (40, ["worker", "pushes", "images/s", "wait"]),
+        (80, ["worker", "state", "pushes", "images/s", "compute", "wait", "push", "staleness"]),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(
+    columns: int, names: list[str]
+) -> None:
+    console = Console(file=io.StringIO(), width=columns)
+    console.print(draw(PROGRESS, columns))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert names in [line.split() for line in text.splitlines()]
+    assert "4,456" in text
+    assert "\u2026" not in text  # rich's mark of a word that was cut
+
+
+@pytest.mark.parametrize(
     ("changes", "share"),
     [
         ({}, 512 / 2350),

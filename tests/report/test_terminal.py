@@ -91,3 +91,20 @@ def test_a_loss_that_hardly_moves_has_two_different_ends(run_dir: Path) -> None:
     path.write_text(path.read_text().replace('"loss":1.0', '"loss":0.5001'))
     lines = render_summary(summarize(run_dir))
     assert (lines[0].split()[0], lines[8].split()[0]) == ("0.5003", "0.5")
+
+
+@pytest.mark.parametrize("columns", [40, 62, 80, 200])
+def test_no_line_is_wider_than_the_terminal(columns: int, run_dir: Path) -> None:
+    lines = render_summary(summarize(run_dir), columns)
+    files = next(line for line in lines if line.startswith("files: "))
+    assert max(len(line) for line in lines[:-1] if line != files) <= min(columns, 80)
+    assert any("1 push discarded, 1" in line for line in lines)
+
+
+def test_updates_that_were_skipped_are_said(run_dir: Path) -> None:
+    trace = run_dir / "trace.jsonl"
+    trace.write_text(trace.read_text().replace('"finite":true', '"finite":false', 1))
+    assert summarize(run_dir).skipped_updates == 1
+    assert "skipped           1 update: a gradient was not finite" in "\n".join(
+        render_summary(summarize(run_dir))
+    )

@@ -5,6 +5,7 @@ even begin to load. This module must not know what a verb does.
 """
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,10 @@ VERBS = (
 )
 
 
+_WITH_SETTINGS = ("train", "launch", "config")
+"""Verbs that read the settings of a run, where ``json`` is one."""
+
+
 def main(tokens: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     sys.exit(run(sys.argv[1:] if tokens is None else list(tokens)))
@@ -43,26 +48,27 @@ def main(tokens: Sequence[str] | None = None) -> NoReturn:
 
 def run(tokens: list[str]) -> int:
     """Run the command line; the exit code: 0, 1 a run failed, 2 wrongly asked, 130 Ctrl-C."""
-    wants_json = False
+    own = tokens
     try:
         own, rest = _translated(tokens)
-        wants_json = "--json" in own
         make_app(own)([*own, *rest], exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_ERROR
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         print("interrupted", file=sys.stderr)
+        if _wants_json(own) and not hasattr(end, "summary"):  # else that is printed already
+            _print_error("Interrupted", "interrupted before the first step")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Who read our output has gone (`| head`): nothing is left to say, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     except CycloptsError as error:
-        return _fail(ConfigError(_in_one_line(error)), wants_json)
+        return _fail(ConfigError(_in_one_line(error)), _wants_json(own))
     except PacelineError as error:
-        return _fail(error, wants_json)
+        return _fail(error, _wants_json(own))
 
 
 def make_app(tokens: Sequence[str]) -> App:
@@ -102,10 +108,30 @@ def _fail(error: PacelineError, wants_json: bool) -> int:
     """Say what went wrong: once on standard error, and as JSON where that was asked for."""
     print(f"error: {error}", file=sys.stderr)
     if wants_json:
-        import json
-
-        print(json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
+        _print_error(type(error).__name__, str(error))
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+
+
+def _print_error(kind: str, message: str) -> None:
+    import json
+
+    print(json.dumps({"error": {"kind": kind, "message": message}}))
+
+
+def _wants_json(tokens: list[str]) -> bool:
+    """Whether a flag, the environment or the settings file asks for JSON, as far as they go."""
+    if "--json" in tokens or not tokens or tokens[0] not in _WITH_SETTINGS:
+        return "--json" in tokens
+    from pathlib import Path
+
+    from ..config import resolve
+
+    flags = [*tokens, ""]
+    file = next((b for a, b in itertools.pairwise(flags) if a == "--config"), None)
+    try:
+        return resolve({}, Path(file) if file else None).settings.json
+    except ConfigError:
+        return False
 
 
 def _in_one_line(error: CycloptsError) -> str:

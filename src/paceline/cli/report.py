@@ -1,6 +1,8 @@
 """``paceline report``: the summary of a run, computed again from its trace."""
 
 import json as json_format
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -32,4 +34,5 @@ def report(
     if json:
         print(json_format.dumps(summary.to_json(), allow_nan=False))
         return
-    print("\n".join(render_summary(summary)))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+    print("\n".join(render_summary(summary, columns)))

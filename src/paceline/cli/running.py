@@ -8,12 +8,16 @@ from ..program import Program
 
 def run_program(program: Program, settings: RunSettings) -> None:
     """Run to the end; with ``json`` the one object is the summary, or the plan of a dry run."""
-    from ..launcher import launch_run
+    from ..launcher import Interrupted, launch_run
     from ..report.live import choose_observer
 
     observer = choose_observer(settings.json)
     try:
         summary = launch_run(program, settings, observer)
+    except Interrupted as end:
+        if settings.json:
+            print(json.dumps(end.summary.to_json(), allow_nan=False))
+        raise
     finally:
         observer.close()
     if settings.json:

@@ -169,15 +169,13 @@ def _simulate_time(
 def _simulate_training(
     task: str, settings: RunSettings, world: "World", run_dir: Path | None, wants_json: bool
 ) -> None:
-    from ..launcher import make_folder
-    from ..program import TaskProgram
+    from ..folder import make_folder
     from ..rehearsal import rehearse
     from ..report.forecast import render_forecast
     from ..report.terminal import render_summary
 
     world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
-    program = TaskProgram(task=f"simulated-{task}")
-    folder = make_folder(settings, program) if run_dir is None else run_dir
+    folder = make_folder(settings, f"simulated-{task}").path if run_dir is None else run_dir
     heard = _Progress(settings.updates, wants_json)
     found = rehearse(task, settings, world, folder, heard)
     if wants_json:

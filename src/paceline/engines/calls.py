@@ -73,11 +73,11 @@ class Calls:
         if not census.is_complete or not set(self._run.live) <= set(census.waiting):
             return
         totals = census.totals()
+        self._census = None
+        self._evaluated(totals)  # where this ends the run, all hear so before they go on
         for number in census.waiting:
             tell(number, ("range", -1, -1))
             tell(number, ("totals", totals))
-        self._census = None
-        self._evaluated(totals)
 
     def _close_sums(self) -> None:
         live = self._run.live

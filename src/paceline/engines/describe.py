@@ -81,10 +81,12 @@ def make_plan(
     parts = protocol.num_pushes
     batch = first.batch_size
     if first.num_samples < parts or batch < parts:
-        few = "samples" if first.num_samples < parts else "samples an update"
+        has_few = first.num_samples < parts
+        few = "samples" if has_few else "samples an update"
+        remedy = "fewer workers or a smaller K"
         raise ConfigError(
-            f"{min(first.num_samples, batch)} {few} cannot be shared by {parts} mini-batches; "
-            "use fewer workers, a smaller K or a larger --batch-size"
+            f"{min(first.num_samples, batch)} {few} cannot be shared by {parts} mini-batches; use "
+            + (remedy if has_few else f"{remedy}, or a larger --batch-size")
         )
     notes = list(first.notes)
     if batch % parts:

@@ -93,6 +93,9 @@ class Nursery:
                 return
             if pid == 0:
                 return
+            if os.WIFSIGNALED(status):  # it was killed: what it had begun goes with it
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
             member = self._seats.pop(pid, None)
             if member is not None:
                 code = os.waitstatus_to_exitcode(status)

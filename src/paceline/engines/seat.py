@@ -10,6 +10,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -57,15 +58,13 @@ def perform(run: "object", lane: Lane, birth: Birth) -> int:
     assert callable(run)
     try:
         run()
-    except (KeyboardInterrupt, Stopped):
+    except Stopped:
         return 0
     except SystemExit as end:
         if end.code in (None, 0):
             lane.send(("done",))
             return 0
-        lane.send(
-            ("failed", f"worker {birth.seat}: the script ended with exit {end.code}", "worker")
-        )
+        lane.send(("failed", _exit_words(end, birth), "worker"))
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 1
@@ -112,17 +111,33 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not _is_foreign(frame.filename)
-    ] or traceback.extract_tb(error.__traceback__)[-2:]
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        where = traceback.FrameSummary(error.filename, error.lineno, "its text", line=error.text)
+        frames.append(where)
+    frames = frames or traceback.extract_tb(error.__traceback__)[-2:]
     last = frames[-1]
     lines = [f"worker {seat} failed at {last.filename}:{last.lineno} in {last.name}:"]
     for frame in frames[-3:]:
         lines.append(f"  {Path(frame.filename).name}:{frame.lineno} {frame.name}")
-        lines.append(f"    {(frame.line or '').strip()}")
+        if frame.line:  # a notebook's cell has no file to read it from
+            lines.append(f"    {frame.line.strip()}")
     message = str(error).strip().splitlines() or [""]
     lines.append(f"{type(error).__name__}: {message[0]}")
     lines += [f"  {line}" for line in message[1:2]]
     lines.append(f"the other workers were ended; the whole traceback: {report}")
     return "\n".join(lines[:_MAX_LINES])
+
+
+def _exit_words(end: SystemExit, birth: Birth) -> str:
+    """A script that ended itself: its message or exit code, where, and its log."""
+    frames = [one for one in traceback.extract_tb(end.__traceback__) if not _is_foreign(one[0])]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    how = f"exit {end.code}" if isinstance(end.code, int) else str(end.code)
+    return (
+        f"worker {birth.seat}: the script ended itself{place}: {how}\n"
+        f"the other workers were ended; its log: {birth.log}"
+    )
 
 
 def _is_foreign(filename: str) -> bool:
@@ -133,9 +148,34 @@ def _is_foreign(filename: str) -> bool:
 def _die_with_parent() -> None:
     """Be killed when the nursery is gone (Linux; elsewhere the closed lane ends a member)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _set_death_signal()
+        _let_forks_die_too(os.getpid())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _set_death_signal() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _let_forks_die_too(member: int) -> None:
+    """What a member forks, as a DataLoader does, is killed with it; by itself it looks every 5 s.
+
+    The kernel sends the signal when the forking *thread* ends, so only forks of the main thread
+    set it: a thread of the user's may end long before what it forked.
+    """
+    is_from_main = [False]
+
+    def before() -> None:
+        is_from_main[0] = threading.get_native_id() == member
+
+    def after() -> None:
+        if is_from_main[0]:
+            _set_death_signal()
+            if os.getppid() != member:  # it died in between
+                os._exit(1)
+
+    os.register_at_fork(before=before, after_in_child=after)
 
 
 def _redirect(log: str) -> None:

@@ -70,7 +70,7 @@ class ScreenObserver:
             # No thread of its own: what is drawn is drawn here, between two events of the run.
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(draw(progress), refresh=True)
+        self._live.update(draw(progress, self._console.width), refresh=True)
 
     def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
         self._console.out(format_metrics(epoch, metrics), highlight=False)
@@ -78,7 +78,7 @@ class ScreenObserver:
     def finished(self, summary: Summary) -> None:
         self.close()
         self._console.print()
-        for line in render_summary(summary):
+        for line in render_summary(summary, self._console.width):
             self._console.out(line, highlight=False)
 
     def close(self) -> None:
@@ -91,20 +91,38 @@ class ScreenObserver:
             self._unfinished = ""
 
 
-def draw(progress: Progress) -> RenderableType:
-    """The live part: where the run is, its workers, and the bar."""
+_COLUMNS = {
+    "worker": 6, "pushes": 7, "wait": 5, "images/s": 9, "compute": 7, "push": 5, "staleness": 9,
+    "state": 14, "shares": _SHARES,
+}  # fmt: skip
+"""Columns of the workers' table and how wide they get; what fits is shown, the first ones first."""
+_ORDER = (
+    "worker", "state", "pushes", "images/s", "compute", "wait", "push", "staleness", "shares",
+)  # fmt: skip
+_GAP = 2
+
+
+def draw(progress: Progress, columns: int = 100) -> RenderableType:
+    """The live part: where the run is, its workers, and the bar; as much as fits into columns."""
+    room = columns + _GAP
+    shown = []
+    for name, width in _COLUMNS.items():
+        room -= width + _GAP
+        shown += [name] if room >= 0 else []
     workers = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("worker", "state"):
-        workers.add_column(name)
-    for name in ("pushes", "images/s", "compute", "wait", "push", "staleness"):
-        workers.add_column(name, justify="right")
-    workers.add_column("")
+    for name in (one for one in _ORDER if one in shown):
+        is_text = name in ("worker", "state", "shares")
+        workers.add_column(
+            "" if name == "shares" else name, justify="left" if is_text else "right", no_wrap=True
+        )
     for one in progress.workers:
-        workers.add_row(*_cells(one))
+        cells = dict(zip(_ORDER, _cells(one), strict=True))
+        workers.add_row(*(cells[name] for name in _ORDER if name in shown))
     bar = Table.grid(padding=(0, 1))
     share = progress.share_done
     left = "" if progress.eta_s is None else f"{format_duration(progress.eta_s)} left"
-    bar.add_row(ProgressBar(total=1.0, completed=share, width=48), f"{100 * share:.0f} %", left)
+    line = ProgressBar(total=1.0, completed=share, width=max(8, min(48, columns - 24)))
+    bar.add_row(line, f"{100 * share:.0f} %", left)
     return Group(Text(format_progress(progress)), workers, bar)
 
 

@@ -96,6 +96,7 @@ class Summary:
     images_per_s: float | None
     seconds_per_epoch: float | None
     staleness_versions: Staleness
+    skipped_updates: int
     discarded_pushes: int
     late_pushes: int
     superseded: SupersededWork
@@ -166,6 +167,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         images_per_s=_ratio(samples, trained_s),
         seconds_per_epoch=_seconds_per_epoch(tally),
         staleness_versions=staleness_of(tally.staleness),
+        skipped_updates=tally.skipped,
         discarded_pushes=tally.discarded,
         late_pushes=tally.late,
         superseded=SupersededWork(

@@ -62,6 +62,8 @@ class Tally:
         self.version = 0
         self.samples = 0
         self.staleness: Counter[int] = Counter()
+        self.skipped = 0
+        """Updates that changed nothing: a gradient in them was not finite."""
         self.discarded = 0
         self.late = 0
         self.superseded = 0
@@ -163,6 +165,7 @@ class Tally:
 
     def _applied(self, order: Apply, t_s: float) -> None:
         loss_sum, loss_samples = 0.0, 0
+        is_finite = True
         for ticket in order.tickets:
             # The version that the gradient was computed at against the one it is applied to.
             self.staleness[self.version - ticket.version] += 1
@@ -173,10 +176,12 @@ class Tally:
             if fact is None:
                 continue
             self.samples += fact.num_samples
+            is_finite &= fact.is_finite
             if math.isfinite(fact.loss):
                 loss_sum += fact.loss * fact.num_samples
                 loss_samples += fact.num_samples
         self.version += 1
+        self.skipped += not is_finite
         if loss_samples:
             self.updates.append(Update(t_s, loss_samples, loss_sum / loss_samples))
         if self.epochs:

@@ -1,10 +1,12 @@
 """A summary as lines of plain text, with a small curve.
 
 It is read in terminals, in logs and in pasted issues, so it has no control codes and needs no
-more than 80 columns. This module must not know traces or how a number was found.
+more than 80 columns, or 40 where a terminal has no more. This module must not know traces or how
+a number was found.
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from .summary import Point, Summary, WorkerSummary
@@ -14,11 +16,20 @@ HEIGHT = 9
 _AXIS = 8
 _MOST_WORKERS = 16
 """Columns of the numbers left of the curve."""
+_BESIDE = _AXIS + 7
+"""Columns of all that stands beside the curve."""
+_WHOLE_TABLE = 63
+"""Columns of the workers' table with everything in it."""
 
 
-def render_summary(summary: Summary) -> list[str]:
-    """The whole report of a run; the last line has the chapter's form."""
-    lines = [*_curve(summary), *_figures(summary), "", *_workers(summary), ""]
+def render_summary(summary: Summary, columns: int = 80) -> list[str]:
+    """The whole report of a run; the last line has the chapter's form.
+
+    Args:
+        columns: of the terminal; from 40 on no line is longer, but for the names of files.
+    """
+    curve = _curve(summary, max(16, min(WIDTH, columns - _BESIDE)))
+    lines = [*curve, *_figures(summary, columns), "", *_workers(summary, columns), ""]
     lines.append(f"files: {summary.run_dir}")
     lines.append(summary.chapter_line())
     return lines
@@ -38,7 +49,7 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _figures(summary: Summary) -> list[str]:
+def _figures(summary: Summary, columns: int) -> list[str]:
     stale = summary.staleness_versions
     rows = [
         ("test accuracy", _or_dash(summary.test_accuracy, "{:.4f}")),
@@ -51,13 +62,20 @@ def _figures(summary: Summary) -> list[str]:
             f"{stale.mean:.2f} versions in the mean, median {stale.p50}, 99 % within {stale.p99}, "
             f"at most {stale.max}",
         ),
+        ("skipped", _skipped(summary)),
         ("not used", _unused(summary)),
         ("abandoned", _abandoned(summary)),
         ("time in all", format_duration(summary.total_s)),
         ("ended", summary.ended or "its trace was cut off"),
     ]
     width = max(len(label) for label, _ in rows)
-    return [f"{label:<{width}}  {text}" for label, text in rows if text]
+    lines = [f"{label:<{width}}  {text}" for label, text in rows if text]
+    indent = " " * (width + 2)
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False)
+    ]
 
 
 def _an_epoch(summary: Summary) -> str:
@@ -67,6 +85,12 @@ def _an_epoch(summary: Summary) -> str:
     text = f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3g}"
     is_measured = any(one.is_whole for one in summary.epochs)
     return text if is_measured else f"{text} at this pace; none was finished"
+
+
+def _skipped(summary: Summary) -> str:
+    """Updates that changed nothing; empty where none was."""
+    count = summary.skipped_updates
+    return f"{count:,} update{'s' * (count != 1)}: a gradient was not finite" if count else ""
 
 
 def _unused(summary: Summary) -> str:
@@ -94,7 +118,9 @@ def _abandoned(summary: Summary) -> str:
     )
 
 
-def _workers(summary: Summary) -> list[str]:
+def _workers(summary: Summary, columns: int) -> list[str]:
+    if columns < _WHOLE_TABLE:
+        return _few_columns(summary)
     has_lost = any(one.superseded_s for one in summary.per_worker)
     head = f"{'worker':<8}{'pushes':>8}{'images/s':>10}{'compute':>10}{'wait':>8}{'push':>8}"
     lines = [head + (f"{'abandoned':>11}" if has_lost else "")]
@@ -111,6 +137,15 @@ def _workers(summary: Summary) -> list[str]:
         shares += f"{_share(one, one.superseded_s):>11}" if has_lost else ""
         lives = f"  ({one.members} lives)" if one.members > 1 else ""
         lines.append(f"{one.worker:<8}{one.pushes:>8,}{rate:>10}{shares}{lives}")
+    return lines
+
+
+def _few_columns(summary: Summary) -> list[str]:
+    """The workers where the terminal is narrow."""
+    lines = [f"{'worker':<8}{'pushes':>8}{'compute':>8}{'wait':>6}{'push':>6}"]
+    for one in summary.per_worker:
+        shares = f"{_share(one, one.compute_s):>8}{_share(one, one.wait_s):>6}"
+        lines.append(f"{one.worker:<8}{one.pushes:>8,}{shares}{_share(one, one.push_s):>6}")
     return lines
 
 
@@ -139,17 +174,17 @@ def _duration(seconds: float | None) -> str:
 #           0 s                              74.0 s
 
 
-def _curve(summary: Summary) -> list[str]:
+def _curve(summary: Summary, width: int) -> list[str]:
     """Loss and accuracy against time as characters; nothing where there are fewer than 2 losses."""
     losses, accuracies = summary.losses, summary.accuracies
     if len(losses) < 2:
         return []
     stop_s = max(point.t for point in (*losses, *accuracies))
     low, high = loss_range(losses)
-    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    grid = [[" "] * width for _ in range(HEIGHT)]
     for points, mark, bottom, top in ((losses, "*", low, high), (accuracies, "o", 0.0, 1.0)):
         for point in points:
-            column = round(point.t / stop_s * (WIDTH - 1)) if stop_s > 0 else 0
+            column = round(point.t / stop_s * (width - 1)) if stop_s > 0 else 0
             height = (point.value - bottom) / (top - bottom)
             row = round((1 - min(1.0, max(0.0, height))) * (HEIGHT - 1))
             grid[row][max(0, column)] = mark
@@ -161,9 +196,10 @@ def _curve(summary: Summary) -> list[str]:
         right = {0: " 1.0", HEIGHT - 1: " 0.0"}.get(row, "") if accuracies else ""
         lines.append(f"{left:>{_AXIS}} |{''.join(cells)}|{right}")
     end = format_duration(stop_s)
-    lines.append(f"{'':>{_AXIS}}  0 s{end:>{WIDTH - 3}}")
-    legend = "* training loss (left)" + ("   o test accuracy (right)" if accuracies else "")
-    return [*lines, f"{'':>{_AXIS}}  {legend}", ""]
+    lines.append(f"{'':>{_AXIS}}  0 s{end:>{width - 3}}")
+    legend = ["* training loss (left)", *(["o test accuracy (right)"] if accuracies else [])]
+    rows = ["   ".join(legend)] if len("   ".join(legend)) <= width else legend
+    return [*lines, *(f"{'':>{_AXIS}}  {row}" for row in rows), ""]
 
 
 def loss_range(losses: Sequence[Point]) -> tuple[float, float]:

@@ -1,0 +1,86 @@
+"""The folder of one run: ``runs/NAME``, and ``runs/latest`` that points to it.
+
+A run that is refused before its first step leaves no trace of itself: ``discard`` takes away what
+was made for it and nothing else. This module must not know what a run writes into its folder.
+"""
+
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from .config import RunSettings
+from .errors import ConfigError
+
+_RUNS = Path("runs")
+
+
+class RunFolder:
+    """A folder that was made, or found empty of runs, for one run.
+
+    Args:
+        path: where; folders above it are made, too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._made = [one for one in (path, *path.parents) if not one.exists()]
+        self._link: Path | None = None
+        self._before: str | None = None
+        path.mkdir(parents=True, exist_ok=True)
+
+    def point_from(self, link: Path) -> None:
+        """Let ``link`` point here, unless something that is no link has its name."""
+        if link.exists() and not link.is_symlink():
+            return
+        self._link = link
+        self._before = str(link.readlink()) if link.is_symlink() else None
+        _relink(link, self.path.name)
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Take back the folder and, in it, what has these names; all else stays."""
+        for one in (self.path / name for name in names):
+            if one.is_dir():
+                shutil.rmtree(one)
+            else:
+                one.unlink(missing_ok=True)
+        if self._link is not None:
+            _relink(self._link, self._before)
+        with contextlib.suppress(OSError):  # somebody else's file lies there: it stays
+            for folder in self._made:
+                folder.rmdir()
+
+
+def make_folder(settings: RunSettings, program_name: str) -> RunFolder:
+    """The folder that ``--run-dir`` or ``--name`` asks for, else one named after the run.
+
+    Raises:
+        ConfigError: there is a run in it already.
+    """
+    if settings.run_dir is not None:
+        path = Path(settings.run_dir)
+        if (path / "trace.jsonl").exists():
+            raise ConfigError(f"{path} already holds a run; name another --run-dir")
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file, no folder; name another --run-dir")
+        return RunFolder(path)
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{program_name}-{settings.protocol}")
+    name = settings.name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = _RUNS / name
+    number = 1
+    while path.exists():
+        if settings.name:
+            raise ConfigError(f"{path} exists already; choose another --name")
+        number += 1
+        path = _RUNS / f"{name}-{number}"
+    folder = RunFolder(path)
+    folder.point_from(_RUNS / "latest")
+    return folder
+
+
+def _relink(link: Path, target: str | None) -> None:
+    link.unlink(missing_ok=True)
+    if target is not None:
+        link.symlink_to(target)
