@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -133,11 +133,11 @@ def _run(
         log = open_log(settings.log, folder) if settings.log else None
         if log is not None:
             ends.enter_context(closing(log))
-        tail = _Tail(Path(births[0].log), observer.printed)
+        tail = _Tail([Path(birth.log) for birth in births], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
         engine = ends.enter_context(closing(_make_engine(settings)))
         start_s = time.perf_counter()
-        conductor = Conductor(engine, protocol, settings, trace, observer, log, tail.show)
+        conductor = Conductor(engine, protocol, settings, trace, observer, log, tail)
         try:
             seats.update(engine.start(births))
             conductor.conduct(seats)
@@ -231,22 +231,33 @@ def _num_cores() -> int:
 
 
 class _Tail:
-    """Shows what the main worker prints, from its log."""
+    """Shows what the main worker prints, from its log.
 
-    def __init__(self, path: Path, show: Callable[[str], None]) -> None:
-        self._path = path
+    Args:
+        paths: each worker's log; the first one's is followed at first.
+    """
+
+    def __init__(self, paths: Sequence[Path], show: Callable[[str], None]) -> None:
+        self._paths = paths
+        self._path = paths[0]
         self._show = show
         self._seen = 0
 
-    def show(self) -> None:
-        """Show the whole lines that are new."""
+    def follow(self, seat: int) -> None:
+        """Show the end of what the last main worker printed, and from now on this one's words."""
+        self.show(is_last=True)
+        self._path = self._paths[seat]
+        self._seen = self._path.stat().st_size if self._path.exists() else 0
+
+    def show(self, is_last: bool = False) -> None:
+        """Show the whole lines that are new; at the last, also one that was not ended."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._seen)
                 data = file.read()
         except OSError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
+        whole = data if is_last else data[: data.rfind(b"\n") + 1]
         if whole:
             self._seen += len(whole)
             self._show(whole.decode(errors="replace"))

@@ -96,7 +96,7 @@ class Prepared:
         if self._context.cancels:
             watch_forward(self.model, session.check)
         if self._schedules:
-            session.advance_schedule = self._advance
+            session.advance_schedule = self.advance
         session.attach(replica, rule, self.shape, self._describe(replica))
         clone_state(self.model)
         note_losses(self.note_loss)
@@ -126,7 +126,8 @@ class Prepared:
             "notes": list(context.notes),
         }
 
-    def _advance(self, version: int) -> bool:
+    def advance(self, version: int) -> bool:
+        """Bring the schedulers to this version; whether there are any."""
         for schedule in self._schedules:
             schedule.advance(version)
         return bool(self._schedules)
@@ -289,6 +290,7 @@ class PreparedLoader:
         try:
             while (grant := session.grant()) is not None:
                 yield from self._granted(grant)
+            prepared.advance(session.version)  # so that every worker shows the same rate now
         finally:
             prepared.is_iterating = False
             leased.end_epoch()

@@ -5,6 +5,7 @@ death comes: in the user's code, in a share between two barriers, in a job of th
 on three workers, so that a lost step counter or a share that was not put back is seen.
 """
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ import pytest
 import torch
 
 from dying import Fault, with_fault
+from paceline import launcher
+from paceline.config import RunSettings
+from paceline.program import ScriptProgram
+from paceline.report.live import QuietObserver
 from reference import differ, plain_loop, replay
 from runs import Run, assert_each_sample_once, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
@@ -60,6 +65,51 @@ def test_another_worker_is_main_when_the_main_one_dies(tmp_path: Path, path: str
     assert differ(run.state, plain_loop(TASK)) < CLOSE
 
 
+SPEAKS = """
+import os, signal, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(4):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+            if epoch == 2 and pace.worker == 0:
+                print("my last words", end="", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+    print(f"epoch {epoch} by worker {pace.worker}")
+"""
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2"])
+def test_the_new_main_workers_words_are_shown_from_its_turn_on(
+    tmp_path: Path, protocol: str
+) -> None:
+    (tmp_path / "train.py").write_text(SPEAKS)
+    program = ScriptProgram(path=str(tmp_path / "train.py"))
+    settings = RunSettings(
+        run_dir=str(tmp_path / "run"),
+        workers=2,
+        protocol=protocol,
+        device="cpu",
+        threads=1,
+        delay=("10ms",),  # nobody takes a whole epoch before the other has begun
+    )
+    said = io.StringIO()
+    launcher.launch_run(program, settings, QuietObserver(said))
+    shown = [line for line in said.getvalue().splitlines() if not line.startswith("note: ")]
+    assert shown[:2] == ["epoch 0 by worker 0", "epoch 1 by worker 0"]
+    assert shown[2].startswith("my last words")
+    assert [line[-21:] for line in shown[-2:]] == ["epoch 2 by worker 1", "epoch 3 by worker 1"]
+
+
 @pytest.mark.parametrize(("point", "worker"), BETWEEN_BARRIERS)
 def test_peers_put_back_what_a_dead_one_had_begun(tmp_path: Path, point: str, worker: int) -> None:
     run = _train(ADAM, tmp_path, Fault(worker=worker, point=point, call=3), path="peers")
@@ -94,7 +144,7 @@ def test_every_sample_is_used_once_when_one_dies_among_asynchronous_workers(
     The delay lets nobody take all batches before the others have begun.
     """
     fault = Fault(point=point, call=3)
-    run = _train(WITH_BATCH_NORM, tmp_path, fault, protocol=protocol, delay=("5ms",))
+    run = _train(WITH_BATCH_NORM, tmp_path, fault, protocol=protocol, delay=("20ms",))
     assert differ(run.state, replay(WITH_BATCH_NORM, run.records)) < CLOSE
 
 

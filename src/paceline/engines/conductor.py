@@ -8,7 +8,7 @@ must not know processes, sockets, tensors or terminals.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..config import RunSettings
 from ..errors import ConfigError, WorkerError
@@ -35,6 +35,16 @@ share out. Add the four lines:
         with pace.step(): ..."""
 
 
+class Output(Protocol):
+    """What the main worker prints."""
+
+    def show(self) -> None:
+        """Show what is new."""
+
+    def follow(self, seat: int) -> None:
+        """From now on this worker is the main one."""
+
+
 class Conductor:
     """One run from the first member's description to the last member's end."""
 
@@ -46,11 +56,11 @@ class Conductor:
         trace: Trace,
         observer: Observer,
         log: MetricsLog | None,
-        on_tick: Callable[[], None],
+        output: Output,
     ) -> None:
         self.was_interrupted = False
         self._protocol = protocol
-        self._on_tick = on_tick
+        self._output = output
         self._run = Run(engine, settings, trace, observer, log)
         self._peers = Peers(self._run)
         self._calls = Calls(self._run, self._evaluated)
@@ -121,7 +131,7 @@ class Conductor:
     def _tick(self) -> None:
         run = self._run
         run.trace.flush()
-        self._on_tick()
+        self._output.show()
         if self.was_interrupted:
             if not run.has_begun:
                 raise KeyboardInterrupt
@@ -305,4 +315,6 @@ class Conductor:
         """The lowest live seat prints and saves: tell it when those below are gone."""
         live = self._run.roster.live
         if live and all(one.seat > gone_seat for one in live):
-            self._run.engine.tell(min(live, key=lambda one: one.seat).number, ("main",))
+            main = min(live, key=lambda one: one.seat)
+            self._output.follow(main.seat)  # before it is told: what it prints then is shown
+            self._run.engine.tell(main.number, ("main",))

@@ -210,6 +210,8 @@ class LocalEngine(Engine):
         self._nursery_end.close()
         for end in self._ends.values():
             end.close()
+        if not self._seats:  # it is still importing: nobody's child needs its care
+            self._nursery.kill()
         try:
             self._nursery.wait(_END_S)
         except subprocess.TimeoutExpired:

@@ -239,6 +239,9 @@ class MediatedSession(Session):
 
     @property
     def is_stopped(self) -> bool:
+        if not self._stopped:
+            self._hear(is_blocking=False)
+            self._stopped = any(message[0] == "stop" for message in self._queue)
         return self._stopped
 
     @property
