@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -169,9 +168,31 @@ def _births(
     program: Program, settings: RunSettings, protocol: SyncProtocol, folder: Path
 ) -> Iterator[Birth]:
     """What each member is told."""
-    count = 1 if settings.dry_run else settings.workers
-    threads = settings.threads or max(1, _num_cores() // settings.workers)
-    context = Context(
+    context = _context(program, settings, protocol, folder).write()
+    for seat in range(1 if settings.dry_run else settings.workers):
+        yield Birth(
+            member=seat,
+            seat=seat,
+            num_seats=settings.workers,
+            threads=settings.threads or max(1, _num_cores() // settings.workers),
+            program=str((folder / "program.pkl").resolve()),
+            log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
+            context=context,
+            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
+            environment={
+                "RANK": str(seat),
+                "LOCAL_RANK": str(seat),
+                "WORLD_SIZE": str(settings.workers),
+                "LOCAL_WORLD_SIZE": str(settings.workers),
+            },
+        )
+
+
+def _context(
+    program: Program, settings: RunSettings, protocol: SyncProtocol, folder: Path
+) -> Context:
+    """What ``connect`` finds in every member."""
+    return Context(
         name=program.name,
         seed=settings.seed,
         device=settings.device,
@@ -193,23 +214,6 @@ def _births(
         keep_best=settings.keep_best,
         source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
     )
-    for seat in range(count):
-        yield Birth(
-            member=seat,
-            seat=seat,
-            num_seats=settings.workers,
-            threads=threads,
-            program=str((folder / "program.pkl").resolve()),
-            log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
-            context=replace(context).write(),
-            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
-            environment={
-                "RANK": str(seat),
-                "LOCAL_RANK": str(seat),
-                "WORLD_SIZE": str(settings.workers),
-                "LOCAL_WORLD_SIZE": str(settings.workers),
-            },
-        )
 
 
 def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:

@@ -1,0 +1,64 @@
+"""ResNet-18, the chapter's variant, 40 updates each way: one worker and two.
+
+    python bench/resnet.py [--write] [--updates 40]
+
+One worker with batch 256 and lr 0.1, two workers with batch 512 and lr 0.2, on the CPU. It shows
+that both learn, and what an update takes. Writes results/resnet18.md.
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from paceline.config import resolve
+from paceline.launcher import launch_run
+from paceline.program import TaskProgram
+from paceline.records import Handed
+from paceline.report.live import QuietObserver
+from paceline.trace import FILE_NAME, read_trace
+from table import machine, write_table
+
+WAYS = ((1, 256, 0.1), (2, 512, 0.2))
+EDGE = 5
+"""Pushes at the begin and at the end whose losses are averaged."""
+
+
+def measure(workers: int, batch_size: int, lr: float, updates: int) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {
+            "workers": workers, "batch_size": batch_size, "lr": lr, "updates": updates,
+            "device": "cpu", "run_dir": f"{folder}/run",
+        }  # fmt: skip
+        summary = launch_run(TaskProgram(task="resnet18"), resolve(flags).settings, QuietObserver())
+        records = list(read_trace(Path(folder) / "run" / FILE_NAME))
+    assert summary is not None
+    losses = [one.fact.loss for one in records if isinstance(one, Handed)]
+    edge = EDGE * workers
+    first, last = statistics.mean(losses[:edge]), statistics.mean(losses[-edge:])
+    return [
+        str(workers), str(batch_size), f"{lr:g}", str(summary.updates),
+        f"{summary.time_per_update_s:.2f}", f"{summary.images_per_s:.1f}",
+        f"{first:.3f}", f"{last:.3f}", "yes" if last < first else "no",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--updates", type=int, default=40)
+    options = parser.parse_args()
+    rows = []
+    for way in WAYS:
+        rows.append(measure(*way, options.updates))
+        print(" | ".join(rows[-1]), flush=True)
+    header = [
+        "workers", "batch", "lr", "updates", "seconds an update", "images/s",
+        f"loss, first {EDGE} updates", f"loss, last {EDGE}", "learns",
+    ]  # fmt: skip
+    if options.write:
+        write_table("resnet18", "ResNet-18, 40 updates each way", header, rows, machine())
+
+
+if __name__ == "__main__":
+    main()
