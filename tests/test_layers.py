@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "values"),
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
     ("batches", "stats", "lookahead", "membership"),
-    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory", "convergence", "measured"),
+    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory", "convergence", "profiles"),
     ("coordinator", "legality", "rewrite"),
     ("store", "data", "compute"),
     ("workloads", "report", "porting"),
@@ -23,7 +23,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("prepared",),
     ("worker",),
     ("engines", "trainer"),
-    ("launcher", "simulation", "rehearsal"),
+    ("launcher", "simulation", "rehearsal", "race"),
+    ("advice",),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides."""

@@ -174,7 +174,7 @@ def _births(
             member=seat,
             seat=seat,
             num_seats=settings.workers,
-            threads=settings.threads or max(1, _num_cores() // settings.workers),
+            threads=settings.threads or max(1, num_cores() // settings.workers),
             program=str((folder / "program.pkl").resolve()),
             log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
             context=context,
@@ -224,7 +224,7 @@ def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
     return settings.path
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """Cores that this process may use, the container's quota included."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:

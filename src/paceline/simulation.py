@@ -20,7 +20,7 @@ from .engines.counts import Counts
 from .engines.simulated import SimulatedRun, endless_ledger
 from .engines.timing import TimingRun
 from .errors import ConfigError
-from .measured import measured_delays
+from .profiles import read_profile
 from .protocols import parse
 from .protocols.base import SyncProtocol
 from .report.forecast import Forecast, forecast_of
@@ -69,7 +69,7 @@ class World:
         if self.like is not None:
             if self.delay:
                 raise ConfigError("--like takes the times from a run, --delay names them: give one")
-            return measured_delays(self.like, num_workers)
+            return read_profile(self.like).delays(num_workers)
         delays = parse_delays(self.delay, num_workers)
         without = [worker for worker, delay in enumerate(delays) if delay is None]
         if without:

@@ -263,6 +263,13 @@ class TrainingCraft:
         self.model.train(was_training)
         return totals
 
+    def first_samples(self, count: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the first ``count`` training samples."""
+        train: Any = self.splits.train
+        collate: Callable[[Any], Any] = make_loader(train, count).collate_fn
+        inputs, targets = collate(fetch(train, list(range(count))))
+        return inputs, targets
+
     def load_newest(self) -> None:
         """Let the model hold the newest version."""
         self._home.copy_(self._newest())

@@ -1,0 +1,180 @@
+"""Protocols that race in virtual time, with real gradients, for a fixed amount of real computing.
+
+    all contenders        the same virtual seconds   the loss on the same samples
+    the better half       as much again              ...
+    the last two          once more with other seeds: who is ahead how often
+
+Every contender trains its own model at exactly the stale parameters that its protocol gives it
+(engines/training.py), so what staleness and smaller batches cost is measured and not assumed. It
+must not know where the conditions come from, nor how the result is shown.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .conditions.world import Conditions
+from .engines.simulated import SimulatedRun
+from .engines.training import TrainingCraft
+from .ledger import Ledger
+from .protocols import parse
+from .workloads.base import Task
+
+PROBE_SAMPLES = 1000
+"""Training samples on which the contenders' losses are compared."""
+RACE_SEEDS = 3
+"""The last two race so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What every contender trains, but for its protocol."""
+
+    task: Task
+    mini_batch_size: int
+    lr: float | None
+    seed: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """Where a contender was when it left the race."""
+
+    protocol: str
+    virtual_s: float
+    loss: float
+    updates: int
+    rank: int = 0
+    wins: int = 0
+    """Of the last two: seeds with which it was ahead, of ``RACE_SEEDS``."""
+
+
+class Contender:
+    """One protocol with one seed."""
+
+    def __init__(self, protocol_text: str, training: Training, conditions: Conditions) -> None:
+        protocol = parse(protocol_text, conditions.num_workers)
+        batch_size = training.mini_batch_size * protocol.num_pushes
+        self.craft = TrainingCraft(
+            training.task, protocol, batch_size=batch_size, lr=training.lr, seed=training.seed,
+            nonfinite="skip",
+        )  # fmt: skip
+        ledger = Ledger(self.craft.num_samples, batch_size, protocol.num_pushes)
+        self._run = SimulatedRun(protocol, ledger, conditions, craft=self.craft)
+        self._task = training.task
+        self.standing = Standing(protocol=protocol_text, virtual_s=0.0, loss=math.nan, updates=0)
+
+    @property
+    def virtual_s(self) -> float:
+        times_s = self._run.counts.times_s
+        return times_s[-1] if times_s else 0.0
+
+    def advance(self, until_s: float) -> None:
+        """Train until the virtual time, to the end of the update under way."""
+        while self.virtual_s < until_s:
+            self._run.run(self._run.counts.updates + 1)
+        one = self.standing
+        one.virtual_s, one.updates, one.loss = self.virtual_s, self._run.counts.updates, self.loss()
+
+    def loss(self) -> float:
+        """Mean loss of the newest version over the probe."""
+        inputs, targets = self.craft.first_samples(min(PROBE_SAMPLES, self.craft.num_samples))
+        self.craft.load_newest()
+        model = self.craft.model
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            value = float(self._task.loss(model(inputs), targets))
+        model.train(was_training)
+        return value if math.isfinite(value) else math.inf
+
+
+def race(
+    protocols: Sequence[str],
+    training: Training,
+    conditions: Conditions,
+    budget_s: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Standing]:
+    """Let protocols race until two are left, and those two again with other seeds.
+
+    Args:
+        budget_s: about how many real seconds it may take.
+
+    Returns:
+        The best first; who went further in the race stands before who did not.
+    """
+    field = [Contender(text, training, conditions) for text in protocols]
+    num_rounds = max(1, math.ceil(math.log2(len(field)))) if len(field) > 1 else 1
+    share_s = budget_s / (num_rounds + RACE_SEEDS)
+    lap_s = _first_lap_s(field, share_s)
+    until_s = lap_s
+    out: list[Standing] = []
+    for number in range(num_rounds):
+        for one in field:
+            one.advance(until_s)
+        field.sort(key=lambda one: one.standing.loss)
+        say(f"round {number + 1} of {num_rounds}: {field[0].standing.protocol} is ahead of "
+            f"{len(field) - 1} after {until_s:.3g} virtual seconds")  # fmt: skip
+        keep = max(2, math.ceil(len(field) / 2))
+        out = [one.standing for one in field[keep:]] + out
+        field = field[:keep]
+        if len(field) <= 2:
+            break
+        until_s *= 2
+    ranking = [one.standing for one in field] + out
+    if len(field) == 2:
+        _race_again(ranking, training, conditions, until_s, say)
+    for rank, standing in enumerate(ranking, start=1):
+        standing.rank = rank
+    return ranking
+
+
+def _first_lap_s(field: Sequence[Contender], share_s: float) -> float:
+    """Virtual seconds that all together compute in about ``share_s``, found by trying."""
+    lap_s, start_s = 0.0, time.perf_counter()
+    while True:
+        lap_s = max(one.virtual_s for one in field) * 1.5 if lap_s else _one_update_s(field)
+        for one in field:
+            one.advance(lap_s)
+        passed_s = time.perf_counter() - start_s
+        if passed_s >= share_s / 2.5:
+            return lap_s
+
+
+def _one_update_s(field: Sequence[Contender]) -> float:
+    for one in field:
+        one.advance(1e-9)
+    return max(one.virtual_s for one in field)
+
+
+def _race_again(
+    ranking: list[Standing],
+    training: Training,
+    conditions: Conditions,
+    until_s: float,
+    say: Callable[[str], None],
+) -> None:
+    """The two at the head with other seeds; who is ahead more often is the first."""
+    first, second = ranking[:2]
+    losses = {one.protocol: [one.loss] for one in (first, second)}
+    for extra in range(1, RACE_SEEDS):
+        again = Training(
+            task=training.task, mini_batch_size=training.mini_batch_size, lr=training.lr,
+            seed=training.seed + extra,
+        )  # fmt: skip
+        for one in (first, second):
+            contender = Contender(one.protocol, again, conditions)
+            contender.advance(until_s)
+            losses[one.protocol].append(contender.standing.loss)
+        say(f"{first.protocol} against {second.protocol}, seed {again.seed}")
+    pairs = list(zip(losses[first.protocol], losses[second.protocol], strict=True))
+    first.wins = sum(a < b for a, b in pairs)
+    second.wins = sum(b < a for a, b in pairs)
+    for one in (first, second):
+        one.loss = sum(losses[one.protocol]) / RACE_SEEDS
+    if (second.wins, -second.loss) > (first.wins, -first.loss):
+        ranking[0], ranking[1] = second, first

@@ -1,0 +1,174 @@
+"""What ``paceline plan`` says: protocols in the order in which they are advised, and why.
+
+It is given forecasts and where each stood in the race; it must not know how they were found.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from .forecast import Forecast
+from .terminal import format_duration
+
+
+class Standing(Protocol):
+    """Where a contender was when it left the race."""
+
+    rank: int
+    loss: float
+    virtual_s: float
+    updates: int
+    wins: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One protocol: its timing, and how far it came."""
+
+    forecast: Forecast
+    standing: Standing
+
+    @property
+    def samples_factor(self) -> float:
+        """Mini-batches that count, a second."""
+        one = self.forecast
+        return one.pushes / one.virtual_s if one.virtual_s else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """Of the time that workers are there, what goes into updates: 0 to 1."""
+        return self.forecast.utilisation * (1.0 - self.forecast.thrown_away)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """When the advised protocol reaches an accuracy, in virtual time."""
+
+    accuracy: float
+    is_reached: bool
+    best_accuracy: float
+    virtual_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The answer; ``docs/json.md`` describes every field."""
+
+    task: str
+    workers: int
+    mini_batch_size: int
+    profile_dir: str
+    profile_steps: int
+    step_s: float
+    push_s: float
+    candidates: tuple[Candidate, ...]
+    """The advised one first."""
+    race_seeds: int
+    are_alike: bool
+    """Whether the first two were not told apart by their losses."""
+    target: Target | None
+
+    @property
+    def advised(self) -> str:
+        return self.candidates[0].forecast.protocol
+
+    def to_json(self) -> dict[str, object]:
+        """The documented fields, in their order."""
+        return {
+            "task": self.task,
+            "workers": self.workers,
+            "mini_batch_size": self.mini_batch_size,
+            "profile": self.profile_dir,
+            "profile_steps": self.profile_steps,
+            "step_s": self.step_s,
+            "push_s": self.push_s,
+            "advised": self.advised,
+            "why": why(self),
+            "how_sure": how_sure(self),
+            "candidates": [_row(one) for one in self.candidates],
+            "target": None if self.target is None else asdict(self.target),
+        }
+
+
+def _row(one: Candidate) -> dict[str, object]:
+    forecast, standing = one.forecast, one.standing
+    return {
+        "protocol": forecast.protocol,
+        "time_per_update_s": forecast.time_per_update_s,
+        "pushes_per_s": one.samples_factor,
+        "efficiency": one.efficiency,
+        "thrown_away": forecast.thrown_away,
+        "staleness_versions": forecast.staleness_versions.mean,
+        "rank": standing.rank,
+        "race_loss": standing.loss if standing.loss < float("inf") else None,
+        "race_virtual_s": standing.virtual_s,
+        "race_updates": standing.updates,
+        "race_wins": standing.wins,
+    }
+
+
+def render_advice(advice: Advice) -> list[str]:
+    """The table, the advice, why, and how sure."""
+    lines = [
+        f"{advice.task}, {advice.workers} workers, mini-batches of {advice.mini_batch_size}",
+        f"profile: {advice.profile_steps} steps of {format_duration(advice.step_s)}, "
+        f"{format_duration(advice.push_s)} beside each for the push ({advice.profile_dir})",
+        "",
+        f"{'protocol':<20}{'an update':>11}{'batches/s':>11}{'efficient':>11}{'stale':>7}"
+        f"{'loss':>9}{'after':>9}",
+    ]
+    for one in advice.candidates:
+        forecast, standing = one.forecast, one.standing
+        lines.append(
+            f"{forecast.protocol:<20}{format_duration(forecast.time_per_update_s):>11}"
+            f"{one.samples_factor:>11,.1f}{100 * one.efficiency:>9.0f} %"
+            f"{forecast.staleness_versions.mean:>7.1f}{standing.loss:>9.4g}"
+            f"{format_duration(standing.virtual_s):>9}"
+        )
+    lines += ["", "Times are predicted for separate machines or cores, one a worker; losses were",
+              "measured in virtual time, with real gradients: who is lower goes further.", "",
+              f"advice: --protocol {advice.advised} --mini-batch-size {advice.mini_batch_size}",
+              f"why: {why(advice)}", f"how sure: {how_sure(advice)}"]  # fmt: skip
+    if advice.target is not None:
+        lines.append(_target(advice.target))
+    return lines
+
+
+def why(advice: Advice) -> str:
+    """What sets the advised protocol apart from the others."""
+    first = advice.candidates[0]
+    others = {one.forecast.protocol: one for one in advice.candidates[1:]}
+    base = others.get("full-sync") or next(iter(others.values()), None)
+    if base is None:
+        return "it was the only one asked about"
+    ratio = first.samples_factor / base.samples_factor if base.samples_factor else 0.0
+    text = (
+        f"{ratio:.2f}x the useful mini-batches a second of {base.forecast.protocol}, at a mean "
+        f"staleness of {first.forecast.staleness_versions.mean:.1f} versions"
+    )
+    if first.standing.loss < base.standing.loss:
+        text += f"; loss {first.standing.loss:.4g} against {base.standing.loss:.4g} in the race"
+    return text
+
+
+def how_sure(advice: Advice) -> str:
+    """How clearly it is ahead of the second."""
+    if len(advice.candidates) < 2:
+        return "nothing was compared"
+    first, second = advice.candidates[:2]
+    text = (
+        f"ahead of {second.forecast.protocol} with {first.standing.wins} of {advice.race_seeds} "
+        f"seeds (mean loss {first.standing.loss:.4g} against {second.standing.loss:.4g})"
+    )
+    if advice.are_alike:
+        return f"{text}: not told apart, either will do"
+    is_clear = first.standing.wins == advice.race_seeds
+    return f"{text}: {'clear' if is_clear else 'close, try both'}"
+
+
+def _target(target: Target) -> str:
+    if target.is_reached:
+        return f"accuracy {target.accuracy:g}: after about {format_duration(target.virtual_s)}"
+    return (
+        f"accuracy {target.accuracy:g}: not reached in {format_duration(target.virtual_s)} of "
+        f"virtual time, the best was {target.best_accuracy:.4f}; give the race more --seconds"
+    )

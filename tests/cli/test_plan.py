@@ -1,0 +1,85 @@
+"""``paceline plan``: a profile, forecasts, a race, an advice; and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import app as command
+from paceline.errors import ConfigError
+from paceline.profiles import read_profile
+
+Say = Callable[[str], tuple[int, str, str]]
+PROFILE = "train quadratic --engine inline --workers 2 --protocol async --updates 60 --name profile"
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run the command line in a folder that holds a profile of two workers."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> tuple[int, str, str]:
+        code = command.run(line.split())
+        return code, *capsys.readouterr()
+
+    assert run(PROFILE)[0] == 0
+    return run
+
+
+def plan_of(say: Say, flags: str) -> str:
+    size = read_profile(Path("runs/profile")).mini_batch_size
+    return f"plan quadratic --workers 4 --profile runs/profile --mini-batch-size {size} {flags}"
+
+
+def test_a_straggler_is_not_waited_for(say: Say) -> None:
+    line = plan_of(say, "--slow 0=30x --seconds 2 --protocols full-sync,k-sync:3,k-batch-async:3")
+    code, out, err = say(f"{line} --json")
+    assert code == 0, err
+    found = json.loads(out)
+    rows = {one["protocol"]: one for one in found["candidates"]}
+    assert set(rows) == {"full-sync", "k-sync:3", "k-batch-async:3"}
+    assert found["advised"] != "full-sync"
+    assert found["candidates"][0]["protocol"] == found["advised"]
+    assert [one["rank"] for one in found["candidates"]] == [1, 2, 3]
+    slow, fast = rows["full-sync"], rows["k-sync:3"]
+    assert slow["time_per_update_s"] > 10 * fast["time_per_update_s"]
+    assert rows["k-batch-async:3"]["efficiency"] > 0.95
+    assert sum(one["race_wins"] for one in found["candidates"][:2]) <= 3
+
+
+def test_every_field_is_described_and_the_text_says_why(say: Say) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline plan`")[1].split("\n## ")[0]
+    line = plan_of(say, "--seconds 1 --protocols full-sync,async")
+    _, out, _ = say(f"{line} --json")
+    found = json.loads(out)
+    names = [*found, *found["candidates"][0]]
+    assert [name for name in names if f"| `{name}` |" not in section] == []
+    _, out, _ = say(line)
+    for word in ("advice: --protocol", "why: ", "how sure: ", "batches/s", "profile: "):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("plan quadratic --workers 1", "at least 2 workers"),
+        ("plan quadratic --workers 4 --protocols full-snc", "did you mean 'full-sync'"),
+        ("plan quadratic --workers 4 --protocols k-sync:5", "K <= 4"),
+        ("plan quadratic --workers 4 --profile nowhere", "cannot be read"),
+        ("plan softmax --workers 4 --profile runs/profile", "task quadratic there, softmax here"),
+        ("plan quadratic --workers 4 --slow 9=2x", "there is no worker 9"),
+    ],
+)
+def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+    code, _, err = say(line)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_profile_of_too_few_steps_is_refused(say: Say) -> None:
+    assert say(PROFILE.replace("60", "4").replace("name profile", "name short"))[0] == 0
+    with pytest.raises(ConfigError, match="at least 10 are needed for a profile"):
+        read_profile(Path("runs/short"))
