@@ -11,6 +11,7 @@ Jobs (add, finish) are numbered by the coordinator and done in that order by the
 This module must not know protocols, members or leases.
 """
 
+import cmath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,7 @@ class SharedStore:
         ]
         self._chunks = [chunk for run in self._runs for chunk in _split(run)]
         self._buffers = layout.buffers
+        self._gradients: dict[int, list[Tensor]] = {}
 
     # -- what a member pushes and pulls ---------------------------------------------------------
 
@@ -91,9 +93,9 @@ class SharedStore:
 
     def is_finite(self, seat: int) -> bool:
         """Whether no gradient in the slot is inf or nan: one pass; sums spread both."""
-        slot = self.slot(seat)
-        return all(bool(torch.isfinite(run.sum())) for run in self._gradient_runs(slot)) or all(
-            bool(torch.isfinite(run).all()) for run in self._gradient_runs(slot)
+        runs = self._gradient_runs(seat)
+        return all(cmath.isfinite(run.sum().item()) for run in runs) or all(
+            bool(torch.isfinite(run).all()) for run in runs
         )
 
     def not_finite(self, seat: int) -> str:
@@ -207,14 +209,20 @@ class SharedStore:
         Who takes a half-scaled update over uses the norm that was noted before.
         """
         if self.control[PASS] != 2 * job + 1:
-            runs = self._gradient_runs(self._slots[seat + 1])
+            runs = self._gradient_runs(seat)
             norms = torch.stack([torch.linalg.vector_norm(run) for run in runs])
             self.control.set_double(NORM, scale * float(torch.linalg.vector_norm(norms)))
         norm = self.control.double(NORM)
         return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
 
-    def _gradient_runs(self, slot: Tensor) -> list[Tensor]:
-        return [Run(*run).of(slot) for run in self.layout.parameters.runs()]
+    def _gradient_runs(self, seat: int) -> list[Tensor]:
+        """The gradients of a slot (-1: of the accumulator), one flat tensor for each dtype."""
+        found = self._gradients.get(seat)
+        if found is None:
+            slot = self._slots[seat + 1]
+            found = [Run(*run).of(slot) for run in self.layout.parameters.runs()]
+            self._gradients[seat] = found
+        return found
 
     def _begin_writing(self) -> None:
         """From here on the other block is no version: it holds undo copies, then the next one."""
