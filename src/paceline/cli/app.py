@@ -31,6 +31,7 @@ VERBS = (
     Verb("train", "Train", "Train a built-in task or your own (pkg.module:task)."),
     Verb("launch", "Train", "Run your own script with N workers."),
     Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
+    Verb("compare", "Predict", "Protocols on one task, under the same stragglers and seeds."),
     Verb("report", "Look at a run", "Print the summary of a run again."),
     Verb("data", "Machine", "Data sets here, and how to get them."),
     Verb("config", "Machine", "Settings, and where each came from."),
