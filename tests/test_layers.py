@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("worker",),
     ("engines", "trainer"),
     ("launcher", "simulation", "rehearsal", "race"),
-    ("advice",),
+    ("advice", "comparison"),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides."""

@@ -66,18 +66,38 @@ def make_folder(settings: RunSettings, program_name: str) -> RunFolder:
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file, no folder; name another --run-dir")
         return RunFolder(path)
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{program_name}-{settings.protocol}")
-    name = settings.name or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = _RUNS / name
-    number = 1
-    while path.exists():
-        if settings.name:
+    path = _dated(f"{program_name}-{settings.protocol}")
+    if settings.name:
+        path = _RUNS / settings.name
+        if path.exists():
             raise ConfigError(f"{path} exists already; choose another --name")
-        number += 1
-        path = _RUNS / f"{name}-{number}"
     folder = RunFolder(path)
     folder.point_from(_RUNS / "latest")
     return folder
+
+
+def fresh_folder(stem: str, path: Path | None = None) -> Path:
+    """A folder for several runs: ``path``, or one named after ``stem`` and the time.
+
+    Raises:
+        ConfigError: there is something in it already.
+    """
+    place = _dated(stem) if path is None else path
+    if place.is_file() or (place.is_dir() and any(place.iterdir())):
+        raise ConfigError(f"{place} is not empty; name another --run-dir")
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _dated(stem: str) -> Path:
+    """A path under ``runs/`` where nothing is."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem)
+    path = first = _RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
 
 
 def _relink(link: Path, target: str | None) -> None:

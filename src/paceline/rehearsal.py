@@ -96,6 +96,7 @@ def rehearse(
             protocol, ledger, conditions, craft=craft, trace=trace, hear_epoch=rehearsal.ended
         )
         counts = run.run(settings.updates, rehearsal.watcher.progress)
+        rehearsal.stopped(run.coordinator.epoch, counts.times_s[-1])
         run.close()
     finally:
         trace.close()
@@ -149,13 +150,26 @@ class _Rehearsal:
         self._settings = settings
         self._craft = craft
         self._trace = trace
+        self._evaluated_version = -1
 
-    def ended(self, epoch: int, at_s: float) -> bool:
+    def stopped(self, epoch: int, at_s: float) -> None:
+        """The run is over; within an epoch its end is evaluated, as in a live run."""
+        if self._craft.store.version != self._evaluated_version:
+            self._evaluate(epoch, at_s)
+
+    def _evaluate(self, epoch: int, at_s: float) -> dict[str, float]:
+        """The means of all metrics; empty where there is no test data."""
         totals = self._craft.evaluate()
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
+        self._evaluated_version = self._craft.store.version
         if totals:
-            self._trace.evaluated(at_s, epoch, self._craft.store.version, totals)
+            self._trace.evaluated(at_s, epoch, self._evaluated_version, totals)
             self.watcher.evaluated(epoch, at_s, metrics)
+        return metrics
+
+    def ended(self, epoch: int, at_s: float) -> bool:
+        """An epoch ended; whether to go on."""
+        metrics = self._evaluate(epoch, at_s)
         target, seconds = self._settings.target_accuracy, self._settings.seconds
         if target is not None and metrics.get("acc", 0.0) >= target:
             return False

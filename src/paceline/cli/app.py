@@ -32,6 +32,7 @@ VERBS = (
     Verb("launch", "Train", "Run your own script with N workers."),
     Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
     Verb("plan", "Predict", "Which protocol and which K for so many workers, and why."),
+    Verb("compare", "Predict", "Protocols on one task, under the same stragglers and seeds."),
     Verb("report", "Look at a run", "Print the summary of a run again."),
     Verb("data", "Machine", "Data sets here, and how to get them."),
     Verb("config", "Machine", "Settings, and where each came from."),

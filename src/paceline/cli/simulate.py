@@ -102,6 +102,17 @@ class TrainingFlags:
 NO_WORLD, NO_TRAINING = WorldFlags(), TrainingFlags()
 
 
+def world_of(flags: WorldFlags) -> "World":
+    """The flags as what a simulation takes."""
+    from ..simulation import World
+
+    return World(
+        delay=tuple(flags.delay or ()), slow=tuple(flags.slow or ()), away=tuple(flags.away or ()),
+        link=flags.link, server=flags.server, num_bytes=flags.bytes, like=flags.like,
+        seed=flags.seed,
+    )  # fmt: skip
+
+
 def simulate(
     task: Annotated[str | None, Parameter(show=True)] = None,
     /,
@@ -131,13 +142,7 @@ def simulate(
     json
         One JSON object.
     """
-    from ..simulation import World
-
-    given = World(
-        delay=tuple(world.delay or ()), slow=tuple(world.slow or ()), away=tuple(world.away or ()),
-        link=world.link, server=world.server, num_bytes=world.bytes, like=world.like,
-        seed=world.seed,
-    )  # fmt: skip
+    given = world_of(world)
     chosen = {name: value for name, value in asdict(training).items() if value is not None}
     if task is None:
         if chosen:

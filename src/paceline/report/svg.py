@@ -12,7 +12,8 @@
     +--------------------------------------+
 
 Two panels share the time axis; lines differ in form and not only in colour, so a grey print can
-be read. This module must not know traces.
+be read. Its parts (`Panel`, `frame`, `line`, ...) draw the picture of a comparison, too
+(compared_svg.py). This module must not know traces.
 """
 
 import math
@@ -23,29 +24,34 @@ from xml.sax.saxutils import escape
 from .summary import Point, Summary
 from .terminal import loss_range
 
-_WIDTH, _HEIGHT = 720, 460
-_LEFT, _RIGHT = 72, 24
+WIDTH, _HEIGHT = 720, 460
+LEFT, RIGHT = 72, 24
 _TOP, _GAP, _PANEL = 64, 46, 142
 """Pixels: above the first panel, between the panels, height of one."""
-_INK, _FAINT, _GRID = "#222222", "#555555", "#dddddd"
+INK, FAINT, GRID = "#222222", "#555555", "#dddddd"
 _LOSS, _ACCURACY = "#1b4f8f", "#b5541c"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Panel:
+class Panel:
     """One diagram: where it lies and what it spans."""
 
     top: float
     low: float
     high: float
     stop_s: float
+    height: float = _PANEL
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
 
     def x(self, t: float) -> float:
-        return _LEFT + (t / self.stop_s) * (_WIDTH - _LEFT - _RIGHT)
+        return LEFT + (t / self.stop_s) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         inside = min(self.high, max(self.low, value))
-        return self.top + _PANEL * (1 - (inside - self.low) / (self.high - self.low))
+        return self.top + self.height * (1 - (inside - self.low) / (self.high - self.low))
 
 
 def draw_curve(summary: Summary) -> str:
@@ -54,26 +60,33 @@ def draw_curve(summary: Summary) -> str:
     stop_s = max((point.t for point in points), default=0.0) or 1.0
     low, high = loss_range(summary.losses)
     ticks = nice_ticks(low, high, 4)
-    loss = _Panel(top=_TOP, low=min(low, ticks[0]), high=max(high, ticks[-1]), stop_s=stop_s)
-    accuracy = _Panel(top=_TOP + _PANEL + _GAP, low=0.0, high=1.0, stop_s=stop_s)
+    loss = Panel(top=_TOP, low=min(low, ticks[0]), high=max(high, ticks[-1]), stop_s=stop_s)
+    accuracy = Panel(top=_TOP + _PANEL + _GAP, low=0.0, high=1.0, stop_s=stop_s)
     workers = f"{summary.workers} worker{'s' * (summary.workers != 1)}"
     title = f"{summary.task}, {summary.protocol}, {workers}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="Helvetica, Arial, sans-serif" '
-        f'font-size="13" fill="{_INK}">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        _text(_LEFT, 24, title, size=16, weight="bold"),
-        *_frame(loss, "training loss (mean over neighbouring updates)", ticks),
-        *_line(loss, summary.losses, _LOSS, ""),
-        *_frame(accuracy, "test accuracy (share of all test samples)", (0.0, 0.5, 1.0)),
-        *_line(accuracy, summary.accuracies, _ACCURACY, "7 4"),
+        *head(title, _HEIGHT),
+        *frame(loss, "training loss (mean over neighbouring updates)", ticks),
+        *line(loss, summary.losses, _LOSS, ""),
+        *frame(accuracy, "test accuracy (share of all test samples)", (0.0, 0.5, 1.0)),
+        *line(accuracy, summary.accuracies, _ACCURACY, "7 4"),
         *_dots(accuracy, summary.accuracies),
-        *_time_axis(accuracy),
+        *time_axis(accuracy, "seconds since the first step"),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def head(title: str, height: float) -> list[str]:
+    """The first lines of a picture: its size, a white ground, its title."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
+        f'width="{WIDTH}" height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" '
+        f'font-size="13" fill="{INK}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
+        text(LEFT, 24, title, size=16, weight="bold"),
+    ]
 
 
 def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
@@ -85,42 +98,45 @@ def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
     return tuple(round(i * step, 12) for i in range(first, last + 1))
 
 
-def _frame(panel: _Panel, label: str, ticks: Sequence[float]) -> list[str]:
+def frame(panel: Panel, label: str, ticks: Sequence[float]) -> list[str]:
     """The label, the horizontal grid with its values, and the axis."""
-    parts = [_text(_LEFT, panel.top - 12, label, weight="bold")]
+    parts = [text(LEFT, panel.top - 12, label, weight="bold")]
     for tick in ticks:
         y = panel.y(tick)
-        parts.append(_rule(_LEFT, y, _WIDTH - _RIGHT, y, _GRID))
-        parts.append(_text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
-    parts.append(_rule(_LEFT, panel.top, _LEFT, panel.top + _PANEL, _FAINT))
+        parts.append(rule(LEFT, y, WIDTH - RIGHT, y, GRID))
+        parts.append(text(LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
+    parts.append(rule(LEFT, panel.top, LEFT, panel.bottom, FAINT))
     return parts
 
 
-def _time_axis(panel: _Panel) -> list[str]:
-    bottom = panel.top + _PANEL
-    parts = [_rule(_LEFT, bottom, _WIDTH - _RIGHT, bottom, _FAINT)]
+def time_axis(panel: Panel, label: str) -> list[str]:
+    """The axis below a panel, with its values and its name."""
+    bottom = panel.bottom
+    parts = [rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)]
     for tick in nice_ticks(0.0, panel.stop_s, 6):
         if tick <= panel.stop_s * 1.001:
             x = panel.x(tick)
-            parts.append(_rule(x, bottom, x, bottom + 5, _FAINT))
-            parts.append(_text(x, bottom + 20, f"{tick:g}", anchor="middle"))
-    label = "seconds since the first step"
-    return [*parts, _text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 40, label, anchor="middle")]
+            parts.append(rule(x, bottom, x, bottom + 5, FAINT))
+            parts.append(text(x, bottom + 20, f"{tick:g}", anchor="middle"))
+    return [*parts, text((LEFT + WIDTH - RIGHT) / 2, bottom + 40, label, anchor="middle")]
 
 
-def _line(panel: _Panel, points: Sequence[Point], colour: str, dash: str) -> list[str]:
+def line(
+    panel: Panel, points: Sequence[Point], colour: str, dash: str, look: str = 'stroke-width="2"'
+) -> list[str]:
+    """A curve; ``look`` is what else is said of its stroke."""
     drawn = " ".join(f"{panel.x(p.t):.1f},{panel.y(p.value):.1f}" for p in points)
     if not drawn:
-        middle = (_LEFT + _WIDTH - _RIGHT) / 2
-        return [_text(middle, panel.top + _PANEL / 2, "not measured", anchor="middle")]
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        return [text(middle, panel.top + panel.height / 2, "not measured", anchor="middle")]
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return [
-        f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2"'
+        f'<polyline points="{drawn}" fill="none" stroke="{colour}" {look}'
         f'{dashes} stroke-linejoin="round"/>'
     ]
 
 
-def _dots(panel: _Panel, points: Sequence[Point]) -> list[str]:
+def _dots(panel: Panel, points: Sequence[Point]) -> list[str]:
     """A dot for each evaluation, and the values of the best and the last one beside theirs."""
     parts = [
         f'<circle cx="{panel.x(p.t):.1f}" cy="{panel.y(p.value):.1f}" r="4" fill="#ffffff" '
@@ -132,21 +148,23 @@ def _dots(panel: _Panel, points: Sequence[Point]) -> list[str]:
         for point, word in {best.t: (best, "best"), points[-1].t: (points[-1], "last")}.values():
             y = panel.y(point.value)
             y += 20 if y < panel.top + 24 or word == "last" else -10
-            x = min(panel.x(point.t), _WIDTH - _RIGHT)
-            parts.append(_text(x, y, f"{word} {point.value:.3f}", anchor="end"))
+            x = min(panel.x(point.t), WIDTH - RIGHT)
+            parts.append(text(x, y, f"{word} {point.value:.3f}", anchor="end"))
     return parts
 
 
-def _rule(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+def rule(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    """A thin straight line."""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
         f'stroke="{colour}" stroke-width="1"/>'
     )
 
 
-def _text(
+def text(
     x: float, y: float, text: str, *, anchor: str = "start", size: int = 13, weight: str = "normal"
 ) -> str:
+    """Words at a place."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
         f'font-weight="{weight}">{escape(text)}</text>'

@@ -8,6 +8,7 @@ a number was found.
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .summary import Point, Summary, WorkerSummary
 
@@ -174,32 +175,70 @@ def _duration(seconds: float | None) -> str:
 #           0 s                              74.0 s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One curve of characters, on an axis of its own."""
+
+    points: Sequence[Point]
+    mark: str
+    low: float
+    high: float
+    is_joined: bool = False
+    """Whether the columns between two points are marked, too."""
+
+    def row(self, value: float) -> int:
+        """The line of the plot that a value lies on, from the top."""
+        height = (value - self.low) / (self.high - self.low)
+        return round((1 - min(1.0, max(0.0, height))) * (HEIGHT - 1))
+
+
 def _curve(summary: Summary, width: int) -> list[str]:
     """Loss and accuracy against time as characters; nothing where there are fewer than 2 losses."""
     losses, accuracies = summary.losses, summary.accuracies
     if len(losses) < 2:
         return []
-    stop_s = max(point.t for point in (*losses, *accuracies))
     low, high = loss_range(losses)
+    loss = Series(points=losses, mark="*", low=low, high=high)
+    accuracy = Series(points=accuracies, mark="o", low=0.0, high=1.0)
+    right = (" 1.0", " 0.0") if accuracies else ("", "")
+    legend = ["* training loss (left)", *(["o test accuracy (right)"] if accuracies else [])]
+    return [*plot((loss, accuracy), width, legend, right), ""]
+
+
+def plot(
+    series: Sequence[Series], width: int, legend: Sequence[str], right: tuple[str, str] = ("", "")
+) -> list[str]:
+    """Curves against time as characters, with their legend below.
+
+    Args:
+        series: the left axis is that of the first one.
+        width: columns of the plot without what stands beside it.
+        right: what stands at the top and at the bottom of the right axis.
+    """
+    stop_s = max(point.t for one in series for point in one.points)
     grid = [[" "] * width for _ in range(HEIGHT)]
-    for points, mark, bottom, top in ((losses, "*", low, high), (accuracies, "o", 0.0, 1.0)):
-        for point in points:
-            column = round(point.t / stop_s * (width - 1)) if stop_s > 0 else 0
-            height = (point.value - bottom) / (top - bottom)
-            row = round((1 - min(1.0, max(0.0, height))) * (HEIGHT - 1))
-            grid[row][max(0, column)] = mark
+    for one in series:
+        before: tuple[int, float] | None = None
+        for point in one.points:
+            column = max(0, round(point.t / stop_s * (width - 1)) if stop_s > 0 else 0)
+            grid[one.row(point.value)][column] = one.mark
+            if before is not None and one.is_joined:
+                start, value = before
+                for i in range(start + 1, column):
+                    share = (i - start) / (column - start)
+                    grid[one.row(value + share * (point.value - value))][i] = one.mark
+            before = column, point.value
+    low, high = series[0].low, series[0].high
     lines = []
     # A loss that hardly moved still has two different ends.
     digits = next((n for n in range(3, 7) if f"{high:.{n}g}" != f"{low:.{n}g}"), 7)
     for row, cells in enumerate(grid):
         left = {0: f"{high:.{digits}g}", HEIGHT - 1: f"{low:.{digits}g}"}.get(row, "")
-        right = {0: " 1.0", HEIGHT - 1: " 0.0"}.get(row, "") if accuracies else ""
-        lines.append(f"{left:>{_AXIS}} |{''.join(cells)}|{right}")
-    end = format_duration(stop_s)
-    lines.append(f"{'':>{_AXIS}}  0 s{end:>{width - 3}}")
-    legend = ["* training loss (left)", *(["o test accuracy (right)"] if accuracies else [])]
+        beside = {0: right[0], HEIGHT - 1: right[1]}.get(row, "")
+        lines.append(f"{left:>{_AXIS}} |{''.join(cells)}|{beside}")
+    lines.append(f"{'':>{_AXIS}}  0 s{format_duration(stop_s):>{width - 3}}")
     rows = ["   ".join(legend)] if len("   ".join(legend)) <= width else legend
-    return [*lines, *(f"{'':>{_AXIS}}  {row}" for row in rows), ""]
+    return [*lines, *(f"{'':>{_AXIS}}  {row}" for row in rows)]
 
 
 def loss_range(losses: Sequence[Point]) -> tuple[float, float]:

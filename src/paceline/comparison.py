@@ -1,0 +1,239 @@
+"""Several protocols on one task, one after the other, under the same stragglers and seeds.
+
+    contest -> (seed 0: each protocol), (seed 1: each protocol), ... -> summaries -> comparison
+                live: launcher.py      virtual time: rehearsal.py
+
+The seeds are the outer loop, so whatever changes on a machine meets all protocols, and a contest
+that is cut short has compared what it has. A worker takes the same mini-batch under every
+protocol, unless a batch is asked for: else an asynchronous one would do K times the work in a
+step. This module must not know terminals or pictures.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from .conditions.delays import parse_delays, parse_slow
+from .config import RunSettings
+from .data.choice import choose
+from .errors import ConfigError, WorkerError
+from .folder import fresh_folder
+from .protocols import parse
+from .report.compared import Comparison, Contender, Outcome, outcome_of
+from .report.files import write_comparison
+from .report.live import Progress, QuietObserver
+from .report.summary import Summary
+from .simulation import World
+from .workloads import find_task
+
+
+class Watcher(Protocol):
+    """Who is told how a contest goes."""
+
+    def began(self, protocol: str, seed: int) -> None:
+        """A run begins."""
+
+    def progress(self, done: int) -> None:
+        """So many updates of it are made."""
+
+    def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
+        """It was evaluated, ``at_s`` seconds after its start."""
+
+    def note(self, text: str) -> None:
+        """A sentence that the user should read."""
+
+    def ended(self, outcome: Outcome | str) -> None:
+        """What came of it, or why it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """What is to be compared.
+
+    Args:
+        settings: of every run; the protocol and the seed in it are replaced.
+        world: what the workers are put through; of a live run only delay and slow.
+    """
+
+    task: str
+    protocols: tuple[str, ...]
+    settings: RunSettings
+    world: World
+    repeats: int = 1
+    is_simulated: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError for whatever can be refused before torch is loaded."""
+        if not self.protocols:
+            raise ConfigError("nothing to compare: give --protocols full-sync,k-sync:3,async")
+        if self.repeats < 1:
+            raise ConfigError(f"repeats must be >= 1, got {self.repeats}")
+        workers, world = self.settings.workers, self.world
+        names = [str(parse(text, workers)) for text in self.protocols]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ConfigError(f"{twice[0]} is given twice: each protocol runs once a seed")
+        find_task(self.task)
+        if self.is_simulated:
+            world.conditions(workers, 1.0)
+            return
+        parse_delays(world.delay, workers)
+        parse_slow(world.slow, workers)
+        for name in ("away", "link", "server", "num_bytes", "like"):
+            if getattr(world, name):
+                flag = "bytes" if name == "num_bytes" else name
+                raise ConfigError(f"--{flag} is for workers in virtual time: add --simulated")
+
+
+class ContestInterrupted(KeyboardInterrupt):
+    """The user ended a contest.
+
+    Args:
+        summary: what came of it until then.
+    """
+
+    def __init__(self, summary: Comparison) -> None:
+        super().__init__()
+        self.summary = summary
+
+
+def compare(contest: Contest, watcher: Watcher, run_dir: Path | None = None) -> Comparison:
+    """Run all of it; its files lie in ``runs/compare-...``, a folder a protocol.
+
+    Raises:
+        ConfigError: something asked for does not exist or cannot work.
+        ContestInterrupted: the user ended it after at least one run.
+    """
+    contest.check()
+    settings = _with_batch(contest, watcher)
+    results = _Results(contest, settings, fresh_folder(f"compare-{contest.task}", run_dir))
+    for seed in range(settings.seed, settings.seed + contest.repeats):
+        for text in contest.protocols:
+            watcher.began(text, seed)
+            chosen = replace(settings, protocol=text, seed=seed)
+            try:
+                summary = _run(contest, chosen, results.folder_of(text, seed), watcher)
+                result: Outcome | str = outcome_of(summary, seed, settings.target_accuracy)
+            except WorkerError as error:
+                result = str(error).partition("\n")[0].rstrip(":")
+            except KeyboardInterrupt:
+                if not results.has_any:
+                    raise
+                raise ContestInterrupted(results.compared(f"{text}, seed {seed}")) from None
+            results.add(text, result)
+            watcher.ended(result)
+    return results.compared()
+
+
+class _Results:
+    """What came of the runs so far."""
+
+    def __init__(self, contest: Contest, settings: RunSettings, folder: Path) -> None:
+        self._contest = contest
+        self._settings = settings
+        self._folder = folder
+        self._found: dict[str, list[Outcome | str]] = {text: [] for text in contest.protocols}
+
+    @property
+    def has_any(self) -> bool:
+        return any(self._found.values())
+
+    def folder_of(self, protocol: str, seed: int) -> Path:
+        """Where a run lies: a folder a protocol, and in it one a seed where there are several."""
+        place = self._folder / re.sub(r"[^A-Za-z0-9_.-]+", "-", protocol)
+        return place / f"seed-{seed}" if self._contest.repeats > 1 else place
+
+    def add(self, protocol: str, result: Outcome | str) -> None:
+        """What came of a run, or why it failed."""
+        self._found[protocol].append(result)
+
+    def compared(self, interrupted_in: str = "") -> Comparison:
+        """The comparison of what there is; its files are written."""
+        contest, settings = self._contest, self._settings
+        comparison = Comparison(
+            task=contest.task,
+            workers=settings.workers,
+            conditions=_in_words(contest, settings),
+            is_simulated=contest.is_simulated,
+            target_accuracy=settings.target_accuracy,
+            repeats=contest.repeats,
+            contenders=tuple(
+                Contender(
+                    protocol=text,
+                    outcomes=tuple(one for one in found if isinstance(one, Outcome)),
+                    failures=tuple(one for one in found if isinstance(one, str)),
+                )
+                for text, found in self._found.items()
+            ),
+            folder=str(self._folder),
+            interrupted_in=interrupted_in,
+        )
+        write_comparison(comparison, self._folder)
+        return comparison
+
+
+def _with_batch(contest: Contest, watcher: Watcher) -> RunSettings:
+    """The settings, with the mini-batch that full-sync would have where none is asked for."""
+    settings = contest.settings
+    if settings.batch_size is not None or settings.mini_batch_size is not None:
+        return settings
+    from .workloads import load_task  # here: it imports torch
+
+    chooser = partial(choose, fetch_missing=not contest.is_simulated, say=watcher.note)
+    task = load_task(contest.task, settings.workers, settings.init, chooser)
+    return replace(settings, mini_batch_size=max(1, task.batch_size // settings.workers))
+
+
+def _in_words(contest: Contest, settings: RunSettings) -> str:
+    world = contest.world
+    batch = f"mini-batches of {settings.mini_batch_size}"
+    if settings.mini_batch_size is None:
+        batch = f"{settings.batch_size} samples an update"
+    parts = [
+        *(f"slow {one}" for one in world.slow),
+        *(f"delay {one}" for one in world.delay),
+        *(f"away {one}" for one in world.away),
+        *([f"link {world.link}"] if world.link else []),
+        *([f"times as in {world.like}"] if world.like else []),
+        batch,
+    ]
+    return ", ".join(parts)
+
+
+def _run(contest: Contest, settings: RunSettings, run_dir: Path, watcher: Watcher) -> Summary:
+    if contest.is_simulated:
+        from .rehearsal import rehearse  # here: it imports torch
+
+        world = replace(contest.world, seed=settings.seed)
+        return rehearse(contest.task, settings, world, run_dir, watcher).summary
+    from .launcher import launch_run
+    from .program import TaskProgram
+
+    live = replace(
+        settings, run_dir=str(run_dir), delay=contest.world.delay, slow=contest.world.slow
+    )
+    summary = launch_run(TaskProgram(task=contest.task), live, _Listener(watcher))
+    assert summary is not None  # it is no dry run
+    return summary
+
+
+class _Listener(QuietObserver):
+    """Passes on what a live run says."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+        self._now_s = 0.0
+
+    def note(self, text: str) -> None:
+        self._watcher.note(text)
+
+    def progress(self, progress: Progress) -> None:
+        self._now_s = progress.t
+        self._watcher.progress(progress.version)
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._watcher.evaluated(epoch, self._now_s, metrics)

@@ -1,0 +1,140 @@
+"""``paceline compare``: in virtual time, live, cut short, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline import comparison, rehearsal
+from paceline.cli import app as command
+from paceline.errors import WorkerError
+from paceline.report.summary import summarize
+
+Say = Callable[[str], tuple[int, str, str]]
+VIRTUAL = "compare quadratic --workers 3 --simulated --delay exp:10ms --slow 0=4x --run-dir here"
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run the command line: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> tuple[int, str, str]:
+        code = command.run(line.split())
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_protocols_meet_the_same_stragglers_in_virtual_time(say: Say, tmp_path: Path) -> None:
+    protocols = "--protocols full-sync,k-sync:2,async --repeats 2 --updates 40"
+    code, out, err = say(f"{VIRTUAL} {protocols} --mini-batch-size 8 --seed 5")
+    assert code == 0
+    assert "[6/6] async, seed 6: no accuracy" in err
+    found = json.loads((tmp_path / "here" / "comparison.json").read_text())
+    assert (tmp_path / "here" / "comparison.svg").read_text().startswith("<svg")
+    by_name = {one["protocol"]: one for one in found["protocols"]}
+    times = {name: one["time_per_update_s"]["median"] for name, one in by_name.items()}
+    assert times["async"] < times["k-sync:2"] < times["full-sync"]
+    for name, folder in (("k-sync:2", "k-sync-2"), ("async", "async")):
+        for run, seed in zip(by_name[name]["runs"], (5, 6), strict=True):
+            assert run["seed"] == seed
+            assert Path(run["run_dir"]) == Path("here") / folder / f"seed-{seed}"
+            summary = summarize(tmp_path / run["run_dir"])
+            assert run["updates"] == summary.updates == 40
+            assert run["test_loss"] is not None  # its end is evaluated, though no epoch is over
+    for name in by_name:
+        assert f"\n{name} " in out
+
+
+def test_the_same_seed_is_the_same_run(say: Say) -> None:
+    line = "--protocols async,k-async:2 --updates 20 --json"
+    _, one, _ = say(f"{VIRTUAL} {line}")
+    _, other, _ = say(f"{VIRTUAL}2 {line}")
+    assert one.replace("here", "here2") == other
+
+
+def test_it_runs_live_and_takes_the_same_mini_batch_everywhere(say: Say) -> None:
+    code, out, _ = say(
+        "compare quadratic --protocols full-sync,async --workers 2 --updates 6 --json"
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert found["conditions"] == "mini-batches of 32"
+    assert not found["is_simulated"]
+    assert [one["updates"]["median"] for one in found["protocols"]] == [6, 6]
+    for one in found["protocols"]:
+        folder = Path(one["runs"][0]["run_dir"])
+        assert folder.parent.name.startswith("compare-quadratic-")
+        assert (folder / "trace.jsonl").is_file()
+
+
+def test_ctrl_c_keeps_what_is_done(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def second_is_cut(*given: object, **named: object) -> rehearsal.Rehearsed:
+        if given[1].protocol == "async":  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        return whole(*given, **named)  # type: ignore[arg-type]
+
+    whole = rehearsal.rehearse
+    monkeypatch.setattr(rehearsal, "rehearse", second_is_cut)
+    code, out, err = say(f"{VIRTUAL} --protocols full-sync,async,k-sync:2 --updates 9")
+    assert code == 130
+    assert "interrupted in async, seed 0" in out
+    assert "\nfull-sync " in out
+    assert "k-sync:2, seed" not in err
+    code, out, _ = say(f"{VIRTUAL}2 --protocols async,full-sync --updates 9 --json")
+    assert code == 130
+    assert json.loads(out)["error"]["kind"] == "Interrupted"
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object, **named: object) -> rehearsal.Rehearsed:
+        if given[1].protocol == "async":  # type: ignore[attr-defined]
+            raise WorkerError("the gradient is not finite:\n  more")
+        return whole(*given, **named)  # type: ignore[arg-type]
+
+    whole = rehearsal.rehearse
+    monkeypatch.setattr(rehearsal, "rehearse", fails)
+    code, out, _ = say(f"{VIRTUAL} --protocols async,full-sync --updates 9")
+    assert code == 0
+    assert "async failed: the gradient is not finite\n" in out
+    assert "\nfull-sync " in out
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("--protocols full-sync,k-snyc:2 --workers 3 --simulated --delay 1s", "'k-sync'?"),
+        ("--protocols k-sync:4 --workers 3", "needs K <= 3"),
+        ("--protocols async,asgd --workers 3", "async is given twice"),
+        ("--protocols , --workers 3", "nothing to compare"),
+        ("--protocols async --workers 3 --repeats 0", "repeats must be >= 1"),
+        ("--protocols async --workers 3 --simulated", "the workers have no time for a step"),
+        ("--protocols async --workers 3 --slow nonsense", "slow must read"),
+        ("--protocols async --workers 3 --link 1ms,1MB/s", "add --simulated"),
+        ("--protocols async --workers 3 --target-accuracy 85", "write 0.85 for 85 %"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    say: Say, rest: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(comparison, "_run", lambda *given: pytest.fail("a run has begun"))
+    code, out, err = say(f"compare quadratic {rest}")
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_task_and_a_used_folder_are_refused(say: Say, tmp_path: Path) -> None:
+    code, _, err = say("compare lent --protocols async --workers 2")
+    assert code == 2
+    assert "did you mean 'lenet'" in err
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mine").touch()
+    code, _, err = say(f"{VIRTUAL} --protocols async")
+    assert code == 2
+    assert "here is not empty" in err
