@@ -64,13 +64,16 @@ class Contest:
     world: World
     repeats: int = 1
     is_simulated: bool = False
+    evaluations: int = 1
+    """An epoch; more than one only in virtual time, where they cost none."""
 
     def check(self) -> None:
         """Raises ConfigError for whatever can be refused before torch is loaded."""
         if not self.protocols:
             raise ConfigError("nothing to compare: give --protocols full-sync,k-sync:3,async")
-        if self.repeats < 1:
-            raise ConfigError(f"repeats must be >= 1, got {self.repeats}")
+        for name in ("repeats", "evaluations"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)}")
         workers, world = self.settings.workers, self.world
         names = [str(parse(text, workers)) for text in self.protocols]
         twice = [name for name in names if names.count(name) > 1]
@@ -80,6 +83,8 @@ class Contest:
         if self.is_simulated:
             world.conditions(workers, 1.0)
             return
+        if self.evaluations > 1:
+            raise ConfigError("--evaluations within an epoch are for virtual time: add --simulated")
         parse_delays(world.delay, workers)
         parse_slow(world.slow, workers)
         for name in ("away", "link", "server", "num_bytes", "like"):
@@ -208,7 +213,8 @@ def _run(contest: Contest, settings: RunSettings, run_dir: Path, watcher: Watche
         from .rehearsal import rehearse  # here: it imports torch
 
         world = replace(contest.world, seed=settings.seed)
-        return rehearse(contest.task, settings, world, run_dir, watcher).summary
+        rehearsed = rehearse(contest.task, settings, world, run_dir, watcher, contest.evaluations)
+        return rehearsed.summary
     from .launcher import launch_run
     from .program import TaskProgram
 

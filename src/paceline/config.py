@@ -53,7 +53,7 @@ class RunSettings:
     protocol: str = _setting(
         "full-sync",
         "When gradients are combined: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, "
-        "k-batch-async:K, stale-synchronous:S or local-sgd:H.",
+        "k-batch-async:K, stale-synchronous:S, local-sgd:H, adaptive or adaptive-local:H.",
     )
     engine: Literal["local", "inline"] = _setting(
         "local", "Where workers run: processes of this machine, or one process for debugging."

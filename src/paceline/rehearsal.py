@@ -9,6 +9,7 @@ simulation of time alone does not need. This module must not know terminals.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -64,6 +65,7 @@ def rehearse(
     world: World,
     run_dir: Path,
     watcher: Watcher | None = None,
+    evaluations: int = 1,
 ) -> Rehearsed:
     """Train a task in virtual time.
 
@@ -71,6 +73,7 @@ def rehearse(
         settings: of them, those that say what is trained: workers, protocol, batch sizes, lr,
             epochs, updates, seconds (virtual), target_accuracy, dropped, nonfinite, init, seed.
         run_dir: where the run's files go.
+        evaluations: an epoch; they take no virtual time.
 
     Raises:
         ConfigError: something asked for does not exist or cannot work.
@@ -95,7 +98,8 @@ def rehearse(
         run = SimulatedRun(
             protocol, ledger, conditions, craft=craft, trace=trace, hear_epoch=rehearsal.ended
         )
-        counts = run.run(settings.updates, rehearsal.watcher.progress)
+        every = max(1, craft.num_samples * protocol.num_pushes // (batch_size * evaluations))
+        counts = run.run(settings.updates, partial(rehearsal.progress, run, every))
         rehearsal.stopped(run.coordinator.epoch, counts.times_s[-1])
         run.close()
     finally:
@@ -151,6 +155,21 @@ class _Rehearsal:
         self._craft = craft
         self._trace = trace
         self._evaluated_version = -1
+        self._num_evaluated = 0
+
+    def progress(self, run: SimulatedRun, every: int, done: int) -> None:
+        """So many updates are made; within an epoch it is evaluated ``every`` so many pushes."""
+        self.watcher.progress(done)
+        num_due = run.counts.pushes // every
+        if num_due <= self._num_evaluated:
+            return
+        self._num_evaluated = num_due
+        if done == self._evaluated_version:
+            return  # the epoch's end
+        accuracy = self._evaluate(run.coordinator.epoch, run.now_s).get("acc", 0.0)
+        target = self._settings.target_accuracy
+        if target is not None and accuracy >= target and not run.ending:
+            run.stop(f"accuracy {accuracy:.4f} reached {target:g}")
 
     def stopped(self, epoch: int, at_s: float) -> None:
         """The run is over; within an epoch its end is evaluated, as in a live run."""

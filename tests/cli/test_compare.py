@@ -55,6 +55,20 @@ def test_the_same_seed_is_the_same_run(say: Say) -> None:
     assert one.replace("here", "here2") == other
 
 
+def test_an_epoch_can_be_evaluated_several_times(say: Say) -> None:
+    line = "--protocols full-sync,async --epochs 2 --mini-batch-size 32 --json"
+    _, whole, _ = say(f"{VIRTUAL} {line}")
+    _, fine, _ = say(f"{VIRTUAL}2 {line} --evaluations 4")
+    for one, other in zip(
+        json.loads(whole)["protocols"], json.loads(fine)["protocols"], strict=True
+    ):
+        (coarse,), (finer,) = one["runs"], other["runs"]
+        assert len(coarse["errors"]) == 2
+        assert len(finer["errors"]) == 8
+        assert all(point in finer["errors"] for point in coarse["errors"])
+        assert finer["training_loss"] == coarse["training_loss"]  # looking changes nothing
+
+
 def test_it_runs_live_and_takes_the_same_mini_batch_everywhere(say: Say) -> None:
     code, out, _ = say(
         "compare quadratic --protocols full-sync,async --workers 2 --updates 6 --json"
@@ -112,6 +126,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
         ("--protocols async,asgd --workers 3", "async is given twice"),
         ("--protocols , --workers 3", "nothing to compare"),
         ("--protocols async --workers 3 --repeats 0", "repeats must be >= 1"),
+        ("--protocols async --workers 3 --evaluations 3", "add --simulated"),
         ("--protocols async --workers 3 --simulated", "the workers have no time for a step"),
         ("--protocols async --workers 3 --slow nonsense", "slow must read"),
         ("--protocols async --workers 3 --link 1ms,1MB/s", "add --simulated"),

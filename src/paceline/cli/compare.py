@@ -33,6 +33,7 @@ def compare(
     workers: int = 1,
     simulated: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 1,
+    evaluations: int = 1,
     updates: int | None = None,
     world: WorldFlags = NO_WORLD,
     training: TrainingFlags = NO_TRAINING,
@@ -53,6 +54,8 @@ def compare(
         In virtual time, in one process, instead of with real workers one run after the other.
     repeats
         Seeds: the first is --seed, the others follow it.
+    evaluations
+        An epoch, with --simulated: a finer curve and time to the target.
     updates
         Stop each run after so many updates.
     run_dir
@@ -71,6 +74,7 @@ def compare(
         settings=resolve({**chosen, **places}, env={}, is_call=False).settings,
         world=world_of(world),
         repeats=repeats,
+        evaluations=evaluations,
         is_simulated=simulated,
     )
     try:

@@ -95,6 +95,9 @@ def make_plan(
             f"{batch} samples make {parts} mini-batches of {sizes[0]} and {sizes[1]}; "
             "each is weighted by its samples"
         )
+    if protocol.is_adaptive:
+        notes.append(f"{protocol} changes the pushes or steps of an update as the loss falls: the "
+                     "updates are those at its first choice")  # fmt: skip
     per_epoch = first.num_samples / (batch * protocol.num_steps)
     updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
     epochs = settings.epochs or first.epochs

@@ -134,6 +134,15 @@ class SimulatedRun:
         self.counts.there_s = self._agenda.seconds_there(self._now_s)
         return self.counts
 
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self._now_s
+
+    def stop(self, reason: str) -> None:
+        """End after what is happening now; for whom `run` tells of its progress."""
+        self.ending = reason
+
     def close(self) -> None:
         """End the trace."""
         if self._trace is not None:

@@ -5,6 +5,8 @@ contract test runs over the table.
 """
 
 from paceline.errors import ConfigError, unknown
+from paceline.protocols.adaptive import Adaptive
+from paceline.protocols.adaptive_local import AdaptiveLocal
 from paceline.protocols.asynchronous import Async
 from paceline.protocols.base import SyncProtocol
 from paceline.protocols.full_sync import FullSync
@@ -24,6 +26,8 @@ PROTOCOLS: dict[str, type[SyncProtocol]] = {
     "k-batch-async": KBatchAsync,
     "stale-synchronous": StaleSynchronous,
     "local-sgd": LocalSgd,
+    "adaptive": Adaptive,
+    "adaptive-local": AdaptiveLocal,
 }
 
 ALIASES = {

@@ -57,6 +57,7 @@ class SyncProtocol(abc.ABC):
     argument: ClassVar[Argument | None] = None
     cancels: ClassVar[bool] = False  # needs an engine that can call work in flight off
     copies_in_tail: ClassVar[bool] = True  # whether the idle may repeat an epoch's last leases
+    is_adaptive: ClassVar[bool] = False  # changes num_pushes or num_steps, within the workers
     is_spmd: ClassVar[bool] = False  # may run between peers, without a coordinator on the way
     update_rule: ClassVar[Literal["optimizer", "mean"]] = "optimizer"  # "mean": of parameters
 
@@ -68,8 +69,8 @@ class SyncProtocol(abc.ABC):
         if self.argument is not None and value is not None:
             _check_argument(self.name, self.argument, value, num_workers)
         self.num_workers = num_workers
-        self.num_pushes = num_pushes  # K, an update
-        self.num_steps = num_steps  # H, a release
+        self.num_pushes = num_pushes  # K, an update; of an adaptive one the K of now, at first K_0
+        self.num_steps = num_steps  # H, a release; likewise
         self.value = value  # the number in the name, if it has one
 
     def __str__(self) -> str:

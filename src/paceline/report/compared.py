@@ -163,13 +163,8 @@ class Comparison:
 def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Outcome:
     """What is compared of a run."""
     trained = _trained(summary)
-    accuracies = [(trained(one.t), one.test_accuracy) for one in summary.epochs]
-    measured = [(t, accuracy) for t, accuracy in accuracies if accuracy is not None]
-    test_losses = [
-        Point(t=trained(one.t), value=one.test_loss)
-        for one in summary.epochs
-        if one.test_loss is not None and math.isfinite(one.test_loss)
-    ]
+    measured = [(trained(one.t), one.value) for one in summary.accuracies]
+    test_losses = finite([Point(t=trained(one.t), value=one.value) for one in summary.test_losses])
     errors = tuple(Point(t=t, value=1.0 - accuracy) for t, accuracy in measured)
     reached = (
         t for t, accuracy in measured if target_accuracy is not None and accuracy >= target_accuracy
@@ -190,7 +185,7 @@ def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Ou
         trained_s=sum(one.seconds for one in summary.epochs),
         ended=summary.ended,
         run_dir=summary.run_dir,
-        errors=errors or tuple(test_losses),
+        errors=errors or test_losses,
         losses=_smooth([Point(t=trained(one.t), value=one.value) for one in summary.losses]),
     )
 

@@ -113,11 +113,13 @@ class Summary:
     """Training loss over time, at most a few hundred points; not in the JSON."""
     accuracies: tuple[Point, ...] = ()
     """Test accuracy over time; not in the JSON."""
+    test_losses: tuple[Point, ...] = ()
+    """Test loss over time; not in the JSON."""
 
     def to_json(self) -> dict[str, object]:
         """The documented fields, in their order; what was not measured is null."""
         fields: dict[str, object] = asdict(self)
-        del fields["losses"], fields["accuracies"]
+        del fields["losses"], fields["accuracies"], fields["test_losses"]
         return fields
 
     def chapter_line(self) -> str:
@@ -149,11 +151,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
     assert header is not None
     workers = header.number("workers", len(tally.workers))
     trained_s, samples = tally.trained_s, tally.samples
-    accuracies = tuple(
-        Point(t=one.t_s - tally.first_s, value=value)
-        for one in tally.evaluations
-        if (value := one.mean("acc")) is not None
-    )
+    accuracies = _evaluations(tally, "acc")
     return Summary(
         task=header.text("task"),
         protocol=header.text("protocol"),
@@ -183,6 +181,16 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         run_dir=str(run_dir),
         losses=_thin(tally),
         accuracies=accuracies,
+        test_losses=_evaluations(tally, "loss"),
+    )
+
+
+def _evaluations(tally: Tally, metric: str) -> tuple[Point, ...]:
+    """A metric of the test data over time."""
+    return tuple(
+        Point(t=one.t_s - tally.first_s, value=value)
+        for one in tally.evaluations
+        if (value := one.mean(metric)) is not None
     )
 
 

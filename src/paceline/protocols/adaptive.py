@@ -1,0 +1,120 @@
+"""adaptive: k-async whose K grows as the loss falls, by the times that the run measures.
+
+    worker 0  --step|--step--|--step--....|        K = 1 at first: cheap, stale, noisy updates;
+    worker 1  --step----|--step--.....----|        later 2, 3, ... P, which is full-sync: dear and
+    worker 2  --step-----------|--step----|        exact. Nobody is called off, so all are measured
+
+    K_t = argmin over K of  F_t T(K) + F_0 T(1) / K        T(K) = E[X_{K:P}], as measured
+
+F_t is the moving average of the training loss and F_0 its start. The first term is what an update
+of K pushes costs in time, worth the more the more there is to gain; the second is the noise that
+it leaves. T(K) is the mean K-th fastest of the live workers' last steps, round by round: so it is
+true for any distribution, also where workers differ. For exponential times the rule is the
+paper's, K^2/(P - K) = F_0/(P F_t); where waiting costs nothing, K = P from the start.
+
+K pushes are an update, so its samples grow with K: give --mini-batch-size.
+
+Source: S. Dutta, J. Wang, G. Joshi, "Slow and Stale Gradients Can Win the Race" (AdaSync), arXiv
+2003.10579, section on adaptive synchronicity. Changed: measured order statistics instead of the
+exponential distribution's, and the constant is set by the first times instead of a given K_0.
+"""
+
+import math
+from typing import Any
+
+from paceline.events import Decision, Exhausted, Fact, Left, Pushed
+from paceline.protocols.base import Gathering
+from paceline.protocols.progress import LossProgress
+
+_MOST_TIMES = 16
+"""Steps of each member that are remembered: enough for a mean, few enough to follow a change."""
+_FEWEST_TIMES = 2
+
+
+class Adaptive(Gathering):
+    """Gather the pushes of K members; apply; choose K; release those."""
+
+    name = "adaptive"
+    summary = "k-async whose K grows from 1 as the loss falls, by the times it measures"
+    is_adaptive = True
+
+    def __init__(self, num_workers: int, value: int | None = None) -> None:
+        super().__init__(num_workers, value, num_pushes=1)
+        self._progress = LossProgress(4 * num_workers)
+        self._begun_s: dict[int, float] = {}  # by member at work, where that is known
+        self._times_s: dict[int, list[float]] = {}  # by live member, the newest last
+        self._num_since = 0  # pushes since K was chosen
+
+    def react(self, fact: Fact) -> list[Decision]:
+        if isinstance(fact, Pushed):
+            self._hear(fact)
+        elif isinstance(fact, Left):
+            self._times_s.pop(fact.member, None)
+            self._begun_s.pop(fact.member, None)
+        before = self._working.copy()
+        decisions = super().react(fact)
+        if isinstance(fact, Exhausted):
+            self._begun_s.clear()  # when the next epoch opens, nobody here can know
+        elif isinstance(fact, Pushed):
+            before.discard(fact.ticket.member)
+            self._begun_s.update(dict.fromkeys(self._working - before, fact.at_s))
+        return decisions
+
+    def _hear(self, fact: Pushed) -> None:
+        member = fact.ticket.member
+        self._progress.hear(fact.loss)
+        self._num_since += 1
+        begun_s = self._begun_s.pop(member, None)
+        if begun_s is not None:
+            times_s = self._times_s.setdefault(member, [])
+            times_s.append(fact.at_s - begun_s)
+            del times_s[:-_MOST_TIMES]
+
+    def _after_push(self, member: int) -> list[Decision]:
+        return self._rest_and_fill(member)
+
+    def _after_update(self) -> list[Decision]:
+        if self._num_since >= self.num_workers:
+            self._num_since = 0
+            self._choose()
+        return self._release_idle()
+
+    def _choose(self) -> None:
+        """The next K; nothing changes before every live member has been measured."""
+        num_live = len(self._idle) + len(self._working)
+        rounds = min((len(times_s) for times_s in self._times_s.values()), default=0)
+        if len(self._times_s) < num_live or rounds < _FEWEST_TIMES:
+            self.num_pushes = min(self.num_pushes, num_live)
+            return
+        ranked_s = _order_statistics_s([times_s[-rounds:] for times_s in self._times_s.values()])
+        ratio, first_s = self._progress.ratio, ranked_s[0]
+        costs = [ratio * ranked_s[i] + first_s / (i + 1) for i in range(num_live)]
+        self.num_pushes = 1 + min(range(num_live), key=costs.__getitem__)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **super().state(),
+            "num_pushes": self.num_pushes,
+            "progress": self._progress.state(),
+            "begun_s": sorted(map(list, self._begun_s.items())),
+            "times_s": [[member, list(self._times_s[member])] for member in sorted(self._times_s)],
+            "num_since": self._num_since,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.num_pushes = state["num_pushes"]
+        self._progress.load(state["progress"])
+        self._begun_s = dict(state["begun_s"])
+        self._times_s = {member: list(times_s) for member, times_s in state["times_s"]}
+        self._num_since = state["num_since"]
+
+
+def _order_statistics_s(times_s: list[list[float]]) -> list[float]:
+    """E[X_{K:P}] for K = 1 ... P: the mean over rounds of who was K-th.
+
+    Args:
+        times_s: of each member as many; what stands at the same place is a round.
+    """
+    rounds = [sorted(times) for times in zip(*times_s, strict=True)]
+    return [math.fsum(ranked) / len(rounds) for ranked in zip(*rounds, strict=True)]

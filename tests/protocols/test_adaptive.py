@@ -1,0 +1,112 @@
+"""adaptive: K follows the loss and the times that were measured."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from paceline.conditions.absences import parse_absences
+from paceline.conditions.delays import parse_delays, parse_slow
+from paceline.conditions.world import Conditions
+from paceline.engines.simulated import Nothing, SimulatedRun, endless_ledger
+from paceline.events import Apply, Exhausted, Fact, Joined, Lease, Order, Pushed, Ticket
+from paceline.protocols.adaptive import Adaptive
+
+NUM_WORKERS = 8
+
+
+class Losing(Nothing):
+    """Members whose loss is given by the time; remembers the size of each update."""
+
+    def __init__(self, loss_at: Callable[[float], float]) -> None:
+        self.sizes: list[int] = []
+        self._loss_at = loss_at
+
+    def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
+        return Pushed(ticket, 1, self._loss_at(at_s), True, at_s)
+
+    def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
+        self.sizes += [len(order.tickets) for order in orders if isinstance(order, Apply)]
+
+
+def sizes(
+    delay: str,
+    loss_at: Callable[[float], float] = lambda at_s: 1.0,
+    slow: tuple[str, ...] = (),
+    away: tuple[str, ...] = (),
+    num_updates: int = 400,
+) -> list[int]:
+    """K of each update of a simulated run."""
+    delays = tuple(one for one in parse_delays((delay,), NUM_WORKERS) if one is not None)
+    conditions = Conditions(
+        delays=delays,
+        slow=parse_slow(slow, NUM_WORKERS),
+        absences=parse_absences(away, NUM_WORKERS),
+        seed=3,
+    )
+    craft = Losing(loss_at)
+    protocol = Adaptive(NUM_WORKERS)
+    SimulatedRun(protocol, endless_ledger(protocol), conditions, craft=craft).run(num_updates)
+    return craft.sizes
+
+
+def test_it_begins_as_async_and_ends_as_full_sync() -> None:
+    found = sizes("exp:10ms", lambda at_s: 0.5 ** (at_s / 0.1), num_updates=1000)
+    assert set(found[:16]) == {1}
+    assert set(found[-50:]) == {NUM_WORKERS}
+    quarters = [sum(found[i : i + 100]) / 100 for i in range(0, 400, 100)]
+    assert quarters == sorted(quarters)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.05, 0.02])
+def test_for_exponential_times_it_is_the_papers_rule(ratio: float) -> None:
+    """K^2/(P - K) = 1/(P F_t/F_0), on average over the noise of 16 measured rounds."""
+    found = sizes("exp:10ms", lambda at_s: 1.0 if at_s < 0.2 else ratio, num_updates=3000)[1000:]
+    wanted = min(
+        range(1, NUM_WORKERS),
+        key=lambda k: abs(k * k / (NUM_WORKERS - k) - 1 / (NUM_WORKERS * ratio)),
+    )
+    assert sum(found) / len(found) == pytest.approx(wanted, abs=0.7)
+
+
+def test_where_waiting_costs_nothing_all_are_waited_for() -> None:
+    assert set(sizes("10ms")[-50:]) == {NUM_WORKERS}
+
+
+def test_a_straggler_is_not_waited_for_before_the_loss_is_tiny() -> None:
+    """Seven steps of 10 ms, one of 100: the eighth push costs 90 ms for little."""
+    slow = ("3=10x",)
+    assert set(sizes("10ms", slow=slow)[-50:]) == {NUM_WORKERS - 1}
+    tiny = sizes("10ms", lambda at_s: 1.0 if at_s < 0.2 else 1e-4, slow)
+    assert set(tiny[-20:]) == {NUM_WORKERS}
+
+
+def test_a_loss_that_nobody_knows_leaves_the_times_to_decide() -> None:
+    unknown = sizes("10ms+exp:10ms", lambda at_s: float("nan"))
+    assert unknown == sizes("10ms+exp:10ms", lambda at_s: 1.0)
+    assert max(unknown) < NUM_WORKERS
+
+
+def push(protocol: Adaptive, member: int, serial: int, at_s: float) -> None:
+    protocol.react(Pushed(Ticket(member, serial, 0), 1, 1.0, True, at_s))
+
+
+def test_time_between_two_epochs_is_no_time_of_a_step() -> None:
+    protocol = Adaptive(2)
+    for member in range(2):
+        protocol.react(Joined(member, 0.0))
+    for serial in range(6):
+        for member in range(2):
+            push(protocol, member, serial, 1.0 + serial)
+    protocol.react(Exhausted(7.0))
+    for serial in range(6, 9):  # an evaluation of a hundred seconds lies between
+        for member in range(2):
+            push(protocol, member, serial, 100.0 + serial)
+    times_s = [time for _, times in protocol.state()["times_s"] for time in times]
+    assert times_s
+    assert max(times_s) <= 1.0
+
+
+def test_who_has_left_is_neither_measured_nor_waited_for() -> None:
+    found = sizes("10ms", away=("3=1s..",))
+    assert NUM_WORKERS in found
+    assert set(found[-50:]) == {NUM_WORKERS - 1}
