@@ -35,6 +35,7 @@ POINTS = {
     "after it added to the sum": ("store.shared", "SharedStore", "add", "after"),
     "between two chunks of a sum": ("store.shared", "SharedStore", "_begin_writing", "after"),
     "before it publishes": ("store.shared", "SharedStore", "_publish", "before"),
+    "after it brought the scale": ("store.scale", "LossScales", "bring", "after"),
     "after it published": ("store.shared", "SharedStore", "_publish", "after"),
     "while it updates": ("store.update", "Updater", "step", "after"),
 }  # fmt: skip

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .compute.cancel import grain, watch_forward
 from .compute.replica import Replica, refuse_what_cannot_be_carried
+from .compute.scalers import follow, only_scaler, read_scaler, scaler_at, share_scaler
 from .compute.schedule import Schedule
 from .conditions.delays import parse_delays, parse_slow
 from .context import Context
@@ -67,6 +69,7 @@ class Prepared:
         self.loss: Tensor | None = None
         self._work = Work()
         self._norm: Tensor | None = None
+        self._scaler: GradScaler | None = None
         self._parameters = list(model.parameters())
         self._local_steps = 0
         self._delay = parse_delays(context.delay, context.workers)[session.seat]
@@ -162,6 +165,7 @@ class Prepared:
     def skip(self) -> None:
         self.replica_drop()
         self._session.give_back()
+        self.follow_scale()
 
     def replica_drop(self) -> None:
         """Forget the gradients of work that does not count."""
@@ -242,13 +246,48 @@ class Prepared:
         scale = getattr(self.optimizer, "grad_scale", None)
         if found is not None:
             work.found_inf = bool(found)
+            self._share_scaler()
         if scale is not None:
             work.inv_scale = 1.0 / float(scale)
             work.loss *= work.inv_scale
-            if self._context.is_difference or not isinstance(self._session, MediatedSession):
-                for parameter in self.model.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(work.inv_scale)
+        if self._context.is_difference or not isinstance(self._session, MediatedSession):
+            self._unscale(work.inv_scale)
+
+    def _unscale(self, inv_scale: float) -> None:
+        """For a step here: torch's own optimizers would refuse what the scaler left on them."""
+        for name in ("grad_scale", "found_inf"):
+            if name in self.optimizer.__dict__:
+                setattr(self.optimizer, name, None)
+        if inv_scale != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inv_scale)
+
+    def _share_scaler(self) -> None:
+        """The scaler that steps now follows the run's scale; local-sgd's workers scale for
+        themselves, as they step for themselves."""
+        session = self._session
+        if session.num_workers == 1 or self._context.is_difference:
+            return
+        assert isinstance(session, MediatedSession)
+        scaler = scaler_at(self.optimizer)
+        if scaler is not None and scaler is not self._scaler:
+            session.offer_scale(read_scaler(scaler))
+            self._adopt(scaler)
+
+    def _adopt(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+        share_scaler(scaler, lambda: self._session.scale)
+
+    def follow_scale(self) -> None:
+        """After a step that was left: the scale of the version that was pulled instead."""
+        scale = self._session.scale
+        if scale is None:
+            return
+        if self._scaler is None and (scaler := only_scaler()) is not None:
+            self._adopt(scaler)
+        if self._scaler is not None:
+            follow(self._scaler, scale)
 
     def _hold_up(self) -> None:
         """The delay that ``--delay`` and ``--slow`` ask for; left when the work is superseded."""

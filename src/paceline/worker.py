@@ -106,6 +106,7 @@ class Step:
         prepared.replica_drop()
         reset_scalers(prepared.optimizer)
         self._pace._session.superseded()
+        prepared.follow_scale()
         return True
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ProtocolError
 from ..events import Apply, Discard, Fact, Grant, Late, Order, Pushed, Ticket
+from ..sessions.base import FOUND_INF
 from ..sessions.lane import Message
+from ..store.scale import NO_OVERFLOW
 from .base import Push
 
 Send = Callable[[int, Message], None]
@@ -43,6 +45,7 @@ class Jobs:
         self._version = 0
         self._summed: dict[Ticket, int] = {}
         self._faults = 0
+        self._overflow_version = NO_OVERFLOW
         self._max_norm = 0.0
         self._idle: set[int] = set()
         self._open: deque[tuple[int, int, Message]] = deque()
@@ -93,7 +96,10 @@ class Jobs:
         is_first = not self._summed
         if is_first:
             self._faults, self._max_norm = 0, 0.0
+            self._overflow_version = NO_OVERFLOW
         self._faults |= push.fault
+        if push.fault == FOUND_INF:
+            self._overflow_version = max(self._overflow_version, pushed.ticket.version)
         self._max_norm = push.max_norm or self._max_norm
         self._summed[pushed.ticket] = pushed.num_samples
         if not is_alone and not push.fault:
@@ -113,7 +119,7 @@ class Jobs:
         self._summed.clear()
         self._version += 1
         if self._faults:
-            self._give(member, ("skip", self._version))
+            self._give(member, ("skip", self._version, self._overflow_version))
         elif is_alone:
             seat = self._seats[member]
             self._give(member, ("finish", self._version, seat, 1.0, self._max_norm))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ..batches import Batches
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
+from ..store.scale import LossScale
 
 Totals = dict[str, tuple[float, float]]
 """Per metric: the sum over samples and the number of samples."""
@@ -157,6 +158,11 @@ class Session(abc.ABC):
     def version(self) -> int:
         """Version of the parameters that the model holds."""
         return 0
+
+    @property
+    def scale(self) -> LossScale | None:
+        """The loss scale of that version; None: each worker's own."""
+        return None
 
     def sleep(self, seconds: float) -> None:
         """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""

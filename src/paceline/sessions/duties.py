@@ -66,7 +66,7 @@ class Duties:
         if self._store.version >= version:
             self._store.finished(job)
         elif kind == "skip":
-            self._store.skip(job)
+            self._store.skip(job, message[3])
         else:
             self._finish(*message[1:])
 

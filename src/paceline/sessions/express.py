@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from ..batches import express_rounds
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, VERSION
+from ..store.scale import NO_OVERFLOW
 from .base import FOUND_INF, NOT_FINITE, OK, Stopped, Work
 from .lane import Message
 from .mediated import MediatedSession
@@ -258,11 +259,17 @@ class ExpressSession(MediatedSession):
 
     def _conclude(self, entries: list[tuple[float, ...]], fault: int) -> None:
         """The version is there: note what made it."""
-        control = self._control
+        control, version = self._control, self._version
+        has_overflowed = any(entry[_FAULT] for entry in entries)
+        self.store.scale = self.store.scales.bring(
+            version + 1,
+            is_update=not has_overflowed and not fault,
+            overflow_version=version if has_overflowed else NO_OVERFLOW,
+        )
         if self._is_difference:
             self._pull_share()
         if self.seat == 0:
-            control[VERSION] = 2 * (self._version + 1) + self._block
+            control[VERSION] = 2 * (version + 1) + self._block
         row = [
             (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s))
             for n, loss, one, compute_s, wait_s, push_s, *_ in entries

@@ -25,7 +25,7 @@ tables below are the whole language. This module must not know what a message le
         grant     (serial, version, leases, upcoming)
         add       (job, seat, weight, is_first)
         finish    (job, version, seat, scale, max_norm)
-        skip      (job, version)
+        skip      (job, version, overflow_version)
         extended  (lease)
         end       (epoch, version)                the epoch is over
         mend      ()                              put back the shares of dead members

@@ -21,6 +21,7 @@ from ..compute.replica import Hyper, Replica
 from ..events import Grant, Lease, Ticket
 from ..store.control import BY_VERSION, LAYOUT, NORM, Control
 from ..store.memory import Memory
+from ..store.scale import LossScale
 from ..store.shared import SharedStore
 from ..store.update import Updater
 from .base import (
@@ -247,6 +248,14 @@ class MediatedSession(Session):
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def scale(self) -> LossScale | None:
+        return self.store.scale
+
+    def offer_scale(self, scale: LossScale) -> None:
+        """The scale of this member's own GradScaler: the run's, if it has none yet."""
+        self.store.scales.offer(self.seat, scale)
 
     def census(self, num_samples: int, batch_size: int) -> Census:
         self._lane.send(("count", num_samples, batch_size))

@@ -1,7 +1,8 @@
 """The page of words through which the members of one machine see each other.
 
     line 0..15   the run: version, jobs, alarm, ...
-    then 5 lines a seat: [cancelled, gone] [arrived] [undo mark] [what it pushed last: numbers]
+    then 6 lines a seat: [cancelled, gone] [arrived] [undo mark] [what it pushed last: numbers]
+                         [the loss scale that it began with]
 
 A seat is a worker's place; at any time one member sits on it. Every word has one writer at a
 time, named below. This module must not know what a version or an arrival leads to.
@@ -13,7 +14,7 @@ from .memory import LINE_BYTES, Memory, Words
 
 _WORDS_A_LINE = LINE_BYTES // 4
 _RUN_LINES = 16
-_SEAT_LINES = 5
+_SEAT_LINES = 6
 
 VERSION: Final = 0 * _WORDS_A_LINE
 """Twice the newest whole version, plus the number of the block that it lies in: one word, so that
@@ -36,6 +37,10 @@ BY_VERSION: Final = 7 * _WORDS_A_LINE
 """1 when some member's schedule counts versions (writer: any member)."""
 NORM: Final = 8 * _WORDS_A_LINE
 """A float64: the norm of the last averaged gradient that was clipped (writer: who executes)."""
+HAS_SCALE: Final = 9 * _WORDS_A_LINE
+"""1 when some member scales its losses (writer: any member)."""
+SCALE: Final = (10 * _WORDS_A_LINE, 11 * _WORDS_A_LINE)
+"""For even and odd versions: six float64, the loss scale (writer: who executes)."""
 
 
 class Control(Words):
@@ -58,6 +63,8 @@ class Control(Words):
         """Per seat: the version whose share lies in the undo block (writer: the member)."""
         self.numbers = [self._seat(seat, 3) for seat in range(num_seats)]
         """Per seat: sixteen float64 about its last push (writer: the member)."""
+        self.offers = [self._seat(seat, 5) for seat in range(num_seats)]
+        """Per seat: six float64, the loss scale that it began with (writer: the member)."""
 
     @property
     def version(self) -> int:

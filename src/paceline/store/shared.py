@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, VERSION, Control
 from .layout import ALIGN_BYTES, Layout
+from .scale import NO_OVERFLOW, LossScale, LossScales
 from .update import Groups, Updater
 
 _CHUNK_BYTES = 256 * 1024
@@ -66,6 +67,9 @@ class SharedStore:
         self._chunks = [chunk for run in self._runs for chunk in _split(run)]
         self._buffers = layout.buffers
         self._gradients: dict[int, list[Tensor]] = {}
+        self.scales = LossScales(control)
+        self.scale: LossScale | None = None
+        """Of the version that this member pulled last; None: nobody scales."""
 
     # -- what a member pushes and pulls ---------------------------------------------------------
 
@@ -123,6 +127,7 @@ class SharedStore:
             if before & 1:
                 continue
             out.copy_(self.blocks[newest & 1][:size])
+            self.scale = self.scales.of(newest >> 1)
             if control[generation] == before:
                 return newest >> 1
 
@@ -180,14 +185,18 @@ class SharedStore:
         buffers = self._buffers
         if buffers.num_bytes:
             buffers.of(self.blocks[new]).copy_(buffers.of(slot))
-        self._publish()
+        self._publish(is_update=True)
         self.finished(job)
 
-    def skip(self, job: int) -> None:
-        """Write the next version without a change: a gradient was not finite."""
+    def skip(self, job: int, overflow_version: int = NO_OVERFLOW) -> None:
+        """Write the next version without a change: a gradient was not finite.
+
+        Args:
+            overflow_version: the newest version from which a push overflowed its loss scale.
+        """
         self._begin_writing()
         self.blocks[1 - self.current].copy_(self.blocks[self.current])
-        self._publish()
+        self._publish(is_update=False, overflow_version=overflow_version)
         self.finished(job)
 
     def _scale(self, job: int, slot: Tensor, scale: float, clip: float) -> None:
@@ -228,8 +237,9 @@ class SharedStore:
         """From here on the other block is no version: it holds undo copies, then the next one."""
         self.control[GENERATION[1 - self.current]] |= 1
 
-    def _publish(self) -> None:
+    def _publish(self, *, is_update: bool, overflow_version: int = NO_OVERFLOW) -> None:
         version, new = self.version + 1, 1 - self.current
+        self.scales.bring(version, is_update=is_update, overflow_version=overflow_version)
         self.control[GENERATION[new]] += 1
         self.control.set_and_wake(VERSION, 2 * version + new)
 
