@@ -85,6 +85,17 @@ def test_a_protocol_that_failed_does_not_hide_the_others(outcome: Outcome) -> No
     assert json.dumps(both.to_json(), allow_nan=False)
 
 
+def test_what_was_not_run_has_neither_failed_nor_missed_the_target(outcome: Outcome) -> None:
+    cut = replace(
+        comparison(contender("k-sync:2", outcome), contender("async")),
+        interrupted_in="async, seed 0",
+    )
+    text = "\n".join(render_comparison(cut))
+    assert "interrupted in async, seed 0" in text
+    assert text.split("\nasync", 1)[1].split("\n")[0].split() == ["-"] * 7
+    assert "async, not run" in words(cut)
+
+
 def test_nothing_measured_is_no_chart_and_no_error(outcome: Outcome) -> None:
     failed = comparison(contender("async", failures=("it broke",)))
     assert "it broke" in "\n".join(render_comparison(failed))

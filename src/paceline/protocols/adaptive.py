@@ -4,22 +4,22 @@
     worker 1  --step----|--step--.....----|        later 2, 3, ... P, which is full-sync: dear and
     worker 2  --step-----------|--step----|        exact. Nobody is called off, so all are measured
 
-    K_t = argmin over K of  F_t T(K) + F_0 T(1) / K        T(K) = E[X_{K:P}], as measured
+    K_t = argmin over K of  F_t T(K) + F_0 T(1) / K        T(K): time of an update of k-async:K
 
 F_t is the moving average of the training loss and F_0 its start. The first term is what an update
 of K pushes costs in time, worth the more the more there is to gain; the second is the noise that
-it leaves. T(K) is the mean K-th fastest of the live workers' last steps, round by round: so it is
-true for any distribution, also where workers differ. For exponential times the rule is the
-paper's, K^2/(P - K) = F_0/(P F_t); where waiting costs nothing, K = P from the start.
+it leaves. T(K) is found by playing k-async through with the live workers' last measured steps, so
+it is true for any distribution, also where workers differ. For exponential times, where T(K) =
+E[X_{K:P}], this is the paper's K^2/(P - K) = F_0/(P F_t); for constant ones K = sqrt(F_0/F_t).
 
 K pushes are an update, so its samples grow with K: give --mini-batch-size.
 
 Source: S. Dutta, J. Wang, G. Joshi, "Slow and Stale Gradients Can Win the Race" (AdaSync), arXiv
-2003.10579, section on adaptive synchronicity. Changed: measured order statistics instead of the
-exponential distribution's, and the constant is set by the first times instead of a given K_0.
+2003.10579, section on adaptive synchronicity. Changed: T(K) of the measured steps instead of
+the exponential distribution's, and the constant is set by T(1) instead of a given K_0.
 """
 
-import math
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from paceline.events import Decision, Exhausted, Fact, Left, Pushed
@@ -29,6 +29,10 @@ from paceline.protocols.progress import LossProgress
 _MOST_TIMES = 16
 """Steps of each member that are remembered: enough for a mean, few enough to follow a change."""
 _FEWEST_TIMES = 2
+_CHOICE_ROUNDS = 4
+"""Pushes of each worker between two choices of K, and played through for each K."""
+_MOST_CHOICES = 16
+"""Values of K that are played through at a choice; of more workers, those around the last."""
 
 
 class Adaptive(Gathering):
@@ -74,7 +78,7 @@ class Adaptive(Gathering):
         return self._rest_and_fill(member)
 
     def _after_update(self) -> list[Decision]:
-        if self._num_since >= self.num_workers:
+        if self._num_since >= _CHOICE_ROUNDS * self.num_workers:
             self._num_since = 0
             self._choose()
         return self._release_idle()
@@ -86,10 +90,12 @@ class Adaptive(Gathering):
         if len(self._times_s) < num_live or rounds < _FEWEST_TIMES:
             self.num_pushes = min(self.num_pushes, num_live)
             return
-        ranked_s = _order_statistics_s([times_s[-rounds:] for times_s in self._times_s.values()])
-        ratio, first_s = self._progress.ratio, ranked_s[0]
-        costs = [ratio * ranked_s[i] + first_s / (i + 1) for i in range(num_live)]
-        self.num_pushes = 1 + min(range(num_live), key=costs.__getitem__)
+        times_s = list(self._times_s.values())
+        ratio, first_s = self._progress.ratio, _update_s(times_s, 1)
+        low = max(1, min(self.num_pushes - _MOST_CHOICES // 2, num_live - _MOST_CHOICES + 1))
+        choices = range(low, min(num_live, low + _MOST_CHOICES - 1) + 1)
+        costs = {k: ratio * _update_s(times_s, k) + first_s / k for k in choices}
+        self.num_pushes = min(costs, key=costs.__getitem__)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -110,11 +116,25 @@ class Adaptive(Gathering):
         self._num_since = state["num_since"]
 
 
-def _order_statistics_s(times_s: list[list[float]]) -> list[float]:
-    """E[X_{K:P}] for K = 1 ... P: the mean over rounds of who was K-th.
+def _update_s(times_s: list[list[float]], num_pushes: int) -> float:
+    """Mean seconds of an update of k-async, were these the steps' times.
 
     Args:
-        times_s: of each member as many; what stands at the same place is a round.
+        times_s: of each member; they are gone through again and again.
     """
-    rounds = [sorted(times) for times in zip(*times_s, strict=True)]
-    return [math.fsum(ranked) / len(rounds) for ranked in zip(*rounds, strict=True)]
+    ends = [(times[0], member) for member, times in enumerate(times_s)]
+    heapify(ends)
+    done, idle, now_s = [0] * len(times_s), list[int](), 0.0
+    num_updates = 0
+    for _ in range(max(num_pushes, _CHOICE_ROUNDS * len(times_s))):
+        now_s, member = heappop(ends)
+        done[member] += 1
+        idle.append(member)
+        if len(idle) == num_pushes:
+            num_updates += 1
+            last_s = now_s
+            for one in idle:
+                times = times_s[one]
+                heappush(ends, (now_s + times[done[one] % len(times)], one))
+            idle.clear()
+    return last_s / num_updates

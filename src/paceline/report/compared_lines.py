@@ -74,6 +74,9 @@ def _table(one: Comparison) -> list[str]:
     shown = _columns(one)
     rows = [("protocol", [column.title for column in shown])]
     for contender in one.contenders:
+        if not contender.outcomes:
+            rows.append((contender.protocol, ["-"] * len(shown)))
+            continue
         ranges = [contender.figure(column.figure) for column in shown]
         rows.append((contender.protocol, _cells(shown, [found.median for found in ranges])))
         if len(contender.outcomes) > 1:

@@ -100,7 +100,7 @@ def _legend(one: Comparison) -> list[str]:
 
 def _reached(one: Comparison, contender: Contender) -> str:
     if not contender.outcomes:
-        return ", failed"
+        return ", failed" if contender.failures else ", not run"
     if one.target_accuracy is None:
         return ""
     median_s = contender.figure("target_s").median
