@@ -337,9 +337,10 @@ class PreparedLoader:
     def _granted(self, grant: Grant) -> Iterator[Any]:
         """The batches of one grant, and more of them while the loop accumulates."""
         prepared, session = self._prepared, self._prepared._session
-        leases = grant.leases
-        prepared.leased.reserve(session.upcoming())
+        leases, depth = grant.leases, prepared.leased.lookahead
         while True:
+            if depth:
+                prepared.leased.reserve(session.upcoming(depth))
             for lease in leases:
                 yield prepared.take(lease)
                 if session.grant() is not grant:

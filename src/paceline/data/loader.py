@@ -87,6 +87,7 @@ class LeasedLoader:
         self._order: Sequence[int] = ()
         self._feed = _Feed()
         self._fed: deque[Lease] = deque()
+        self._workers: DataLoader[Any] | None = None
         self._inner: Iterator[Any] | None = None
 
     @property
@@ -129,13 +130,15 @@ class LeasedLoader:
 
     def reserve(self, leases: Sequence[Lease]) -> None:
         """Let the loader's workers fetch these ahead."""
-        if not self.loader.num_workers:
-            return
+        if not self._fed:
+            self._inner = None  # it ended when it ran empty: begin it again, with the same workers
         for lease in leases:
             self._feed.ready.append(self._batch(lease))
             self._fed.append(lease)
         if self._inner is None and self._fed:
-            self._inner = iter(self._make_inner())
+            if self._workers is None:
+                self._workers = self._make_inner()
+            self._inner = iter(self._workers)
 
     def fetch(self, lease: Lease) -> Any:
         """The batch of ``lease``, on the device; the step's random state is set."""
@@ -153,7 +156,12 @@ class LeasedLoader:
         return apply(lambda tensor: tensor.to(self._device, non_blocking=is_async), batch)
 
     def end_epoch(self) -> None:
-        """Forget what was fetched ahead."""
+        """Forget what was fetched ahead; the workers stay if they shall."""
+        self._forget()
+        if not self.loader.persistent_workers:
+            self._workers = None
+
+    def _forget(self) -> None:
         self._feed.ready.clear()
         self._fed.clear()
         self._inner = None
@@ -167,8 +175,7 @@ class LeasedLoader:
             try:
                 batch = next(self._inner)
             except StopIteration:
-                self._inner = None
-                self._fed.clear()
+                self._forget()
                 return None
             if mine == lease:
                 return batch
@@ -196,6 +203,7 @@ class LeasedLoader:
             worker_init_fn=user.worker_init_fn,
             multiprocessing_context=user.multiprocessing_context,
             prefetch_factor=user.prefetch_factor,
+            persistent_workers=True,  # in an epoch: it may run empty and go on
         )
 
 

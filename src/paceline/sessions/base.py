@@ -168,9 +168,19 @@ class Session(abc.ABC):
         """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""
         time.sleep(seconds)
 
-    def upcoming(self) -> Sequence[Lease]:
-        """Leases that this member will probably be granted, newly known since the last call."""
+    def upcoming(self, depth: int) -> Sequence[Lease]:
+        """Leases at work and up to ``depth`` after them, without those told before."""
         return ()
+
+    _told = 0
+    """Position in the epoch up to which ``upcoming`` has told; each epoch begins with 0."""
+
+    def _news(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Those that were not told before; from now on they are."""
+        news = [one for one in leases if one.start >= self._told]
+        if news:
+            self._told = news[-1].stop
+        return news
 
     def schedule_by_version(self, set_it: bool) -> bool:
         """Whether schedules count versions; ``set_it`` says so for the whole run."""

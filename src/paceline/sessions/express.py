@@ -14,7 +14,6 @@ This module must not know protocols; which leases are whose is the ledger's `exp
 
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from ..batches import express_rounds
@@ -22,18 +21,12 @@ from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, VERSION
 from ..store.scale import NO_OVERFLOW
 from .base import FOUND_INF, NOT_FINITE, OK, Stopped, Work
+from .diary import Diary, Entry
 from .lane import Message
 from .mediated import MediatedSession
 from .shares import Share, conflict_between
 
-Entry = tuple[int, float, int, tuple[float, float, float]]
-Row = tuple[float, list[Entry]]
-
 _WAIT_S = 0.1
-_FLUSH_S = 0.2
-_KEPT_ROUNDS = 4096
-_SENT_ENTRIES = 512
-"""In one message, which holds at most 256 KiB."""
 
 _N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD, _LEAVES = range(11)
 """What a member tells its peers about a push, as float64 of its line in the control page."""
@@ -58,9 +51,7 @@ class ExpressSession(MediatedSession):
         rounds = self._plan_rounds()
         self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
         self._round = 0
-        self._rows: deque[tuple[int, Row]] = deque(maxlen=_KEPT_ROUNDS)
-        self._flushed = 0
-        self._flush_at_s = time.perf_counter() + _FLUSH_S
+        self._diary = Diary(self._lane, self.num_workers)
         self._first_version = self.store.version
         if not self._is_express:
             self._enter()
@@ -104,8 +95,16 @@ class ExpressSession(MediatedSession):
             if not self._exchange(Work()):
                 return
         self._hand_over_buffers()
-        self._flush(is_last=True)
+        self._diary.tell()  # all do: the first may have died by now
         self._await_grant()
+
+    def upcoming(self, depth: int) -> Sequence[Lease]:
+        """Nobody is asked: the rounds of the epoch are known."""
+        if not self._is_express:
+            return super().upcoming(depth)
+        end = self._round + 1 + -(-depth // self.num_steps)
+        own = [one for row in self._rounds[self._round : end] for one in row[self.seat]]
+        return self._news(own[: self.num_steps + depth])
 
     def push(self, work: Work) -> None:
         if not self._is_express:
@@ -270,17 +269,15 @@ class ExpressSession(MediatedSession):
             self._pull_share()
         if self.seat == 0:
             control[VERSION] = 2 * (version + 1) + self._block
-        row = [
+        told: list[Entry] = [
             (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s))
             for n, loss, one, compute_s, wait_s, push_s, *_ in entries
         ]
-        now_s = time.perf_counter()
-        self._rows.append((self._round, (now_s, row)))
+        is_time = self._diary.note(self._round, told)
         self._round += 1
         self._version += 1
-        if self.seat == 0 and now_s > self._flush_at_s:
-            self._flush_at_s = now_s + _FLUSH_S
-            self._flush()
+        if is_time and self.seat == 0:
+            self._diary.tell()
 
     def _pull_share(self) -> None:
         size = self._replica.layout.parameters.stop
@@ -293,22 +290,6 @@ class ExpressSession(MediatedSession):
         if self._nonfinite_is_error and not self.store.is_finite(self.seat):
             line = self._control.numbers[self.seat]
             self._fail_not_finite(self._control.double(line + 2 * _LOSS))
-
-    # -- facts, off the critical path -----------------------------------------------------------
-
-    def _flush(self, is_last: bool = False) -> None:
-        """Tell the coordinator of the rounds since the last time.
-
-        The first member does; at the end all do, because the first may have died by then.
-        """
-        if self.seat and not is_last:
-            return
-        rows = [(number, row) for number, row in self._rows if number >= self._flushed]
-        size = max(1, _SENT_ENTRIES // self.num_workers)
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            self._lane.send(("rounds", part[0][0], [row for _, row in part]))
-        self._flushed = self._round
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -349,7 +330,7 @@ class ExpressSession(MediatedSession):
 
     def _report_interruption(self, mine: object, entries: object) -> None:
         """Tell of this member's push and those it saw; wait until all live ones have."""
-        self._flush(is_last=True)
+        self._diary.tell()
         self._lane.send(("interrupted", mine, entries))
         while (message := self._next())[0] == "mend":
             self._restore_the_dead()

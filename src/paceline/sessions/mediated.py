@@ -121,7 +121,7 @@ class MediatedSession(Session):
     def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
         if self._stopped:
             return False
-        self._epoch, self._batch_ends = epoch, batch_ends
+        self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
         self._lane.send(("arrive", epoch, list(batch_ends) if batch_ends is not None else None))
         message = self._next()
         if message[0] != "open":
@@ -215,8 +215,10 @@ class MediatedSession(Session):
             if control.wait_while(index, lambda value: value <= serial, left_s, is_soon=False):
                 raise Superseded
 
-    def upcoming(self) -> Sequence[Lease]:
-        return self._grant.upcoming if self._grant is not None else ()
+    def upcoming(self, depth: int) -> Sequence[Lease]:
+        """The coordinator knows the depth and keeps so many."""
+        grant = self._grant
+        return self._news((*grant.leases, *grant.upcoming)) if grant is not None else ()
 
     def schedule_by_version(self, set_it: bool) -> bool:
         if set_it:

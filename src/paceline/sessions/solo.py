@@ -29,6 +29,7 @@ class SoloSession(Session):
     def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
         self._leases = self._shape.batches(batch_ends).cut_all(epoch)
         self._next = 0
+        self._told = 0
         self._advance()
         return True
 
@@ -61,6 +62,9 @@ class SoloSession(Session):
         self._leases[self._next : self._next] = returned
         if self._grant is None:
             self._advance()
+
+    def upcoming(self, depth: int) -> Sequence[Lease]:
+        return self._news([*self._held, *self._leases[self._next : self._next + depth]])
 
     @property
     def version(self) -> int:

@@ -1,0 +1,108 @@
+"""A loader's workers make the batches, whoever grants them, and live as long as the user asked.
+
+Each sample says in which process it was made.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import fetching
+from paceline.data.loader import LeasedLoader
+from paceline.events import Lease
+from runs import assert_each_sample_once, nothing_left, run_script
+from tiny import BATCH_SIZE, EPOCHS, NUM_SAMPLES
+
+SCRIPT = Path(fetching.__file__)
+
+
+def _run(case: str, folder: Path, **settings: Any) -> list[dict[str, Tensor]]:
+    settings = {"workers": 2, "protocol": "full-sync", **settings}
+    run = run_script(SCRIPT, folder, case, str(folder), **settings)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    return [torch.load(folder / f"{case}-{n}.pt") for n in range(settings["workers"])]
+
+
+def _assert_given_once_an_epoch(results: list[dict[str, Tensor]]) -> None:
+    for epoch in range(EPOCHS):
+        rows = [row for one in results for row in one["rows"].tolist() if row[0] == epoch]
+        assert Counter(index for _, index, _ in rows) == Counter(range(NUM_SAMPLES))
+
+
+def _makers(result: dict[str, Tensor], epoch: int) -> set[int]:
+    """The processes that made the samples of an epoch."""
+    return {pid for number, _, pid in result["rows"].tolist() if number == epoch}
+
+
+@pytest.mark.parametrize(
+    ("case", "settings"),
+    [
+        ("two", {"path": "peers"}),
+        ("one at a time", {"path": "peers"}),
+        ("two", {"path": "peers", "protocol": "local-sgd:2"}),
+        ("two", {"path": "store"}),
+        ("two", {"workers": 1}),
+    ],
+    ids=str,
+)
+def test_every_batch_is_made_by_loader_workers(
+    tmp_path: Path, case: str, settings: dict[str, Any]
+) -> None:
+    results = _run(case, tmp_path, **settings)
+    _assert_given_once_an_epoch(results)
+    num_loader_workers = 1 if case == "one at a time" else 2
+    every = [_makers(one, epoch) for one in results for epoch in range(EPOCHS)]
+    assert [len(makers) for makers in every] == [num_loader_workers] * len(every)
+    assert len(set.union(*every)) == num_loader_workers * len(every), "made anew each epoch"
+    assert not set.union(*every) & {int(one["own"]) for one in results}
+
+
+@pytest.mark.parametrize("case", ["two", "accumulating"])
+def test_a_script_alone_has_loader_workers_too(tmp_path: Path, case: str) -> None:
+    with nothing_left():
+        subprocess.run([sys.executable, str(SCRIPT), case, str(tmp_path)], check=True)
+    result = torch.load(tmp_path / f"{case}-0.pt")
+    _assert_given_once_an_epoch([result])
+    for epoch in range(EPOCHS):
+        assert len(_makers(result, epoch)) == 2
+        assert int(result["own"]) not in _makers(result, epoch)
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_persistent_workers_live_from_epoch_to_epoch(tmp_path: Path, path: str) -> None:
+    results = _run("persistent", tmp_path, path=path)
+    _assert_given_once_an_epoch(results)
+    for result in results:
+        assert _makers(result, 0) == _makers(result, 1)
+        assert len(_makers(result, 0)) == 2
+
+
+def test_a_loader_that_ran_empty_goes_on_with_the_same_workers() -> None:
+    """And gives each lease its own batch."""
+    loader: Any = DataLoader(fetching.Signed(), BATCH_SIZE, num_workers=2)
+    leased = LeasedLoader(loader, 0, torch.device("cpu"))
+    leased.draw(0)
+    leases = [Lease(n, 0, n * BATCH_SIZE, (n + 1) * BATCH_SIZE) for n in range(4)]
+    makers = set()
+    for part in (leases[:2], leases[2:]):
+        leased.reserve(part)
+        for lease in part:
+            _, _, index, pid = leased.fetch(lease)
+            assert index.tolist() == list(range(lease.start, lease.stop))
+            makers.update(pid.tolist())
+    leased.end_epoch()
+    assert len(makers) == 2
+    assert os.getpid() not in makers
+
+
+def test_peers_that_go_on_through_the_store_are_given_each_sample_once(tmp_path: Path) -> None:
+    """Accumulation takes them off the rounds whose mini-batches were fetched ahead."""
+    _assert_given_once_an_epoch(_run("accumulating", tmp_path, path="peers"))
