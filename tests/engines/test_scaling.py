@@ -51,15 +51,16 @@ def test_every_workers_scales_are_those_of_the_plain_loop(
     "settings",
     [
         *ANYWHERE,
-        {"protocol": "k-batch-async:2"},
+        # The delay lets nobody take an epoch before the other has begun.
+        {"protocol": "k-batch-async:2", "delay": ("20ms",)},
         {"protocol": "k-batch-async:2", "engine": "inline"},
-        {"protocol": "async"},
+        {"protocol": "async", "delay": ("20ms",)},
         {"path": "collective"},
     ],
     ids=str,
 )
 def test_after_an_overflow_in_one_worker_all_have_the_same_scale(
-    tmp_path: Path, settings: dict[str, str]
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     _, results = _run("one overflow", tmp_path, **settings)
     assert [float(result["scales"][-1]) for result in results] == [512.0, 512.0]

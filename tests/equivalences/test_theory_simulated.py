@@ -21,7 +21,11 @@ WORKERS = (1, 2, 8, 20, 100)
 DELAYS = ("exp:1s", "1s+exp:1s", "pareto:3,1s", "lognormal:0.5,1s", "weibull:1.5,1s", "list:1s,2s")
 NUM_PUSHES = 6_000  # of each case, so that all of them take a few seconds
 SEED = 3
-RANKED = [name for name in PROTOCOLS if name not in ("stale-synchronous", "local-sgd")]
+RANKED = [
+    name
+    for name, kind in PROTOCOLS.items()
+    if name not in ("stale-synchronous", "local-sgd") and not kind.is_adaptive
+]
 
 
 def simulate(text: str, num_workers: int, delay: str, **changes: object) -> Counts:
