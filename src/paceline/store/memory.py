@@ -24,7 +24,8 @@ LINE_BYTES = 64
 
 _SPIN_S = 30e-6
 """Less than it costs to put a core to sleep and wake it. Longer is worse where processes outnumber
-cores: a spinner that yields is still in the way of who is awaited (results/pushes.md)."""
+cores, because who yields is still in the way of who is awaited: bench/pushes.py made 2,300 pushes a
+second with 30 us, 1,900 with 200 us, 790 with 1 ms."""
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _WAIT, _WAKE = 0, 1
 
