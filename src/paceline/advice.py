@@ -23,7 +23,7 @@ from .launcher import launch_run, num_cores
 from .profiles import Profile, read_profile
 from .program import TaskProgram
 from .protocols import parse
-from .race import RACE_SEEDS, Contender, Training, race
+from .race import Contender, Training, race
 from .report.forecast import Forecast
 from .report.live import QuietObserver
 from .report.ranking import Advice, Candidate, Target
@@ -96,7 +96,6 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
         step_s=profile.mean_step_s,
         push_s=profile.push_s,
         candidates=candidates,
-        race_seeds=RACE_SEEDS,
         are_alike=_are_alike([one.standing.loss for one in candidates[:2]]),
         target=_reach(asked, candidates[0], training, conditions, say),
     )

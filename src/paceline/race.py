@@ -21,12 +21,11 @@ from .engines.simulated import SimulatedRun
 from .engines.training import TrainingCraft
 from .ledger import Ledger
 from .protocols import parse
+from .report.ranking import RACE_SEEDS, Standing
 from .workloads.base import Task
 
 PROBE_SAMPLES = 1000
 """Training samples on which the contenders' losses are compared."""
-RACE_SEEDS = 3
-"""The last two race so often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +36,6 @@ class Training:
     mini_batch_size: int
     lr: float | None
     seed: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Standing:
-    """Where a contender was when it left the race."""
-
-    protocol: str
-    virtual_s: float
-    loss: float
-    updates: int
-    rank: int = 0
-    wins: int = 0
-    """Of the last two: seeds with which it was ahead, of ``RACE_SEEDS``."""
 
 
 class Contender:

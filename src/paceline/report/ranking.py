@@ -4,20 +4,25 @@ It is given forecasts and where each stood in the race; it must not know how the
 """
 
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from .forecast import Forecast
 from .terminal import format_duration
 
+RACE_SEEDS = 3
+"""The last two race so often."""
 
-class Standing(Protocol):
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
     """Where a contender was when it left the race."""
 
-    rank: int
-    loss: float
+    protocol: str
     virtual_s: float
+    loss: float
     updates: int
-    wins: int
+    rank: int = 0
+    wins: int = 0
+    """Of the last two: seeds with which it was ahead, of ``RACE_SEEDS``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +33,8 @@ class Candidate:
     standing: Standing
 
     @property
-    def samples_factor(self) -> float:
-        """Mini-batches that count, a second."""
+    def pushes_per_s(self) -> float:
+        """Mini-batches that make updates, a second."""
         one = self.forecast
         return one.pushes / one.virtual_s if one.virtual_s else 0.0
 
@@ -62,7 +67,6 @@ class Advice:
     push_s: float
     candidates: tuple[Candidate, ...]
     """The advised one first."""
-    race_seeds: int
     are_alike: bool
     """Whether the first two were not told apart by their losses."""
     target: Target | None
@@ -94,7 +98,7 @@ def _row(one: Candidate) -> dict[str, object]:
     return {
         "protocol": forecast.protocol,
         "time_per_update_s": forecast.time_per_update_s,
-        "pushes_per_s": one.samples_factor,
+        "pushes_per_s": one.pushes_per_s,
         "efficiency": one.efficiency,
         "thrown_away": forecast.thrown_away,
         "staleness_versions": forecast.staleness_versions.mean,
@@ -120,7 +124,7 @@ def render_advice(advice: Advice) -> list[str]:
         forecast, standing = one.forecast, one.standing
         lines.append(
             f"{forecast.protocol:<20}{format_duration(forecast.time_per_update_s):>11}"
-            f"{one.samples_factor:>11,.1f}{100 * one.efficiency:>9.0f} %"
+            f"{one.pushes_per_s:>11,.1f}{100 * one.efficiency:>9.0f} %"
             f"{forecast.staleness_versions.mean:>7.1f}{standing.loss:>9.4g}"
             f"{format_duration(standing.virtual_s):>9}"
         )
@@ -140,7 +144,7 @@ def why(advice: Advice) -> str:
     base = others.get("full-sync") or next(iter(others.values()), None)
     if base is None:
         return "it was the only one asked about"
-    ratio = first.samples_factor / base.samples_factor if base.samples_factor else 0.0
+    ratio = first.pushes_per_s / base.pushes_per_s if base.pushes_per_s else 0.0
     text = (
         f"{ratio:.2f}x the useful mini-batches a second of {base.forecast.protocol}, at a mean "
         f"staleness of {first.forecast.staleness_versions.mean:.1f} versions"
@@ -156,12 +160,12 @@ def how_sure(advice: Advice) -> str:
         return "nothing was compared"
     first, second = advice.candidates[:2]
     text = (
-        f"ahead of {second.forecast.protocol} with {first.standing.wins} of {advice.race_seeds} "
+        f"ahead of {second.forecast.protocol} with {first.standing.wins} of {RACE_SEEDS} "
         f"seeds (mean loss {first.standing.loss:.4g} against {second.standing.loss:.4g})"
     )
     if advice.are_alike:
         return f"{text}: not told apart, either will do"
-    is_clear = first.standing.wins == advice.race_seeds
+    is_clear = first.standing.wins == RACE_SEEDS
     return f"{text}: {'clear' if is_clear else 'close, try both'}"
 
 
