@@ -7,24 +7,11 @@ from pathlib import Path
 import pytest
 
 from paceline import comparison, rehearsal
-from paceline.cli import app as command
 from paceline.errors import WorkerError
 from paceline.report.summary import summarize
 
 Say = Callable[[str], tuple[int, str, str]]
 VIRTUAL = "compare quadratic --workers 3 --simulated --delay exp:10ms --slow 0=4x --run-dir here"
-
-
-@pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Run the command line: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(line: str) -> tuple[int, str, str]:
-        code = command.run(line.split())
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_protocols_meet_the_same_stragglers_in_virtual_time(say: Say, tmp_path: Path) -> None:

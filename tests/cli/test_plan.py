@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import app as command
 from paceline.errors import ConfigError
 from paceline.profiles import read_profile
 
@@ -14,17 +13,10 @@ Say = Callable[[str], tuple[int, str, str]]
 PROFILE = "train quadratic --engine inline --workers 2 --protocol async --updates 60 --name profile"
 
 
-@pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Run the command line in a folder that holds a profile of two workers."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(line: str) -> tuple[int, str, str]:
-        code = command.run(line.split())
-        return code, *capsys.readouterr()
-
-    assert run(PROFILE)[0] == 0
-    return run
+@pytest.fixture(autouse=True)
+def _profile(say: Say) -> None:
+    """The folder holds a profile of two workers."""
+    assert say(PROFILE)[0] == 0
 
 
 def plan_of(say: Say, flags: str) -> str:

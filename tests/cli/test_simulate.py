@@ -8,22 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import app as command
 from paceline.report.summary import summarize
 
 Say = Callable[[str], tuple[int, str, str]]
-
-
-@pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Run the command line: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(line: str) -> tuple[int, str, str]:
-        code = command.run(line.split())
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_it_says_time_staleness_waste_and_use_beside_theory(say: Say) -> None:
