@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import table
+from gpu_speed import SPEED
 from paceline.config import resolve
 from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, collate_batch
@@ -179,7 +180,7 @@ def main() -> None:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("no GPU is here: bench/gpu.sh --device cpu tries the script itself")
     checks: tuple[Callable[[str], Row | list[Row]], ...] = (
-        two_workers_equal_one, every_protocol_trains, cancellation, overhead, collective,
+        two_workers_equal_one, every_protocol_trains, cancellation, overhead, collective, *SPEED,
     )  # fmt: skip
     rows: list[Row] = []
     for check in checks:

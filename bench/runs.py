@@ -1,7 +1,9 @@
 """Whole runs for the benches: quiet, in a folder that goes away, read from their traces alone."""
 
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,60 @@ from paceline.workloads.base import Splits, Task, loss_metrics
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def run(program: "Program | Task", **settings: Any) -> list[Record]:
+def run(program: "Program | Task | str", **settings: Any) -> list[Record]:
     """One run; the records of its trace."""
-    if isinstance(program, Task):
-        program = TaskProgram(task=program)
     with tempfile.TemporaryDirectory() as folder:
-        chosen = resolve({**settings, "run_dir": folder}, env={}, is_call=True).settings
-        launch_run(program, chosen, QuietObserver())
-        return list(read_trace(Path(folder) / FILE_NAME))
+        run_in(Path(folder), program, **settings)
+        return records_of(Path(folder))
+
+
+def run_in(folder: Path, program: "Program | Task | str", **settings: Any) -> None:
+    """One run whose files lie in this folder.
+
+    Args:
+        program: a task, also by its name, is trained by the standard loop.
+    """
+    if isinstance(program, Task | str):
+        program = TaskProgram(task=program)
+    chosen = resolve({**settings, "run_dir": str(folder)}, env={}, is_call=True).settings
+    launch_run(program, chosen, QuietObserver())
+
+
+def run_alone(folder: Path, program: "Program | Task | str", **settings: Any) -> Path:
+    """One run in a folder below this one, which is returned; again (at most twice) where others
+    (processes that were there before) used more than a tenth of a core meanwhile: foreign load is
+    not explained away."""
+    for attempt in range(3):
+        place = folder / f"attempt-{attempt}"
+        start_s, before = time.perf_counter(), _seconds_of_others()
+        run_in(place, program, **settings)
+        after = _seconds_of_others()
+        used_s = sum(
+            after.get(pid, 0.0) - seconds for pid, seconds in before.items() if pid in after
+        )
+        share = used_s / (time.perf_counter() - start_s)
+        if share <= 0.1:
+            break
+        print(f"    others used {share:.2f} cores", flush=True)
+    return place
+
+
+def records_of(folder: Path) -> list[Record]:
+    """The records of the trace of the run that lies there."""
+    return list(read_trace(folder / FILE_NAME))
+
+
+def _seconds_of_others() -> dict[int, float]:
+    """Seconds of cores that each process there is but this one has used, by its number."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        found[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    found.pop(os.getpid(), None)
+    return found
 
 
 def update_times_s(records: Sequence[Record]) -> list[float]:

@@ -10,7 +10,8 @@ size       10,000 workers, 1,000 updates of k-sync:9000: seconds and memory, in 
 theory     every closed form, P in {1, 2, 8, 20, 100}, K in a grid, 20,000 updates (at least 1,000
            where that is more than 120,000 steps): within three standard errors, and 1 % where the
            standard error is below 0.3 %
-training   softmax, P = 8, k-async:4: gradients a second beside a plain loop that computes them
+training   softmax, P = 8, k-async:4 and full-sync, one gradient at a time and --batched:
+           gradients a second beside a plain loop that computes them and applies nothing
 
 Writes results/simulator.md.
 """
@@ -36,12 +37,12 @@ from paceline.engines.simulated import SimulatedRun, endless_ledger
 from paceline.engines.timing import TimingRun
 from paceline.engines.training import TrainingCraft
 from paceline.ledger import Ledger
+from paceline.predict.simulation import expected_update_s
 from paceline.protocols import parse
-from paceline.simulation import expected_update_s
 from paceline.trace import Trace
 from paceline.trainer import make_loader
 from paceline.workloads import load_task
-from table import RESULTS, machine, spread, write_table
+from table import kept_rows, machine, spread, write_table
 
 WORKERS, K = 1_000, 100
 WANTED_OF_HEAP, WANTED_OF_SIMPY = 0.6, 10.0
@@ -49,7 +50,8 @@ THEORY_DELAYS = ("exp:1s", "1s+exp:1s", "pareto:2.5,1s", "weibull:1.5,1s")
 THEORY_WORKERS = (1, 2, 8, 20, 100)
 ASYNCHRONOUS = ("async", "k-async", "k-batch-async")
 _MOST_STEPS = 120_000
-WANTED_TRAINING = 0.8
+WANTED_TRAINING, WANTED_BATCHED = 0.8, 1.0
+MINI_BATCH = 64
 
 Row = list[str]
 
@@ -62,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     note = machine()
-    rows: list[Row] = kept_rows(options.only)
+    rows: list[Row] = kept_rows("simulator", options.only)
     parts: dict[str, Callable[[bool], Iterator[Row]]] = {
         "speed": speed, "size": size, "theory": theory, "training": training,
     }  # fmt: skip
@@ -74,16 +76,6 @@ def main() -> None:
     if options.write:
         header = ["what", "measured", "wanted", "reached"]
         write_table("simulator", "Virtual time", header, rows, f"Median (least to most). {note}")
-
-
-def kept_rows(only: str | None) -> list[Row]:
-    """What was measured before, of the other parts, where one part alone is measured again."""
-    path = RESULTS / "simulator.md"
-    if only is None or not path.exists():
-        return []
-    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")][1:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in rows if row[0].partition(":")[0] != only]
 
 
 # -- speed -------------------------------------------------------------------------------------
@@ -253,40 +245,53 @@ def compare(text: str, num_workers: int, delay: str, is_quick: bool) -> tuple[fl
 
 
 def training(is_quick: bool) -> Iterator[Row]:
-    shares, rates = [], []
-    num_updates = 40 if is_quick else 200
-    for _ in range(2 if is_quick else 7):
-        simulated, plain = trained_per_s(num_updates), plain_per_s(4 * num_updates)
-        rates.append(simulated)
-        shares.append(simulated / plain)
-    yield ["softmax, 8 workers, gradients a second", spread(rates, 0), "", ""]
-    yield judged("share of a plain loop", shares, WANTED_TRAINING)
+    num_gradients = 160 if is_quick else 800
+    for text in ("k-async:4", "full-sync"):
+        shares: dict[bool, list[float]] = {False: [], True: []}
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        runs = {is_batched: trainer(text, is_batched) for is_batched in (False, True)}
+        for _ in range(2 if is_quick else 7):
+            for is_batched, run in runs.items():
+                rate = trained_per_s(run, num_gradients)
+                rates[is_batched].append(rate)
+                shares[is_batched].append(rate / plain_per_s(num_gradients))
+        for is_batched, wanted in ((False, WANTED_TRAINING), (True, WANTED_BATCHED)):
+            what = f"softmax, 8 workers, {text}{', --batched' if is_batched else ''}"
+            yield [f"{what}, gradients a second", spread(rates[is_batched], 0), "", ""]
+            yield judged(f"{what}, share of a plain loop", shares[is_batched], wanted)
 
 
-def trained_per_s(num_updates: int) -> float:
-    protocol, task = parse("k-async:4", 8), load_task("softmax")
-    craft = TrainingCraft(task, protocol, batch_size=task.batch_size)
-    ledger = Ledger(craft.num_samples, task.batch_size, protocol.num_pushes)
+def trainer(text: str, is_batched: bool) -> SimulatedRun:
+    """A run on mini-batches of 64 that has begun: what is traced once is traced."""
+    protocol, task = parse(text, 8), load_task("softmax")
+    batch_size = MINI_BATCH * protocol.num_pushes
+    craft = TrainingCraft(task, protocol, batch_size=batch_size, is_batched=is_batched)
+    ledger = Ledger(craft.num_samples, batch_size, protocol.num_pushes)
     conditions = Conditions(delays=(parse_delay("exp:1s"),) * 8)
     run = SimulatedRun(protocol, ledger, conditions, craft=craft)
-    run.run(10)
-    start_s = time.perf_counter()
-    counts = run.run(10 + num_updates)
-    return 4 * (counts.updates - 10) / (time.perf_counter() - start_s)
+    run.run(100)
+    return run
+
+
+def trained_per_s(run: SimulatedRun, num_gradients: int) -> float:
+    before, start_s = run.counts.pushes, time.perf_counter()
+    while run.counts.pushes < before + num_gradients:
+        run.run(run.counts.updates + 10)
+    return (run.counts.pushes - before) / (time.perf_counter() - start_s)
 
 
 def plain_per_s(num_gradients: int) -> float:
     """Mini-batches of the same size, forward, backward: nothing is applied."""
     task = load_task("softmax")
-    model, size = task.model(), task.batch_size // 4
+    model = task.model()
     loader = make_loader(task.data().train, task.batch_size, is_shuffled=True)
     leased = LeasedLoader(loader, 0, torch.device("cpu"))
     leased.draw(0)
     num_samples = leased.count()[0]
-    ledger = Ledger(num_samples, task.batch_size, 4)
+    ledger = Ledger(num_samples, 4 * MINI_BATCH, 4)
     ledger.open(0)
     leases = ledger.cut_all()
-    assert leases[0].num_samples == size
+    assert leases[0].num_samples == MINI_BATCH
     start_s = time.perf_counter()
     for i in range(num_gradients):
         inputs, targets = leased.fetch(leases[i % len(leases)])

@@ -51,6 +51,19 @@ def write_table(
     write_rows(RESULTS / f"{name}.md", title, header, rows, note)
 
 
+def kept_rows(name: str, only: str | None) -> list[list[str]]:
+    """The rows of ``results/NAME.md`` of all other parts, where one is measured again.
+
+    A part's rows begin with its name and a colon.
+    """
+    path = RESULTS / f"{name}.md"
+    if only is None or not path.exists():
+        return []
+    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")][1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if row[0].partition(":")[0] != only]
+
+
 def write_rows(
     path: Path, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str
 ) -> None:

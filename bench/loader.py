@@ -1,0 +1,119 @@
+"""Whether the input keeps up: LeNet from Fashion-MNIST's files against one cached batch.
+
+    python bench/loader.py [--rounds 60] [--write]
+
+Three loops in one process, all cores, batch 256: the four lines over the data set as ``paceline
+train lenet`` opens it (files read and checked, bytes held, batches gathered and converted); the
+same step on one batch that is always there, the ceiling; and the data set through torch's own
+collate, sample by sample, as most scripts have it. Blocks of ten steps in turn. Writes
+results/loader.md.
+"""
+
+import argparse
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from overhead import block_s, ratios
+from paceline.context import Context
+from paceline.data.arrays import collate_batch
+from paceline.sessions.solo import SoloSession
+from paceline.worker import Pace
+from paceline.workloads import load_task
+from table import interval, machine, spread, write_table
+
+BATCH, WANTED = 256, 0.97
+Step = Callable[[], None]
+loss_of = nn.functional.cross_entropy
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = load_task("lenet", 1, "default").model()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def from_files(collate: Any) -> Step:
+    """The four lines over the files."""
+    data: Any = load_task("lenet", 1, "default").data()
+    assert "Fashion-MNIST" in data.source, f"wanted Fashion-MNIST, found {data.source}"
+    loader = DataLoader(data.train, batch_size=BATCH, shuffle=True, collate_fn=collate)
+    pace = Pace(SoloSession(), Context())
+    model, optimizer, loader = pace.prepare(*parts(), loader)
+
+    def loop() -> Iterator[None]:
+        for _ in pace.epochs(1_000_000):
+            for inputs, targets in loader:
+                with pace.step():
+                    optimizer.zero_grad()
+                    loss_of(model(inputs), targets).backward()
+                    optimizer.step()
+                yield
+
+    return loop().__next__
+
+
+def on_a_cached_batch() -> Step:
+    """The ceiling: no loader, no Paceline."""
+    data: Any = load_task("lenet", 1, "default").data()
+    inputs, targets = collate_batch(data.train.__getitems__(list(range(BATCH))))
+    model, optimizer = parts()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    note = machine()
+    loops = {
+        "bare": on_a_cached_batch(),
+        "files, gathered by the batch": from_files(collate_batch),
+        "files, sample by sample": from_files(None),
+        "cached again": on_a_cached_batch(),
+    }
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    rng = random.Random(0)
+    for number in range(options.rounds + 1):
+        order = list(loops)
+        rng.shuffle(order)
+        for name in order:
+            seconds = block_s(loops[name])
+            if number:
+                times[name].append(seconds)
+    rows = []
+    for name in list(loops)[1:]:
+        middle, low, high = interval([1 / one for one in ratios(times, name)])
+        is_ours = name.endswith("batch")
+        rows.append([
+            name, spread([100 * one for one in times[name]]),
+            spread([100 * one for one in times["bare"]]), f"{middle:.4f}",
+            f"{low:.4f} to {high:.4f}", f">= {WANTED}" if is_ours else "",
+            ("yes" if middle >= WANTED else "no") if is_ours else "",
+        ])  # fmt: skip
+        print(" | ".join(rows[-1]), flush=True)
+    header = [
+        "input", "ms a step", "cached batch, ms a step", "cached : input", "95 % interval",
+        "wanted", "reached",
+    ]  # fmt: skip
+    if options.write:
+        write_table("loader", "Input against one cached batch, LeNet 256", header, rows,
+                    f"{options.rounds} interleaved blocks of ten steps; median (least to most); "
+                    f"the four lines are part of the input's time. {note}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

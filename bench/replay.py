@@ -1,0 +1,70 @@
+"""Asynchronous runs made again from their traces: are they equal in every bit?
+
+    python bench/replay.py [--write] [--updates 1000]
+
+Each run is live, with real processes whose pushes arrive in an order of their own; it is then made
+again in one process from its folder alone. Equal means every decision, every loss and every bit of
+the model that was left. Writes results/replay.md.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from paceline.config import resolve
+from paceline.launcher import launch_run
+from paceline.program import TaskProgram
+from paceline.replay import replay
+from paceline.report.live import QuietObserver
+from table import machine, write_table
+
+RUNS = (
+    ("softmax", "async", 4, 64),
+    ("mlp", "async", 3, 64),
+    ("lenet", "async", 2, 32),
+    ("mlp", "k-batch-async:3", 3, 48),
+    ("softmax", "stale-synchronous:2", 3, 64),
+)
+"""Task, protocol, workers, samples an update."""
+
+
+def measure(task: str, protocol: str, workers: int, batch_size: int, updates: int) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {
+            "workers": workers, "protocol": protocol, "batch_size": batch_size,
+            "updates": updates, "run_dir": folder, "slow": ("0=2x",),
+        }  # fmt: skip
+        settings = resolve(flags, env={}, is_call=True).settings
+        summary = launch_run(TaskProgram(task=task), settings, QuietObserver())
+        assert summary is not None
+        start_s = time.perf_counter()
+        found = replay(Path(folder))
+        replay_s = time.perf_counter() - start_s
+    return [
+        task, protocol, str(workers), str(found.version), str(found.pushes),
+        f"{summary.staleness_versions.mean:.2f}", f"{replay_s:.1f}",
+        "yes" if found.is_equal and found.is_model_equal else f"no: {found.difference}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--updates", type=int, default=1000)
+    options = parser.parse_args()
+    rows = []
+    for one in RUNS:
+        rows.append(measure(*one, options.updates))
+        print(" | ".join(rows[-1]), flush=True)
+    header = [
+        "task", "protocol", "workers", "updates", "pushes", "staleness, mean", "replay, s",
+        "equal in every bit",
+    ]  # fmt: skip
+    if options.write:
+        note = f"Worker 0 twice as slow. {machine()}"
+        write_table("replay", "Runs made again from their traces", header, rows, note)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What the paper trains: softmax regression with a penalty, on images in [0, 1].
+
+    F(w) = mean of -log softmax(W x + b)[y] + lambda ||W||_F^2,    W ~ N(0, 0.01^2), b = 0
+
+An epoch of the paper has no end: its theory draws every sample anew. So the images repeat often
+enough that no run meets the border of an epoch, where all workers would wait for each other. It
+must not know protocols.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from paceline.data.arrays import ArrayDataset, Batch, Splits
+from paceline.data.choice import Chooser
+from paceline.data.load import load
+from paceline.errors import ConfigError
+from paceline.workloads.base import Task, init_normal
+
+WISHED = ("mnist", "fashion-mnist")
+"""The data set of the paper, and the one that stands in for it."""
+SIDE_PX = 28
+CLASSES = 10
+JUDGED = 10_000
+"""Images that the loss is measured on: the first so many that are trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """Images to train on, with what to call them."""
+
+    train: ArrayDataset
+    title: str
+    is_the_papers: bool
+
+
+class Repeated(Dataset[tuple[Tensor, Tensor]]):
+    """A data set several times over.
+
+    Args:
+        times: how often, >= 1.
+    """
+
+    def __init__(self, data: ArrayDataset, times: int) -> None:
+        self._data = data
+        self._times = times
+
+    def __len__(self) -> int:
+        return len(self._data) * self._times
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._data[index % len(self._data)]
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        return self._data.__getitems__([index % len(self._data) for index in indices])
+
+
+class Softmax(nn.Module):
+    """(B, ...) -> (B, 11): ten logits, and the penalty lambda ||W||_F^2 as the last column.
+
+    The penalty travels with the logits because a loss sees outputs and targets and no weights.
+    """
+
+    def __init__(self, num_inputs: int, penalty: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_inputs, CLASSES)
+        self._penalty = penalty
+        init_normal(self, zero_biases=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.linear(images.flatten(1))
+        penalty = self._penalty * self.linear.weight.square().sum()
+        return torch.cat([logits, penalty.expand(len(logits), 1)], dim=1)
+
+
+def objective(outputs: Tensor, targets: Tensor) -> Tensor:
+    """F(w) on a batch: mean cross entropy plus the penalty."""
+    fit = nn.functional.cross_entropy(outputs[:, :CLASSES], targets)
+    return fit + outputs[:, CLASSES].mean()
+
+
+def metrics(outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:
+    """F(w) and accuracy of (B, 11) outputs, as sums with counts."""
+    count = float(len(targets))
+    is_right = outputs[:, :CLASSES].argmax(dim=1) == targets
+    value = objective(outputs, targets).item()
+    return {"loss": (value * count, count), "acc": (float(is_right.sum()), count)}
+
+
+def softmax(
+    images: Images, *, penalty: float, eta: float, mini_batch_size: int, times: int
+) -> Task:
+    """The task of one figure.
+
+    Args:
+        penalty: lambda.
+        eta: the step of an update.
+        mini_batch_size: m, samples a gradient.
+        times: how often the images repeat in an epoch.
+    """
+    data = images.train
+    judged = min(JUDGED, len(data))
+    num_inputs = data.inputs[0].numel()
+    return Task(
+        name="softmax with penalty",
+        model=lambda: Softmax(num_inputs, penalty),
+        loss=objective,
+        data=lambda: Splits(
+            train=Repeated(data, times),
+            test=ArrayDataset(data.inputs[:judged], data.targets[:judged], scale=data.scale),
+            source=images.title,
+        ),
+        learning_rate=eta,
+        batch_size=mini_batch_size,
+        epochs=1,
+        metrics=metrics,
+    )
+
+
+def digits(chooser: Chooser) -> Images:
+    """MNIST, or what there is in its place.
+
+    Raises:
+        ConfigError: neither is here, and neither can be fetched.
+    """
+    for name in WISHED:
+        if chooser(name).name == name:
+            splits = load(name)
+            assert isinstance(splits.train, ArrayDataset)
+            return Images(
+                train=splits.train,
+                title=f"{splits.source.partition(' (')[0]}, {len(splits.train):,} images",
+                is_the_papers=name == WISHED[0],
+            )
+    raise ConfigError(
+        f"the paper's figures need {' or '.join(WISHED)}, and neither is here: "
+        "`paceline data get mnist` says why"
+    )

@@ -1,0 +1,137 @@
+"""Loss against time and updates: a task trained in virtual time, with true gradients.
+
+    setting + protocol + seed -> predict/rehearsal.py -> trace -> the loss at some updates
+
+A run is the same for every figure that asks for it, and is made once. It must not know figures.
+"""
+
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config import RunSettings
+from paceline.predict.rehearsal import rehearse
+from paceline.predict.simulation import World
+from paceline.protocols import parse
+from paceline.records import Evaluated
+from paceline.report.summary import Point
+from paceline.trace import FILE_NAME, read_trace
+
+from .tasks import Images, softmax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the runs of a figure have in common; the symbols are the paper's."""
+
+    num_workers: int
+    """P."""
+    delay: str
+    """X."""
+    mini_batch_size: int
+    """m."""
+    eta: float
+    penalty: float
+    """lambda."""
+    num_evaluations: int = 40
+    """Of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """F(w) at one version."""
+
+    at_s: float
+    version: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One protocol with one seed."""
+
+    measured: tuple[Measured, ...]
+    updates: int
+    virtual_s: float
+
+    @property
+    def final(self) -> float:
+        """ln F(w) at the end: the mean of the last tenth of the run, which is noisy."""
+        tail = [one.loss for one in self.measured if one.version >= 0.9 * self.updates]
+        return log(statistics.fmean(tail))
+
+    def by_time(self) -> tuple[Point, ...]:
+        """ln F(w) against virtual seconds."""
+        return tuple(Point(t=one.at_s, value=log(one.loss)) for one in self.measured)
+
+    def by_updates(self) -> tuple[Point, ...]:
+        """ln F(w) against updates."""
+        return tuple(Point(t=float(one.version), value=log(one.loss)) for one in self.measured)
+
+    def loss_at(self, at_s: float) -> float:
+        """ln F(w) at a time, between the two evaluations beside it."""
+        before = self.measured[0]
+        for one in self.measured:
+            if one.at_s >= at_s:
+                span_s = one.at_s - before.at_s
+                share = (at_s - before.at_s) / span_s if span_s else 0.0
+                return log(before.loss + share * (one.loss - before.loss))
+            before = one
+        return log(before.loss)
+
+
+def log(loss: float) -> float:
+    """The paper draws ln(loss)."""
+    return math.log(loss) if 0.0 < loss < math.inf else math.inf
+
+
+_made: dict[tuple[object, ...], Run] = {}
+
+
+def train(setting: Setting, images: Images, protocol: str, num_updates: int, seed: int) -> Run:
+    """One run, made at the first call.
+
+    Raises:
+        ConfigError: the setting cannot be.
+    """
+    key = (setting, id(images), protocol, num_updates, seed)
+    if key not in _made:
+        _made[key] = _train(setting, images, protocol, num_updates, seed)
+    return _made[key]
+
+
+def _train(setting: Setting, images: Images, protocol: str, num_updates: int, seed: int) -> Run:
+    rule = parse(protocol, setting.num_workers)
+    # Cancelled mini-batches are gone, too, so each update may take one from every worker.
+    most = num_updates * max(rule.num_pushes, setting.num_workers) * setting.mini_batch_size
+    times = most // len(images.train) + 1
+    task = softmax(
+        images, penalty=setting.penalty, eta=setting.eta,
+        mini_batch_size=setting.mini_batch_size, times=times,
+    )  # fmt: skip
+    settings = RunSettings(
+        workers=setting.num_workers, protocol=protocol, updates=num_updates, seed=seed,
+        mini_batch_size=setting.mini_batch_size, dropped="skip", nonfinite="skip",
+    )  # fmt: skip
+    world = World(delay=(setting.delay,), seed=seed)
+    updates_an_epoch = times * len(images.train) / (rule.num_pushes * setting.mini_batch_size)
+    evaluations = max(2, round(setting.num_evaluations * updates_an_epoch / num_updates))
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        rehearsed = rehearse(task, settings, world, run_dir, evaluations=evaluations)
+        measured = tuple(_evaluations(run_dir))
+    return Run(
+        measured=measured, updates=rehearsed.summary.updates,
+        virtual_s=rehearsed.forecast.virtual_s,
+    )  # fmt: skip
+
+
+def _evaluations(run_dir: Path) -> Iterator[Measured]:
+    for record in read_trace(run_dir / FILE_NAME):
+        if isinstance(record, Evaluated):
+            loss = record.mean("loss")
+            loss = math.nan if loss is None else loss
+            yield Measured(at_s=record.t_s, version=record.version, loss=loss)
