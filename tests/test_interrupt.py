@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.checkpoints.shelf import Shelf
 from paceline.config import NAMES
 from paceline.records import Ended
 from paceline.trace import read_trace
@@ -127,15 +128,18 @@ def wait_for_epoch(run: "subprocess.Popen[str]") -> list[psutil.Process]:
     return psutil.Process(run.pid).children(recursive=True)
 
 
-def finish(run: "subprocess.Popen[str]", folder: Path) -> str:
+def finish(
+    run: "subprocess.Popen[str]", folder: Path, number: signal.Signals = signal.SIGINT
+) -> str:
     """Wait for the end of an interrupted run and check what every such run must leave."""
     out, err = run.communicate(timeout=60)
-    assert run.returncode == 130, out + err
+    assert run.returncode == 128 + number, out + err
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted"
     *_, last = read_trace(folder / "trace.jsonl")
     assert isinstance(last, Ended)
-    assert last.reason == "interrupted"
+    assert last.reason.partition(":")[0] == "interrupted"
+    assert Shelf(folder / "checkpoints").newest().note == ""
     for name in ("model.safetensors", "summary.json", "curve.svg"):
         assert (folder / name).stat().st_size > 0
     return out
@@ -147,6 +151,7 @@ def finish(run: "subprocess.Popen[str]", folder: Path) -> str:
         ("full-sync", signal.SIGINT),
         ("k-batch-sync:2", signal.SIGINT),
         ("full-sync", signal.SIGTERM),
+        ("async", signal.SIGUSR1),
     ],
 )
 def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
@@ -156,7 +161,7 @@ def test_ctrl_c_ends_a_run_with_whole_files_and_no_process_left(
     workers = wait_for_epoch(run)
     assert len(workers) >= 2
     run.send_signal(number)
-    finish(run, here / "run")
+    finish(run, here / "run", number)
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
 
@@ -182,7 +187,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(number: signal.Signals, her
     started = psutil.Process(run.pid).children()
     run.send_signal(number)
     out, err = run.communicate(timeout=60)
-    assert run.returncode == 130, out + err
+    assert run.returncode == 128 + number, out + err
     assert err == "interrupted\n"
     assert json.loads(out)["error"]["kind"] == "Interrupted"
     assert list(here.iterdir()) == []

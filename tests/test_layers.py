@@ -14,24 +14,29 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "values"),
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
-    ("batches", "stats", "lookahead", "membership"),
-    ("trace", "ledger", "protocols", "syntax", "checkpoint", "theory", "convergence", "profiles"),
-    ("coordinator", "legality", "rewrite"),
+    ("batches", "stats", "lookahead", "membership", "staleness"),
+    ("trace", "ledger", "protocols", "syntax", "theory", "convergence"),
+    ("checkpoint", "checkpoints"),
+    ("coordinator", "legality", "resting", "rewrite"),
     ("store", "data", "compute"),
-    ("workloads", "report", "porting"),
+    ("workloads", "report", "porting", "resumption"),
+    ("exports",),
     ("sessions", "replaced"),
-    ("prepared",),
+    ("scaling", "fast", "keeper"),
+    ("prepared", "granted"),
     ("worker",),
     ("engines", "trainer"),
-    ("launcher", "simulation", "rehearsal", "race"),
-    ("advice", "comparison"),
+    ("launcher", "replay"),
+    ("predict",),
+    ("bench",),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides."""
 
 PURE = (
     "events", "errors", "batches", "ledger", "coordinator", "protocols", "stats", "lookahead",
-    "membership", "legality", "records", "plan", "values", "theory", "convergence",
+    "membership", "legality", "resting", "records", "plan", "values", "theory", "convergence",
+    "staleness",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .bench.clock import Benchmark
     from .config import RunSettings
     from .errors import ConfigError, LinkError, PacelineError, ProtocolError, WorkerError
     from .report.summary import Summary
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .workloads.base import Splits, Task
 
 _HOMES = {
+    "Benchmark": "bench.clock",
     "ConfigError": "errors",
     "KVStore": "store.kv",
     "LinkError": "errors",
@@ -37,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Benchmark",
     "ConfigError",
     "KVStore",
     "LinkError",

@@ -76,6 +76,11 @@ class Batches:
         return self._end
 
     @property
+    def parts(self) -> int:
+        """Mini-batches that a batch is cut into."""
+        return self._parts
+
+    @property
     def own_ends(self) -> list[int] | None:
         """The ends that were given, or None."""
         return None if self._ends is None else list(self._ends)
@@ -87,14 +92,17 @@ class Batches:
             leases += self.cut(batch, epoch, first_id + len(leases))
         return leases
 
-    def cut(self, batch: int, epoch: int, first_id: int) -> list[Lease]:
-        """The batch in `parts` ranges whose sizes differ by at most one; no empty ones."""
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """The positions ``[start, stop)`` of a batch."""
         if self._ends is None:
             start = batch * self._batch_size
-            size = min(self._batch_size, self._end - start)
-        else:
-            start = self._ends[batch - 1] if batch else 0
-            size = self._ends[batch] - start
+            return start, min(start + self._batch_size, self._end)
+        return self._ends[batch - 1] if batch else 0, self._ends[batch]
+
+    def cut(self, batch: int, epoch: int, first_id: int) -> list[Lease]:
+        """The batch in `parts` ranges whose sizes differ by at most one; no empty ones."""
+        start, end = self.bounds(batch)
+        size = end - start
         parts = min(self._parts, size)
         leases, stop = [], start
         for part in range(parts):
@@ -171,6 +179,7 @@ class Cuts:
         """All of it, as JSON can carry it."""
         return {
             "batch_ends": self.batches.own_ends,
+            "parts": self.batches.parts,
             "epoch": self._epoch,
             "first_id": self._first_id,
             "next_batch": self._next_batch,

@@ -55,6 +55,11 @@ class RunSettings:
         "When gradients are combined: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, "
         "k-batch-async:K, stale-synchronous:S, local-sgd:H, adaptive or adaptive-local:H.",
     )
+    staleness: str = _setting(
+        "none",
+        "What a stale gradient is worth: none (all of it), inverse (1 / (staleness + 1)), "
+        "distance:C (a step of at most C / squared distance), drop:S (nothing beyond S versions).",
+    )
     engine: Literal["local", "inline"] = _setting(
         "local", "Where workers run: processes of this machine, or one process for debugging."
     )
@@ -77,9 +82,19 @@ class RunSettings:
     dropped: Literal["requeue", "skip"] = _setting(
         "requeue", "Abandoned mini-batches: trained later, or gone as in the papers."
     )
-    slow: tuple[str, ...] = _setting((), "Make one worker slow: 1=5x.")
+    slow: tuple[str, ...] = _setting((), "Make one worker slow: 1=5x; in phases 1=5x@60s/10s.")
     delay: tuple[str, ...] = _setting(
         (), "Delay each mini-batch: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms."
+    )
+    fault: tuple[str, ...] = _setting(
+        (), "Let something go wrong, to see how the run takes it: 'kill worker 1 at update 100'."
+    )
+    respawn: bool = _setting(False, "Begin a new worker in the place of one that died.")
+    on_worker_error: Literal["fail", "continue"] = _setting(
+        "fail", "A worker's exception ends the run, or the others go on without it."
+    )
+    stall_after: float | None = _setting(
+        None, "Seconds without a sign of life after which a worker is given up.", above=0
     )
     init: str | None = _setting(
         None, "Weights at the start: default is torch's; otherwise the task's own."
@@ -91,9 +106,33 @@ class RunSettings:
     keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
     run_dir: str | None = _setting(None, "Folder of the run.")
     name: str | None = _setting(None, "Name of the run's folder under runs/.")
+    resume: str | None = _setting(
+        None, "Go on with this run: its folder, its name, latest, or auto (if there is one)."
+    )
+    checkpoint_every: str = _setting(
+        "2min", "Save the run this often: 30s, 5min, 500 updates, 1 epoch or never."
+    )
+    keep: int = _setting(2, "Checkpoints that stay.", least=1)
     dry_run: bool = _setting(False, "Show the plan and stop.")
     json: bool = _setting(False, "One JSON object on standard output and nothing else there.")
     threads: int | None = _setting(None, "Threads a worker computes with.", least=1)
+    fast: Literal["none", "auto"] = _setting(
+        "none", "Measure what makes a step faster on this model and machine, and keep what helps."
+    )
+    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = _setting(
+        None, "Of forward passes under pace.autocast(); auto: --fast auto may try 16 bits."
+    )
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = _setting(
+        "none", "Compile the model's training passes, in this mode of torch.compile."
+    )
+    channels_last: bool = _setting(False, "Weights of convolutions with their channels last.")
+    fused_optimizer: bool = _setting(False, "The optimizer's step as one kernel, where it can be.")
+    loader_workers: int | None = _setting(
+        None, "Processes a worker loads its batches with.", least=0
+    )
+    copies_ahead: bool = _setting(
+        False, "Copy the next batch to the accelerator while this one is computed."
+    )
     path: Literal["auto", "store", "peers", "collective"] = _setting(
         "auto",
         "How gradients move: through the store, between peers in shared memory, or by "

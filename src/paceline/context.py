@@ -18,10 +18,19 @@ class Context:
         num_steps: local steps a push (local-sgd's H).
         is_difference: members push differences of parameters, the store averages them.
         cancels: whether work in flight can be abandoned.
+        program: what is run, as it was named: a task, or a script; empty where it has no name.
+        checkpoints: whether versions may be pinned, for which memory is laid out.
+        resume: folder of the checkpoint that the run goes on from.
+        first_epoch: where the script begins.
         delay, slow: the stragglers that were asked for, as given.
+        fault: what is to go wrong, as given; in a worker's second life what is left of it.
+        respawn: whether workers may join later.
+        is_newcomer: whether this worker joins a run that is under way.
+        fast: ``auto``: how to compute is found by measuring; the six after it choose by hand.
     """
 
     name: str = "script"
+    program: str = ""
     seed: int = 0
     device: str = "auto"
     parts: int = 1
@@ -33,6 +42,9 @@ class Context:
     workers: int = 1
     delay: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
+    fault: tuple[str, ...] = ()
+    is_newcomer: bool = False
+    respawn: bool = False
     epochs: int | None = None
     batch_size: int | None = None
     mini_batch_size: int | None = None
@@ -40,6 +52,16 @@ class Context:
     init: str | None = None
     run_dir: str | None = None
     keep_best: bool = False
+    fast: str = "none"
+    precision: str | None = None
+    compile: str = "none"
+    channels_last: bool = False
+    fused_optimizer: bool = False
+    loader_workers: int | None = None
+    copies_ahead: bool = False
+    checkpoints: bool = False
+    resume: str | None = None
+    first_epoch: int = 0
     source: str = "the script's own"
     notes: tuple[str, ...] = ()
 
@@ -47,7 +69,7 @@ class Context:
     def read(cls, values: Mapping[str, Any]) -> "Context":
         names = {one.name for one in fields(cls)}
         known = {name: value for name, value in values.items() if name in names}
-        for name in ("delay", "slow", "notes"):
+        for name in ("delay", "slow", "fault", "notes"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

@@ -44,6 +44,7 @@ from paceline.ledger import Ledger
 from paceline.legality import check_decisions
 from paceline.membership import Membership
 from paceline.protocols.base import SyncProtocol
+from paceline.resting import at_rest, frontier, resting
 from paceline.stats import Stats
 
 
@@ -59,6 +60,7 @@ class Coordinator:
         self.version = 0
         self.epoch = -1  # the one that is open, or was last
         self.is_epoch_open = False
+        self.is_cut_off = False  # inside the epoch, waiting for members to go on with it
         self.last_stats = Stats()
         self._protocol = protocol
         self._unheard = protocol.state()  # of a protocol that has heard nothing
@@ -66,9 +68,18 @@ class Coordinator:
         self._members = Membership()
 
     @property
+    def is_between_epochs(self) -> bool:
+        """Whether the last epoch is done and the next has not begun."""
+        return not (self.is_epoch_open or self.is_cut_off)
+
+    @property
     def live_members(self) -> list[int]:
         """Who is alive, in member order."""
         return sorted(self._members.live)
+
+    def is_at_work(self, member: int) -> bool:
+        """Whether this live member has a current ticket."""
+        return self._members.is_at_work(member)
 
     # -- what an engine says ------------------------------------------------------------------
 
@@ -76,8 +87,7 @@ class Coordinator:
         """What follows from this fact, in the order in which it is to be done."""
         orders: list[Order] = []
         if self._is_news(fact, orders):
-            decisions = self._protocol.react(fact)
-            check_decisions(decisions, fact, self._members, self._ledger)
+            decisions = self._ask(fact)
             self._book(fact, orders)
             # What a stalled member held is handed on, never dropped: its update needs it.
             self._carry_out(decisions, orders, is_abandoned=not isinstance(fact, Stalled))
@@ -85,12 +95,13 @@ class Coordinator:
         return orders
 
     def open_epoch(self, at_s: float, batch_ends: Sequence[int] | None = None) -> list[Order]:
-        """Begin the next epoch: who is pending is granted, in member order."""
+        """Begin the next epoch, or go on with one that was cut off: the pending are granted."""
         if self.is_epoch_open:
             raise ProtocolError(f"epoch {self.epoch} has not ended")
-        self._ledger.open(self.epoch + 1, batch_ends)
-        self.epoch += 1
-        self.is_epoch_open = True
+        if not self.is_cut_off:
+            self._ledger.open(self.epoch + 1, batch_ends)
+            self.epoch += 1
+        self.is_epoch_open, self.is_cut_off = True, False
         orders: list[Order] = []
         self._settle(at_s, orders)
         return orders
@@ -135,7 +146,7 @@ class Coordinator:
             if self._members.is_at_work(member):
                 self._cancel(Cancel(member), orders, is_abandoned=False)
             self._book(Left(member, at_s), orders)
-        self._protocol.load(self._unheard)
+        self._protocol.load(at_rest(self._protocol, self._unheard))
         return orders
 
     # -- facts --------------------------------------------------------------------------------
@@ -185,6 +196,12 @@ class Coordinator:
 
     # -- decisions ----------------------------------------------------------------------------
 
+    def _ask(self, fact: Fact) -> list[Decision]:
+        decisions = self._protocol.answer(fact, self.version)
+        scales = self._protocol.staleness.scales
+        check_decisions(decisions, fact, self._members, self._ledger, is_scaled=scales)
+        return decisions
+
     def _carry_out(
         self, decisions: list[Decision], orders: list[Order], *, is_abandoned: bool = True
     ) -> None:
@@ -233,9 +250,7 @@ class Coordinator:
         if not members.num_at_work and not ledger.has_free:  # 2
             if ledger.has_gathered or members.num_waiting:
                 fact = Exhausted(at_s)
-                decisions = self._protocol.react(fact)
-                check_decisions(decisions, fact, members, ledger)
-                self._carry_out(decisions, orders)
+                self._carry_out(self._ask(fact), orders)
                 self._serve(orders)
             if ledger.is_done:  # 3
                 self.is_epoch_open = False
@@ -288,6 +303,20 @@ class Coordinator:
             "ledger": self._ledger.state(),
             "members": self._members.state(),
         }
+
+    def resting_state(self) -> dict[str, Any]:
+        """`state()` after a `stop()`, while the run goes on: what a checkpoint holds."""
+        state = resting(self.state(), at_rest(self._protocol, self._unheard))
+        return {**state, "is_epoch_open": not self.is_between_epochs}
+
+    def frontier(self) -> int | None:
+        """While nobody works: the position before which all samples are used, and after it none."""
+        return frontier(self._ledger.state(), self._ledger.every_epoch)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Become a resting state; an epoch that was open goes on with the next `open_epoch`."""
+        self.load(state)
+        self.is_epoch_open, self.is_cut_off = False, self.is_epoch_open
 
     def load(self, state: dict[str, Any]) -> None:
         """Become what `state()` described; protocol and ledger must be made with the same sizes."""

@@ -11,6 +11,9 @@ A message says what was wanted, what was found, where, and what to try next.
 
 import difflib
 from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class PacelineError(Exception):
@@ -31,6 +34,20 @@ class LinkError(PacelineError):
 
 class ProtocolError(PacelineError):
     """The pure core was told or asked something impossible: a bug of Paceline."""
+
+
+class Interrupted(KeyboardInterrupt, Generic[T]):
+    """The user ended what had begun; no error, so it is outside the tree.
+
+    Args:
+        summary: what came of it until then.
+        number: the signal that ended it; Ctrl-C where it is not told.
+    """
+
+    def __init__(self, summary: T, number: int = 2) -> None:
+        super().__init__()
+        self.summary = summary
+        self.signal = number
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:

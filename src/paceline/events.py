@@ -85,7 +85,10 @@ class Exhausted(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """One update of these pushes, averaged with these weights (they sum to 1); version + 1."""
+    """One update of these pushes, averaged with these weights; version + 1.
+
+    They sum to 1, or to less where a staleness rule scales them.
+    """
 
     tickets: tuple[Ticket, ...]
     weights: tuple[float, ...]

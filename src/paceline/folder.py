@@ -18,7 +18,7 @@ _RUNS = Path("runs")
 
 
 class RunFolder:
-    """A folder that was made, or found empty of runs, for one run.
+    """A folder that was made, or found empty of runs, for one run; or one whose run goes on.
 
     Args:
         path: where; folders above it are made, too.

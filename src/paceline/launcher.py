@@ -5,54 +5,56 @@
 This module must not know how orders are carried out or how a summary is computed.
 """
 
-import os
+import errno
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from .checkpoints.every import parse_every
 from .compute.accelerators import count_accelerators
-from .conditions.delays import parse_delays, parse_slow
+from .compute.cores import num_cores
+from .conditions.delays import parse_delays, parse_slowness
+from .conditions.faults import FaultPlan
 from .config import RunSettings
 from .context import Context
 from .data.choice import choose
 from .engines.base import Birth, Engine
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
-from .errors import WorkerError
-from .folder import make_folder
-from .program import Program, TaskProgram
+from .errors import Interrupted, LinkError, WorkerError
+from .folder import RunFolder, make_folder
+from .program import Program, TaskProgram, written
 from .protocols import parse
 from .protocols.base import SyncProtocol
 from .report.files import write_report
 from .report.live import Observer
-from .report.logs import open_log
+from .report.logs import MetricsLog, open_log
 from .report.summary import Summary
+from .resumption import FOLDER as CHECKPOINTS
+from .resumption import Origin, Resumption, differences, find, refuse
 from .trace import FILE_NAME, Trace, has_begun
 from .workloads import find_task
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Of the nursery: one thread, so that it can be forked; members set their own number."""
-_OURS = ("logs", FILE_NAME, "metrics.csv", "tensorboard")
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""What the system says when a file cannot grow."""
+_REASONS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "interrupted: terminated",
+    signal.SIGUSR1: "interrupted: the batch system asked for it",
+}
+"""What stops a run softly, and what its trace then says. A batch system sends USR1 some time before
+it kills a job (Slurm: --signal=B:USR1@60), so to go on would be to lose what comes after."""
+_OURS = ("logs", FILE_NAME, "metrics.csv", "tensorboard", CHECKPOINTS)
 """What lies in the folder of a run that has not begun."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """The user ended a run that had begun.
-
-    Args:
-        summary: what came of it until then.
-    """
-
-    def __init__(self, summary: Summary) -> None:
-        super().__init__()
-        self.summary = summary
 
 
 def launch_run(program: Program, settings: RunSettings, observer: Observer) -> Summary | None:
@@ -61,33 +63,58 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         WorkerError: a worker failed; all others were ended.
+        LinkError: the run's files cannot be written any more, or there is too little memory.
         KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
             had begun. One that had not, or was refused, leaves no folder.
     """
-    protocol = parse(settings.protocol, settings.workers)
+    protocol = parse(settings.protocol, settings.workers, settings.staleness)
     parse_delays(settings.delay, settings.workers)
-    parse_slow(settings.slow, settings.workers)
+    parse_slowness(settings.slow, settings.workers)
+    FaultPlan.parse(settings.fault, settings.workers)
+    parse_every(settings.checkpoint_every)
     _find_data(program, observer)
+    origin = _origin(program, settings, observer)
     if settings.dry_run:
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-            _run(program, settings, protocol, observer, Path(scratch))
+            _run(program, settings, protocol, observer, Path(scratch), origin)
         return None
-    folder = make_folder(settings, program.name)
+    found = origin.resumption
+    folder = make_folder(settings, program.name) if found is None else RunFolder(found.folder)
     try:
-        _run(program, settings, protocol, observer, folder.path)
+        _run(program, settings, protocol, observer, folder.path, origin)
     except BaseException as error:
         if not has_begun(folder.path / FILE_NAME):
             if not _has_words(folder.path, error):
                 folder.discard(_OURS)
             raise
+        if isinstance(error, LinkError):
+            with suppress(OSError):
+                write_report(folder.path)
+            raise
         summary = write_report(folder.path)
         if isinstance(error, KeyboardInterrupt):
             observer.finished(summary)
-            raise Interrupted(summary) from None
+            raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
         raise
     summary = write_report(folder.path)
     observer.finished(summary)
     return summary
+
+
+def _origin(program: Program, settings: RunSettings, observer: Observer) -> Origin:
+    """Where the run comes from; what is not as it was is said, what cannot be is refused."""
+    about = program.describe()
+    found = find(settings)
+    if found is None:
+        if settings.resume is not None:
+            observer.note("there is no run to go on with yet: a new one begins")
+        return Origin(about=about)
+    refuse(found, settings, about)
+    if found.checkpoint.note:
+        observer.note(found.checkpoint.note)
+    for line in differences(found, settings, about):
+        observer.note(f"not as it was: {line}")
+    return Origin(about=about, resumption=found)
 
 
 def _has_words(folder: Path, error: BaseException) -> bool:
@@ -110,15 +137,18 @@ def _run(
     protocol: SyncProtocol,
     observer: Observer,
     folder: Path,
+    origin: Origin,
 ) -> None:
     (folder / "logs").mkdir(exist_ok=True)
     seats: dict[int, tuple[int, int]] = {}
     conductor: Conductor | None = None
+    asked: list[int] = []
 
-    def stop_softly() -> bool:
-        if conductor is None or not seats or conductor.was_interrupted:
+    def stop_softly(number: int) -> bool:
+        if conductor is None or not seats or asked:
             return False
-        conductor.interrupt()
+        asked.append(number)
+        conductor.interrupt(_REASONS[signal.Signals(number)])
         return True
 
     with ExitStack() as ends:
@@ -127,25 +157,50 @@ def _run(
         ends.callback(path.unlink, missing_ok=True)
         path.write_bytes(cloudpickle.dumps(program))
         path.chmod(0o600)
-        births = list(_births(program, settings, protocol, folder))
-        trace = ends.enter_context(closing(Trace(folder / FILE_NAME)))
-        log = open_log(settings.log, folder) if settings.log else None
+        births = list(_births(program, settings, protocol, folder, origin.resumption))
+        goes_on = origin.resumption is not None and not settings.dry_run
+        trace = Trace(folder / FILE_NAME, goes_on=goes_on)
+        ends.callback(_close, trace)
+        log = _open_log(settings, folder, origin.resumption)
         if log is not None:
             ends.enter_context(closing(log))
         tail = _Tail([Path(birth.log) for birth in births], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
         engine = ends.enter_context(closing(_make_engine(settings)))
-        start_s = time.perf_counter()
-        conductor = Conductor(engine, protocol, settings, trace, observer, log, tail)
+        conductor = Conductor(engine, protocol, settings, trace, observer, log, tail, origin)
+        ends.enter_context(closing(conductor))
         try:
             seats.update(engine.start(births))
             conductor.conduct(seats)
         except BaseException as error:
-            if trace.has_begun:
-                trace.end(time.perf_counter() - start_s, _ending(error))
+            with suppress(OSError):
+                conductor.fail(_ending(error))
+            if isinstance(error, OSError) and error.errno in _DISK:
+                raise _disk_error(error, folder) from None
             raise
-    if conductor.was_interrupted:
-        raise KeyboardInterrupt
+    if asked:
+        raise SignalInterrupt(asked[0])
+
+
+def _open_log(
+    settings: RunSettings, folder: Path, resumption: Resumption | None
+) -> MetricsLog | None:
+    if not settings.log:
+        return None
+    return open_log(settings.log, folder, None if resumption is None else resumption.version)
+
+
+def _close(trace: Trace) -> None:
+    """Its end was flushed before, or could not be written, which was said."""
+    with suppress(OSError):
+        trace.close()
+
+
+def _disk_error(error: OSError, folder: Path) -> LinkError:
+    return LinkError(
+        f"the files of the run in {folder} cannot be written any more ({error.strerror}): the run "
+        "ended there; make room, and see how far it came with: paceline report " + str(folder)
+    )
 
 
 def _ending(error: BaseException) -> str:
@@ -165,19 +220,28 @@ def _make_engine(settings: RunSettings) -> Engine:
 
 
 def _births(
-    program: Program, settings: RunSettings, protocol: SyncProtocol, folder: Path
+    program: Program,
+    settings: RunSettings,
+    protocol: SyncProtocol,
+    folder: Path,
+    resumption: Resumption | None,
 ) -> Iterator[Birth]:
-    """What each member is told."""
-    context = _context(program, settings, protocol, folder).write()
+    """What each member is told; members of a run that goes on have new numbers."""
+    context = _context(program, settings, protocol, folder)
+    first = 0
+    if resumption is not None:
+        first = resumption.first_member
+        path = str(resumption.checkpoint.path.resolve())
+        context = replace(context, resume=path, first_epoch=resumption.epoch)
     for seat in range(1 if settings.dry_run else settings.workers):
         yield Birth(
-            member=seat,
+            member=first + seat,
             seat=seat,
             num_seats=settings.workers,
             threads=settings.threads or max(1, num_cores() // settings.workers),
             program=str((folder / "program.pkl").resolve()),
             log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
-            context=context,
+            context=context.write(),
             search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
             environment={
                 "RANK": str(seat),
@@ -194,6 +258,7 @@ def _context(
     """What ``connect`` finds in every member."""
     return Context(
         name=program.name,
+        program=written(program),
         seed=settings.seed,
         device=settings.device,
         parts=protocol.num_pushes,
@@ -205,6 +270,8 @@ def _context(
         workers=settings.workers,
         delay=settings.delay,
         slow=settings.slow,
+        fault=settings.fault,
+        respawn=settings.respawn,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         mini_batch_size=settings.mini_batch_size,
@@ -212,6 +279,14 @@ def _context(
         init=settings.init,
         run_dir=str(folder.resolve()),
         keep_best=settings.keep_best,
+        fast=settings.fast,
+        precision=settings.precision,
+        compile=settings.compile,
+        channels_last=settings.channels_last,
+        fused_optimizer=settings.fused_optimizer,
+        loader_workers=settings.loader_workers,
+        copies_ahead=settings.copies_ahead,
+        checkpoints=settings.checkpoint_every != "never",
         source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
     )
 
@@ -222,16 +297,6 @@ def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
     if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
         return "collective"
     return settings.path
-
-
-def num_cores() -> int:
-    """Cores that this process may use, the container's quota included."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores or 1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores or 1
 
 
 class _Tail:
@@ -245,13 +310,16 @@ class _Tail:
         self._paths = paths
         self._path = paths[0]
         self._show = show
-        self._seen = 0
+        self._seen = self._size()
 
     def follow(self, seat: int) -> None:
         """Show the end of what the last main worker printed, and from now on this one's words."""
         self.show(is_last=True)
         self._path = self._paths[seat]
-        self._seen = self._path.stat().st_size if self._path.exists() else 0
+        self._seen = self._size()
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
 
     def show(self, is_last: bool = False) -> None:
         """Show the whole lines that are new; at the last, also one that was not ended."""
@@ -267,9 +335,21 @@ class _Tail:
             self._show(whole.decode(errors="replace"))
 
 
+class SignalInterrupt(KeyboardInterrupt):
+    """A signal ended the run; Ctrl-C is one of them.
+
+    Args:
+        number: which.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = number
+
+
 @contextmanager
-def _ended_by_signals(stop_softly: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C or TERM asks for a soft stop; where there is none, it ends everything now.
+def _ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
+    """Ctrl-C, TERM or USR1 asks for a soft stop; where there is none, it ends everything now.
 
     Args:
         stop_softly: stops at the next step border; False where that is asked for already, or
@@ -277,12 +357,12 @@ def _ended_by_signals(stop_softly: Callable[[], bool]) -> Iterator[None]:
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not stop_softly():
-            raise KeyboardInterrupt
+        if not stop_softly(number):
+            raise SignalInterrupt(number)
 
     old = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _REASONS:
             old[number] = signal.signal(number, interrupt)
     except ValueError:  # not in the main thread: somebody else hears signals
         yield

@@ -73,11 +73,11 @@ class Ledger:
         if dropped not in ("requeue", "skip"):
             raise ConfigError(f"dropped must be 'requeue' or 'skip', got {dropped!r}")
         self._dropped = dropped
-        self._every_epoch = Batches(
+        self.every_epoch = Batches(
             num_samples, batch_size, parts, ends=batch_ends, keep_remainder=keep_remainder
         )
         self.lookahead = Lookahead()
-        self._begin(Cuts(self._every_epoch, -1, 0))
+        self._begin(Cuts(self.every_epoch, -1, 0))
 
     def _begin(self, cuts: Cuts) -> None:
         self._cuts = cuts
@@ -91,7 +91,7 @@ class Ledger:
         """Begin an epoch. Raises ProtocolError while the last one is not done."""
         if not self.is_done:
             raise ProtocolError(f"epoch {epoch} cannot open: the one before is not done")
-        every = self._every_epoch
+        every = self.every_epoch
         batches = every if batch_ends is None else every.with_ends(batch_ends)
         self._begin(Cuts(batches, epoch, self._cuts.next_id))
 
@@ -284,7 +284,7 @@ class Ledger:
 
     def load(self, state: dict[str, Any]) -> None:
         """Become what `state()` described. The sizes given at the construction must be the same."""
-        self._begin(Cuts.from_state(state["cuts"], self._every_epoch))
+        self._begin(Cuts.from_state(state["cuts"], self.every_epoch))
         self._fate, self._returned = list(state["fate"]), list(state["returned"])
         self._held = {lease_id: tuple(Ticket(*t) for t in by) for lease_id, by in state["held"]}
         by_id = self._cuts.by_id

@@ -1,6 +1,7 @@
 """What a protocol may decide; checked before the first of its decisions is carried out.
 
-    Apply     of at least one gathered push, each named once; as many weights, which sum to 1
+    Apply     of at least one gathered push, each named once; as many weights, which sum to 1;
+              where a staleness rule scales them, each is over 0 and they sum to at most 1
     Discard   of a gathered push, not named before
     Cancel    of a live member that it has released and that has not pushed since
     Release   of a live member that waits for it, for at least one step
@@ -30,9 +31,18 @@ _WEIGHT_TOLERANCE = 1e-9  # a sum of 1e6 float64 weights is off by less than 1e-
 
 
 def check_decisions(
-    decisions: list[Decision], fact: Fact, members: Membership, ledger: Ledger
+    decisions: list[Decision],
+    fact: Fact,
+    members: Membership,
+    ledger: Ledger,
+    *,
+    is_scaled: bool = False,
 ) -> None:
-    """Raise ProtocolError if any of the decisions on `fact` breaks a rule."""
+    """Raise ProtocolError if any of the decisions on `fact` breaks a rule.
+
+    Args:
+        is_scaled: a staleness rule makes weights smaller.
+    """
     unbooked = fact.ticket if isinstance(fact, Pushed) else None
     waits: dict[int, bool | None] = {}  # what differs from the books; None: gone
     if unbooked is not None:
@@ -56,17 +66,22 @@ def check_decisions(
                     raise _refusal(decision, fact, f"{ticket!r} is not a push that is gathered")
                 named.add(ticket)
             if isinstance(decision, Apply):
-                _check_weights(decision, fact)
+                _check_weights(decision, fact, is_scaled)
 
 
 def _is_waiting(member: int, waits: dict[int, bool | None], members: Membership) -> bool | None:
     return waits[member] if member in waits else members.is_waiting(member)
 
 
-def _check_weights(update: Apply, fact: Fact) -> None:
+def _check_weights(update: Apply, fact: Fact, is_scaled: bool) -> None:
     weights = update.weights
-    if len(weights) != len(update.tickets) or abs(sum(weights) - 1.0) > _WEIGHT_TOLERANCE:
-        raise _refusal(update, fact, "an update needs one weight a push, and a sum of 1")
+    total, is_legal = sum(weights), len(weights) == len(update.tickets)
+    if not is_scaled:
+        if not is_legal or abs(total - 1.0) > _WEIGHT_TOLERANCE:
+            raise _refusal(update, fact, "an update needs one weight a push, and a sum of 1")
+    elif not is_legal or not min(weights) > 0.0 or total > 1.0 + _WEIGHT_TOLERANCE:
+        rule = "an update needs one weight a push, each over 0, and a sum of at most 1"
+        raise _refusal(update, fact, rule)
 
 
 def _refusal(decision: Decision, fact: Fact, rule: str) -> ProtocolError:

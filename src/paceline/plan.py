@@ -22,7 +22,8 @@ class Plan:
         device: where the workers compute.
         engine: what carries facts and bytes.
         path: ``store`` (push and pull) or ``peers`` (each member updates its share).
-        protocol: as the user wrote it: ``k-sync:3``.
+        protocol: with its number and its staleness rule: ``k-sync:3``, ``async+inverse``.
+        staleness: the rule for stale gradients; ``none`` where there is none or it does nothing.
         mini_batch_size: m, samples a push.
         pushes_per_update: K, pushes an update.
         samples_per_update: samples that an update averages.
@@ -56,6 +57,7 @@ class Plan:
     shared_bytes: int
     grain: str
     notes: tuple[str, ...] = ()
+    staleness: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):

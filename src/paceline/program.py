@@ -28,6 +28,10 @@ class TaskProgram:
         """A short name for people and for the run's folder."""
         return self.task if isinstance(self.task, str) else self.task.name
 
+    def describe(self) -> dict[str, object]:
+        """What runs, as plain data."""
+        return {"task": self.name}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptProgram:
@@ -54,6 +58,17 @@ class ScriptProgram:
         if self.is_module:
             return self.path.rpartition(".")[2]
         return self.path.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+
+    def describe(self) -> dict[str, object]:
+        """What runs, as plain data."""
+        return {"script": self.name, "arguments": list(self.args)}
+
+
+def written(program: "Program") -> str:
+    """What is run, so that it can be found again: ``task lenet``; empty where it has no name."""
+    if isinstance(program, ScriptProgram):
+        return f"script {program.path}"
+    return f"task {program.task}" if isinstance(program.task, str) else ""
 
 
 Program: TypeAlias = TaskProgram | ScriptProgram

@@ -76,6 +76,15 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """What distance left of a push that is in an update: over 0, at most 1."""
+
+    t_s: float
+    ticket: Ticket
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """An evaluation at one version: per metric the sum over samples and the number of samples."""
 
@@ -100,11 +109,49 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """From here on other members go on with the run; leases that were at work are free again.
+
+    Attributes:
+        workers: how many they are.
+        lost: updates that had been made after this version; they were taken out of the trace.
+    """
+
+    t_s: float
+    version: int
+    workers: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
     """A sentence about the run."""
 
     t_s: float
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """A fault that was ordered has happened; the text is how it was ordered."""
+
+    t_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerouted:
+    """From here on gradients go this way: ``peers`` or ``store``."""
+
+    t_s: float
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The run was told to stop: what is pushed from here on is late."""
+
+    t_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +163,6 @@ class Ended:
 
 
 Record: TypeAlias = (
-    Header | Heard | Handed | Ordered | Superseded | Evaluated | Logged | Noted | Ended
-)
+    Header | Heard | Handed | Ordered | Superseded | Scaled | Evaluated | Logged | Resumed | Noted
+    | Struck | Rerouted | Stopped | Ended
+)  # fmt: skip

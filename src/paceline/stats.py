@@ -4,7 +4,10 @@ The trace tells everything; these are for whoever cannot wait for it. They must 
 nothing: one addition an event.
 """
 
-from typing import Any
+import math
+from collections import deque
+from statistics import median
+from typing import Any, NamedTuple
 
 
 class Stats:
@@ -29,3 +32,106 @@ class Stats:
         for name in self.__slots__:
             setattr(self, name, state[name])
         self.staleness_versions = dict(state["staleness_versions"])
+
+
+class SlowWorker(NamedTuple):
+    """A worker whose usual step takes longer than the others'; both are medians, in seconds."""
+
+    worker: int
+    usual_s: float
+    others_s: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as long."""
+        return self.usual_s / self.others_s if self.others_s else math.inf
+
+
+class ServiceTimes:
+    """How long each worker's steps take, and who is slow.
+
+    Slow is who takes at least 1.5 times as long as the others, median against median, if three
+    quarters of its steps also take longer than three quarters of theirs: a few long steps make
+    nobody slow, and neither do steps that vary much for everybody.
+
+    Args:
+        num_kept: steps of each worker that count, the newest ones.
+    """
+
+    _LEAST_STEPS, _LEAST_FACTOR = 8, 1.5
+
+    def __init__(self, num_kept: int = 32) -> None:
+        self._num_kept = num_kept
+        self._steps_s: dict[int, deque[float]] = {}
+
+    def add(self, worker: int, step_s: float) -> None:
+        """A step of this worker took so long."""
+        steps_s = self._steps_s.get(worker)
+        if steps_s is None:
+            steps_s = self._steps_s[worker] = deque(maxlen=self._num_kept)
+        steps_s.append(step_s)
+
+    def slow(self) -> list[SlowWorker]:
+        """Who is slow now, in the order of the workers."""
+        known = {
+            worker: sorted(steps_s)
+            for worker, steps_s in sorted(self._steps_s.items())
+            if len(steps_s) >= self._LEAST_STEPS
+        }
+        found = []
+        for worker, own in known.items():
+            others = [steps_s for other, steps_s in known.items() if other != worker]
+            if not others:
+                continue
+            one = SlowWorker(worker, median(own), median(map(median, others)))
+            upper = median(steps_s[len(steps_s) * 3 // 4] for steps_s in others)
+            if one.factor >= self._LEAST_FACTOR and own[len(own) // 4] > upper:
+                found.append(one)
+        return found
+
+
+class Patience:
+    """How long silence lasts before it counts, by the steps that this run has made lately.
+
+    What is usual is the median of the last 64 steps of all workers. A process that the kernel has
+    stopped is waited for 3 usual steps, at least half a second; one that only gives no sign of life
+    for 100 usual steps and 4 times the longest of the last ones, at least a minute: it may be
+    slow, or save something.
+
+    Args:
+        given_s: wait exactly so long instead; None: as above.
+    """
+
+    _STOPPED_STEPS, _SILENT_STEPS, _LONGEST = 3.0, 100.0, 4.0
+    _STOPPED_LEAST_S, _SILENT_LEAST_S = 0.5, 60.0
+
+    def __init__(self, given_s: float | None = None) -> None:
+        self.given_s = given_s
+        self._steps_s: deque[float] = deque(maxlen=64)
+
+    def add(self, step_s: float) -> None:
+        """A step took so long."""
+        self._steps_s.append(step_s)
+
+    @property
+    def usual_s(self) -> float:
+        """The median of the last steps; nan before the first."""
+        return median(self._steps_s) if self._steps_s else math.nan
+
+    @property
+    def stopped_s(self) -> float:
+        """For a stopped process."""
+        if not self._steps_s:
+            return self.silent_s
+        own_s = max(self._STOPPED_LEAST_S, self._STOPPED_STEPS * self.usual_s)
+        return own_s if self.given_s is None else min(own_s, self.given_s)
+
+    @property
+    def silent_s(self) -> float:
+        """For one that gives no sign of life."""
+        if self.given_s is not None:
+            return self.given_s
+        if not self._steps_s:
+            return 2.0 * self._SILENT_LEAST_S
+        longest_s = self._LONGEST * max(self._steps_s)
+        return max(self._SILENT_LEAST_S, self._SILENT_STEPS * self.usual_s, longest_s)

@@ -9,6 +9,7 @@ reports.
     {"kind": "joined", "t": 0.81, "member": 0, "worker": 0, "pid": 4711}
     {"kind": "grant", "t": 0.82, "ticket": [0, 0, 0], "leases": [[0, 0, 0, 128]], "upcoming": []}
     {"kind": "pushed", "t": 0.84, "ticket": [0, 0, 0], "samples": 128, "loss": 2.3, ...}
+    {"kind": "resumed", "t": 9.1, "version": 412, "workers": 2, "lost": 17}
     {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
 
 A push costs a few microseconds here: lines are formatted by hand and written through a buffer,
@@ -17,6 +18,7 @@ which the engine flushes a few times a second.
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,7 +49,12 @@ from .records import (
     Noted,
     Ordered,
     Record,
+    Rerouted,
+    Resumed,
     Scalar,
+    Scaled,
+    Stopped,
+    Struck,
     Superseded,
 )
 
@@ -60,6 +67,9 @@ _BUFFER_BYTES = 1 << 16
 class Trace:
     """Writes the trace of one run.
 
+    Args:
+        goes_on: the file is an earlier part of the run; it is not changed before ``go_on``.
+
     Invariant: after ``close`` every line that was written is whole and on disk, and nothing stands
     after the end (``tests/test_trace.py``).
 
@@ -67,10 +77,11 @@ class Trace:
         has_begun: whether a member joined: the plan was accepted.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
         self.path = path
         # Line endings are fixed, so that two runs of the same log are equal byte for byte.
-        self._file = path.open("w", encoding="utf-8", newline="\n", buffering=_BUFFER_BYTES)
+        mode = "r+" if goes_on else "w"
+        self._file = path.open(mode, encoding="utf-8", newline="\n", buffering=_BUFFER_BYTES)
         self._write = self._file.write
         self._has_ended = False
         self.has_begun = False
@@ -78,6 +89,23 @@ class Trace:
     def header(self, **fields: Scalar | list[Scalar]) -> None:
         """The first line: what kind of run it is."""
         self._line({"kind": "run", "format": FORMAT, **fields})
+
+    def mark(self) -> int:
+        """The length in bytes of what was written: where a checkpoint of now stands in it."""
+        self._file.flush()
+        return os.fstat(self._file.fileno()).st_size
+
+    def go_on(self, at_bytes: int, t: float, version: int, workers: int) -> int:
+        """Cut off what came after a checkpoint and go on from there; how many updates were cut."""
+        with self.path.open("rb") as file:
+            file.seek(at_bytes)
+            lost = sum(line.startswith(b'{"kind":"apply"') for line in file)
+        self._file.truncate(at_bytes)
+        self._file.seek(at_bytes)
+        self._line(
+            {"kind": "resumed", "t": t, "version": version, "workers": workers, "lost": lost}
+        )
+        return lost
 
     def joined(self, t: float, member: int, worker: int, pid: int) -> None:
         self.has_begun = True
@@ -130,6 +158,12 @@ class Trace:
             f'"wasted":{wasted_s:.6f},"saved":{saved_s:.6f}}}\n'
         )
 
+    def scaled(self, t: float, ticket: Ticket, scale: float) -> None:
+        """What distance left of a push that is in an update, where the update was executed."""
+        self._write(
+            f'{{"kind":"scaled","t":{t:.6f},"ticket":{[*ticket]},"scale":{float(scale)!r}}}\n'
+        )
+
     def evaluated(
         self, t: float, epoch: int, version: int, totals: Mapping[str, tuple[float, float]]
     ) -> None:
@@ -144,8 +178,20 @@ class Trace:
         finite = {name: _finite(value) for name, value in values.items()}
         self._line({"kind": "log", "t": t, "member": member, "values": finite})
 
+    def fault(self, t: float, text: str) -> None:
+        """What was ordered to go wrong goes wrong now."""
+        self._line({"kind": "fault", "t": t, "text": text})
+
     def note(self, t: float, text: str) -> None:
         self._line({"kind": "note", "t": t, "text": text})
+
+    def rerouted(self, t: float, path: str) -> None:
+        """From here on gradients go this way."""
+        self._line({"kind": "rerouted", "t": t, "path": path})
+
+    def stopped(self, t: float) -> None:
+        """The run is told to stop."""
+        self._line({"kind": "stopped", "t": t})
 
     def end(self, t: float, reason: str) -> None:
         """The last line; what is said of the end after that is not written."""
@@ -286,12 +332,19 @@ _READERS: Mapping[str, Callable[[_Fields], Record]] = {
     "cancel": _ordered(lambda f: Cancel(f["member"])),
     "epoch_end": _ordered(lambda f: EpochEnd(f["epoch"], f["version"])),
     "superseded": _superseded,
+    "scaled": lambda f: Scaled(t_s=f["t"], ticket=Ticket(*f["ticket"]), scale=f["scale"]),
     "evaluated": _evaluated,
     "log": lambda f: Logged(
         t_s=f["t"],
         member=f["member"],
         values={name: _number(value) for name, value in f["values"].items()},
     ),
+    "fault": lambda f: Struck(t_s=f["t"], text=f["text"]),
+    "resumed": lambda f: Resumed(
+        t_s=f["t"], version=f["version"], workers=f["workers"], lost=f["lost"]
+    ),
     "note": lambda f: Noted(t_s=f["t"], text=f["text"]),
+    "rerouted": lambda f: Rerouted(t_s=f["t"], path=str(f["path"])),
+    "stopped": lambda f: Stopped(t_s=f["t"]),
     "end": lambda f: Ended(t_s=f["t"], reason=f["reason"]),
 }

@@ -4,6 +4,7 @@ This module must not know engines; ``train`` imports the launcher when it is cal
 """
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,11 @@ _EVALUATION_BATCH = 1000
 
 
 def train(
-    task: "str | Task", *, workers: int = 1, protocol: str = "full-sync", **settings: Any
+    task: "str | Task",
+    *,
+    workers: int | None = None,
+    protocol: str | None = None,
+    **settings: Any,
 ) -> "Summary | None":
     """Train ``task`` with ``workers`` processes on this machine and return what came of it.
 
@@ -35,9 +40,11 @@ def train(
 
     Args:
         task: a built-in name, ``package.module:attribute``, or a ``Task``.
-        workers: processes.
-        protocol: when gradients are combined: ``full-sync``, ``k-sync:3``, ...
-        settings: any other setting of a run (``epochs=3``, ``batch_size=128``, ...).
+        workers: processes; None: 1, or as many as the run had that ``resume`` names.
+        protocol: when gradients are combined: ``full-sync``, ``k-sync:3``, ...; None: full-sync,
+            or what the run had.
+        settings: any other setting of a run (``epochs=3``, ``batch_size=128``,
+            ``resume="auto"``, ...).
 
     Raises:
         ConfigError: a setting is unknown or cannot work.
@@ -47,9 +54,10 @@ def train(
     from .launcher import launch_run
     from .program import TaskProgram
     from .report.live import choose_observer
+    from .resumption import adopt
 
     flags = {"workers": workers, "protocol": protocol, **settings}
-    chosen = resolve(flags, is_call=True).settings
+    chosen = adopt(resolve({k: v for k, v in flags.items() if v is not None}, is_call=True))
     observer = choose_observer(chosen.json)
     try:
         return launch_run(TaskProgram(task=task), chosen, observer)
@@ -70,22 +78,42 @@ def train_here(spec: "str | Task", context: Context) -> None:
         batch_size = context.mini_batch_size * context.parts
     loader = make_loader(splits.train, batch_size, is_shuffled=True)
     pace.describe(task=task.name, source=splits.source, notes=task.notes, epochs=task.epochs)
-    model, optimizer, loader = pace.prepare(model, optimizer, loader)
-    best = -math.inf
+
+    def forward(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return task.loss(model(batch[0]), batch[1])
+
+    model, optimizer, loader = pace.prepare(model, optimizer, loader, forward=forward)
+    autocast = pace.autocast if context.precision else nullcontext
+    best = _Best()
+    pace.keep(best=best)
     for _ in pace.epochs(task.epochs):
         for inputs, targets in loader:
             with pace.step():
                 optimizer.zero_grad()
-                loss = task.loss(model(inputs), targets)
+                with autocast():
+                    loss = task.loss(model(inputs), targets)
                 pace.backward(loss)
                 optimizer.step()
         if splits.test is None:
             continue
-        accuracy = evaluate(pace, model, task, splits.test)
-        if context.keep_best and accuracy > best:
-            best = accuracy
+        with autocast():
+            accuracy = evaluate(pace, model, task, splits.test)
+        if context.keep_best and accuracy > best.accuracy:
+            best.accuracy = accuracy
             pace.save("best.safetensors")
     pace.save("model.safetensors")
+
+
+class _Best:
+    """The best accuracy so far."""
+
+    accuracy = -math.inf
+
+    def state_dict(self) -> dict[str, float]:
+        return {"accuracy": self.accuracy}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.accuracy = state["accuracy"]
 
 
 def evaluate(pace: Pace, model: torch.nn.Module, task: Task, test: Any) -> float:

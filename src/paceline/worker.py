@@ -25,12 +25,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .compute.accelerators import find_device
+from .compute.candidate import Forward
 from .compute.scalers import reset_scalers
 from .compute.seeding import seed_all
 from .context import Context
 from .data.loader import fetch
 from .errors import ConfigError
-from .prepared import Prepared, PreparedLoader
+from .granted import PreparedLoader
+from .keeper import Keeper
+from .prepared import Prepared
 from .sessions.base import Session, Superseded, Totals
 from .sessions.mediated import MediatedSession
 from .sessions.solo import LocalCensus, SoloSession
@@ -106,7 +109,7 @@ class Step:
         prepared.replica_drop()
         reset_scalers(prepared.optimizer)
         self._pace._session.superseded()
-        prepared.follow_scale()
+        prepared.scaling.follow()
         return True
 
 
@@ -124,7 +127,12 @@ class Pace:
         self._session = session
         self._context = context
         self._prepared: Prepared
-        self._next_epoch = 0
+        self._next_epoch = context.first_epoch
+        self._keeper = Keeper(
+            Path(context.run_dir) / "checkpoints" if context.run_dir else None,
+            Path(context.resume) if context.resume else None,
+            session.seat,
+        )
         self.worker = session.seat
         self.num_workers = session.num_workers
         self.seed = context.seed
@@ -162,7 +170,13 @@ class Pace:
 
     # -- preparing ------------------------------------------------------------------------------
 
-    def prepare(self, *objects: Any, batch: str = "global") -> Any:
+    def prepare(
+        self,
+        *objects: Any,
+        batch: str = "global",
+        fast: str | None = None,
+        forward: Forward | None = None,
+    ) -> Any:
         """Make a model, its optimizer, its loader and its schedulers take part in the run.
 
         The objects stay the user's own, except for the loader; they come back in the same order.
@@ -172,21 +186,32 @@ class Pace:
                 data set, and any number of LR schedulers.
             batch: "global": the loader's batch size is what an update averages, shared by its
                 mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
+            fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
+                tried; None: what ``--fast`` says.
+            forward: (model, batch) -> loss, as the loop computes it; a trial uses it. Without it
+                ``model(batch[0])`` is called and a loss is made up.
 
         Raises:
             ConfigError: something cannot be carried; it is named.
         """
         if batch not in ("global", "per-worker"):
             raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
+        fast = self._context.fast if fast is None else fast
+        if fast not in ("auto", "none"):
+            raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
         if hasattr(self, "_prepared"):
             raise ConfigError("prepare() was called twice; prepare everything in one call")
-        self._prepared = Prepared(self._session, self._context, objects, self.device, batch)
+        self._prepared = Prepared(
+            self._session, self._context, objects, self.device, batch, self._keeper, (fast, forward)
+        )
         loader = PreparedLoader(self._prepared, self._take_epoch)
         if isinstance(self._session, MediatedSession):
             self._prepared.attach(self._session)
         else:
             assert isinstance(self._session, SoloSession)
             self._session.shape(self._prepared.shape)
+            for line in self._prepared.settled.notes:
+                self.print(line)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
 
@@ -199,12 +224,18 @@ class Pace:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The numbers of the epochs; ends early when the run is stopped.
 
+        A run that goes on begins with the epoch that was cut off, and the loader has its rest.
+
         ``--epochs`` of the command line replaces ``num_epochs``.
         """
-        for epoch in range(self._context.epochs or num_epochs):
+        count = self._context.epochs or num_epochs
+        gone = max(0, self._session.first_epoch - self._next_epoch)
+        self._next_epoch = min(count, self._next_epoch + gone)  # before this worker joined
+        for epoch in range(min(count, self._context.first_epoch + gone), count):
             if self._session.is_stopped:
                 return
             yield epoch
+        self._session.rest(num_epochs)
 
     def step(self) -> Step:
         """One step on one mini-batch; left early when its work is superseded.
@@ -215,13 +246,17 @@ class Pace:
         return Step(self)
 
     def backward(self, loss: Tensor) -> None:
-        """``loss.backward()``, and the loss is recorded."""
-        self._prepared.loss = loss.detach()
-        loss.backward()  # type: ignore[no-untyped-call]
+        """``loss.backward()``, outside autocast; in fp16 the loss is scaled. It is recorded."""
+        self._prepared.loss = self._prepared.amp.backward(loss).detach()
 
     def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
-        """Mixed precision for a forward pass on this device (bfloat16 unless told otherwise)."""
-        return torch.autocast(self.device.type, dtype=dtype or torch.bfloat16)
+        """Mixed precision for a forward pass: of ``--precision``, else bfloat16, or ``dtype``.
+
+        With float16 call ``pace.backward(loss)``: it scales the loss, ``clip_grad_norm_`` and
+        ``optimizer.step()`` unscale the gradients, and an update that overflowed is skipped in all
+        workers alike and counts for no scheduler.
+        """
+        return self._prepared.amp.autocast(dtype)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Tensor:
         """Clip the *averaged* gradient of the update to ``max_norm``.
@@ -259,6 +294,7 @@ class Pace:
         collate: Callable[[Any], Any] = loader.collate_fn
         with self._evaluating():
             while (one := census.next()) is not None:
+                self._session.beat()
                 batch = self._prepared.to_device(collate(fetch(dataset, list(range(*one)))))
                 totals = fn(batch)
                 census.report({k: (float(v[0]), float(v[1])) for k, v in totals.items()})
@@ -290,6 +326,27 @@ class Pace:
         if self.is_main:
             save_model(self._prepared.model, path)
         return path
+
+    def keep(self, **things: Any) -> None:
+        """Keep these in checkpoints, and put them back now where the run goes on.
+
+        For what the loop holds beside model, optimizer, schedulers and scaler: an averaged model,
+        a best accuracy, a sampler with a state, a ``torch.Generator``. The main worker's count.
+
+        Args:
+            things: objects with ``state_dict()`` and ``load_state_dict()``, or generators with
+                ``get_state()`` and ``set_state()``; numbers, texts, tensors, lists and dicts in
+                them are kept, without pickle.
+
+        Raises:
+            ConfigError: one has neither, or a name is given twice.
+
+        Example::
+
+            pace.keep(ema=ema_model, best=best)
+        """
+        for name, thing in things.items():
+            self._keeper.keep(name, thing)
 
     def stop(self) -> None:
         """End the whole run at the next step border."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import comparison, rehearsal
 from paceline.errors import WorkerError
+from paceline.predict import comparison, rehearsal
 from paceline.report.summary import summarize
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -51,14 +51,15 @@ def test_an_epoch_can_be_evaluated_several_times(say: Say) -> None:
     ):
         (coarse,), (finer,) = one["runs"], other["runs"]
         assert len(coarse["errors"]) == 2
-        assert len(finer["errors"]) == 8
+        assert len(finer["errors"]) == 1 + 8
+        assert finer["errors"][0]["t"] == 0.0  # what nothing was learned of yet
         assert all(point in finer["errors"] for point in coarse["errors"])
         assert finer["training_loss"] == coarse["training_loss"]  # looking changes nothing
 
 
 def test_it_runs_live_and_takes_the_same_mini_batch_everywhere(say: Say) -> None:
     code, out, _ = say(
-        "compare quadratic --protocols full-sync,async --workers 2 --updates 6 --json"
+        "compare quadratic --protocols full-sync,async --workers 2 --updates 6 --device cpu --json"
     )
     assert code == 0
     found = json.loads(out)
@@ -115,6 +116,10 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
         ("--protocols async --workers 3 --repeats 0", "repeats must be >= 1"),
         ("--protocols async --workers 3 --evaluations 3", "add --simulated"),
         ("--protocols async --workers 3 --simulated", "the workers have no time for a step"),
+        (
+            "--protocols async --workers 3 --simulated --delay 1ms --device cuda",
+            "leave out --device",
+        ),
         ("--protocols async --workers 3 --slow nonsense", "slow must read"),
         ("--protocols async --workers 3 --link 1ms,1MB/s", "add --simulated"),
         ("--protocols async --workers 3 --target-accuracy 85", "write 0.85 for 85 %"),

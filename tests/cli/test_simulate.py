@@ -75,8 +75,11 @@ def test_the_times_of_a_run_are_drawn_from_again(say: Say) -> None:
     assert json.loads(out)["time_per_update_s"] == pytest.approx(0.040)
     _, out, _ = say(f"simulate {again.replace('--workers 2', '--workers 8')}")
     assert 0.010 < json.loads(out)["time_per_update_s"] <= 0.040
+    _, out, _ = say(f"simulate {again} --delay 1s")
+    assert json.loads(out)["time_per_update_s"] == pytest.approx(1.040)
     for line, said in (
-        (f"{again} --delay 1s", "--like takes the times from a run"),
+        (f"{again} --cores 0", "cores must be >= 1"),
+        ("--workers 2 --delay 1s --cores 2", "add --like RUN"),
         (again.replace("measured", "nowhere"), "cannot be read"),
     ):
         code, _, err = say(f"simulate {line}")
@@ -132,3 +135,34 @@ def test_time_alone_needs_no_torch() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split()[-1] == "False"
+
+
+def test_a_staleness_rule_is_reported_and_one_that_does_nothing_is_said(say: Say) -> None:
+    line = "simulate --workers 8 --delay exp:10ms --updates 500 --protocol"
+    _, dropped, _ = say(f"{line} async --staleness drop:6")
+    assert "async+drop:6" in dropped
+    assert "pushes dropped" in dropped
+    assert "none where stale pushes are dropped" in dropped
+    _, scaled, _ = say(f"{line} k-batch-async:2+inverse --json")
+    found = json.loads(scaled)
+    counts = {int(lag): count for lag, count in found["staleness_histogram"].items()}
+    expected = sum(count / (lag + 1) for lag, count in counts.items()) / found["pushes"]
+    assert found["mean_scale"] == pytest.approx(expected)
+    _, idle, _ = say(f"{line} k-sync:2 --staleness inverse")
+    assert "staleness inverse does nothing: under k-sync:2 no gradient is stale" in idle
+    code, _, error = say(f"{line} async --staleness invers")
+    assert code == 2
+    assert "did you mean 'inverse'" in error
+
+
+def test_batched_needs_a_task(say: Say) -> None:
+    code, _, error = say("simulate --workers 4 --delay 10ms --batched")
+    assert code == 2
+    assert "--batched is for training: name a task" in error
+
+
+def test_batched_refuses_local_steps(say: Say, tmp_path: Path) -> None:
+    line = f"simulate quadratic --workers 4 --delay 10ms --run-dir {tmp_path} --batched"
+    code, _, error = say(f"{line} --protocol local-sgd:4")
+    assert code == 2
+    assert "under local-sgd:4 each worker steps on parameters of its own" in error

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.links import Link
+from paceline.conditions.machine import Machine
 from paceline.conditions.phases import Phases
 from paceline.conditions.world import Conditions
 from paceline.engines.simulated import SimulatedRun, endless_ledger
@@ -58,19 +59,27 @@ def worlds(draw: Any) -> Conditions:
         for from_s in draw(st.sampled_from([(), (0.0,), (0.02,), (0.0, 0.05)]))
     )
     link = Link(num_bytes=1e6, latency_s=1e-3, bytes_per_s=1e9, server_bytes_per_s=1e9)
+    machine = Machine(
+        text="made up", work=(parse_delay("exp:4ms"),) * count, apply_s=1e-3, cores=2,
+        exchange=(parse_delay("list:1ms,2ms"),) * count,
+    )  # fmt: skip
     return Conditions(
         delays=delays, slow=draw(factors), phases=phases, absences=absences,
         link=draw(st.sampled_from([None, link])), seed=draw(st.integers(0, 99)),
+        machine=draw(st.sampled_from([None, machine])),
     )  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None)
-@given(worlds(), st.sampled_from(sorted(PROTOCOLS)), st.integers(1, 3))
+@given(
+    worlds(), st.sampled_from(sorted(PROTOCOLS)), st.integers(1, 3),
+    st.sampled_from(["none", "inverse", "drop:0", "drop:2"]),
+)  # fmt: skip
 def test_the_lean_driver_decides_as_the_coordinator(
-    conditions: Conditions, name: str, number: int
+    conditions: Conditions, name: str, number: int, staleness: str
 ) -> None:
     text = spelled(name, min(number, conditions.num_workers))
-    lean, whole = (Heard(parse(text, conditions.num_workers)) for _ in range(2))
+    lean, whole = (Heard(parse(text, conditions.num_workers, staleness)) for _ in range(2))
     counts = TimingRun(lean.protocol, conditions).run(20)
     others = SimulatedRun(whole.protocol, endless_ledger(whole.protocol), conditions).run(20)
     assert [fact_of(one) for one in lean.log] == [fact_of(one) for one in whole.log]

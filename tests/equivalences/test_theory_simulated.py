@@ -13,8 +13,8 @@ from paceline.conditions.phases import Phases
 from paceline.conditions.world import Conditions
 from paceline.engines.counts import Counts
 from paceline.engines.timing import TimingRun
+from paceline.predict.simulation import expected_update_s
 from paceline.protocols import PROTOCOLS, parse
-from paceline.simulation import expected_update_s
 from paceline.theory import fresh_share, staleness_versions
 
 WORKERS = (1, 2, 8, 20, 100)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.report.chart import COLOURS, DASHES, style
 from paceline.report.compared import Comparison, Contender, Outcome, Point, outcome_of
 from paceline.report.compared_lines import render_comparison
-from paceline.report.compared_svg import COLOURS, DASHES, draw_comparison, style
+from paceline.report.compared_svg import draw_comparison
 from paceline.report.summary import summarize
 
 SVG = "{http://www.w3.org/2000/svg}"

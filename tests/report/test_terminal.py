@@ -1,6 +1,7 @@
 """What stands in the terminal after a run can be read and is true."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ worker    pushes  images/s   compute    wait    push  abandoned
 files: RUN
 test acc: 0.80, 2.2 sec/epoch on ['cpu:0', 'cpu:1']"""
     )
+
+
+def test_it_ends_with_what_a_trial_would_measure_where_none_was_made(run_dir: Path) -> None:
+    summary = summarize(run_dir)
+    assert not any("--fast" in line for line in render_summary(summary))
+    told = replace(summary, could_try=("channels last", "compile"))
+    *_, hint, _, _ = render_summary(told)
+    assert hint == "faster? --fast auto measures channels last, compile (at most 30 s, once)"
 
 
 def test_the_curve_falls_from_the_largest_loss_to_the_least(run_dir: Path) -> None:

@@ -53,7 +53,10 @@ def test_a_task_or_a_function_in_the_current_folder_is_found(spec: str, name: st
     ("spec", "said"),
     [
         ("lennet", r"unknown task 'lennet'; did you mean 'lenet'\?.*own give package.module:attr"),
-        ("zzz", "unknown task 'zzz'. Known: lenet, mlp, quadratic, resnet18, softmax"),
+        (
+            "zzz",
+            "unknown task 'zzz'. Known: lenet, mlp, quadratic, resnet18, resnet50, softmax",
+        ),
         (":mine", "must read package.module:attribute"),
         ("own_tasks:", "must read package.module:attribute"),
         ("own_nothing:mine", "no module 'own_nothing' for task own_nothing:mine .looked in /"),

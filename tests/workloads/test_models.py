@@ -6,7 +6,7 @@ from torch import nn
 
 from paceline.data.choice import Choice
 from paceline.errors import ConfigError
-from paceline.workloads import load_task
+from paceline.workloads import load_task, resnet50, transformer
 from paceline.workloads.resnet18 import Residual, build
 
 
@@ -33,6 +33,34 @@ def test_sizes_and_settings_are_the_chapters(
     task = load_task(name, 1, None, on_fashion)
     assert sum(parameter.numel() for parameter in task.model().parameters()) == num_parameters
     assert (task.batch_size, task.learning_rate, task.epochs) == (batch_size, learning_rate, 10)
+
+
+def test_resnet50_has_the_papers_size_but_for_its_classes_and_colours() -> None:
+    """25,557,032 with 1,000 classes and three colours, as published."""
+    assert sum(one.numel() for one in resnet50.build(1000, 3).parameters()) == 25_557_032
+    task = load_task("resnet50", 1, None, on_fashion)
+    optimizer = task.optimizer(task.model().parameters(), task.learning_rate)
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert task.learning_rate == 3e-4
+
+
+def test_the_transformer_guesses_from_what_came_before_alone() -> None:
+    torch.manual_seed(0)
+    model = transformer.build(depth=2, width=64).eval()
+    inputs = torch.randint(0, 256, (2, 16))
+    other = inputs.clone()
+    other[:, 9:] = 0
+    with torch.no_grad():
+        before, after = model(inputs), model(other)
+    assert torch.allclose(before[:, :9], after[:, :9], atol=1e-6)
+    assert not torch.allclose(before[:, 9:], after[:, 9:], atol=1e-3)
+
+
+def test_a_target_is_the_byte_that_follows() -> None:
+    splits = transformer.samples()
+    inputs, targets = splits.train[3]
+    assert torch.equal(inputs[1:], targets[:-1])
+    assert torch.equal(splits.train[4][0][:1], targets[-1:])
 
 
 def test_lenet_is_the_chapters_layer_by_layer() -> None:

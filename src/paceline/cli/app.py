@@ -16,7 +16,9 @@ from cyclopts import App, CycloptsError, Group
 from .. import __version__
 from ..errors import ConfigError, PacelineError, unknown
 
-EXIT_ERROR, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_ERROR, EXIT_CONFIG = 1, 2
+EXIT_SIGNAL = 128
+"""Plus the signal's number, as shells do: 130 Ctrl-C, 143 TERM, 138 USR1."""
 
 
 class Verb(NamedTuple):
@@ -30,10 +32,14 @@ class Verb(NamedTuple):
 VERBS = (
     Verb("train", "Train", "Train a built-in task or your own (pkg.module:task)."),
     Verb("launch", "Train", "Run your own script with N workers."),
+    Verb("export", "Train", "A model to a file that runs without the Python that made it."),
+    Verb("tune", "Train", "Settings that are found by measuring: batch-size."),
     Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
     Verb("plan", "Predict", "Which protocol and which K for so many workers, and why."),
     Verb("compare", "Predict", "Protocols on one task, under the same stragglers and seeds."),
+    Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
     Verb("report", "Look at a run", "Print the summary of a run again."),
+    Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit."),
     Verb("data", "Machine", "Data sets here, and how to get them."),
     Verb("config", "Machine", "Settings, and where each came from."),
 )
@@ -49,7 +55,7 @@ def main(tokens: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(tokens: list[str]) -> int:
-    """Run the command line; the exit code: 0, 1 a run failed, 2 wrongly asked, 130 Ctrl-C."""
+    """Run the command line; the exit code: 0, 1 a run failed, 2 wrongly asked, 128 + a signal."""
     own = tokens
     try:
         own, rest = _translated(tokens)
@@ -62,7 +68,7 @@ def run(tokens: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         if _wants_json(own) and not hasattr(end, "summary"):  # else that is printed already
             _print_error("Interrupted", "interrupted before the first step")
-        return EXIT_INTERRUPTED
+        return EXIT_SIGNAL + getattr(end, "signal", 2)
     except BrokenPipeError:
         # Who read our output has gone (`| head`): nothing is left to say, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

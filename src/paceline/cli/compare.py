@@ -5,16 +5,18 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from ..config import resolve
+from ..errors import Interrupted
 from .simulate import NO_TRAINING, NO_WORLD, TrainingFlags, WorldFlags, world_of
 
 if TYPE_CHECKING:
+    from ..predict.comparison import Contest
     from ..report.compared import Comparison, Outcome
 
 _EVERY_S = 5.0
@@ -25,19 +27,52 @@ def register(app: App) -> None:
     app.command(compare)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ContestFlags:
+    """How often, where and for how long each protocol runs.
+
+    Parameters
+    ----------
+    workers
+        Of each run.
+    staleness
+        What a stale gradient is worth, as for train; NAME+RULE gives it to one protocol alone.
+    simulated
+        In virtual time, in one process, instead of with real workers one run after the other.
+    repeats
+        Seeds: the first is --seed, the others follow it.
+    evaluations
+        An epoch, with --simulated, and one at the start: a finer curve and time to the target.
+    updates
+        Stop each run after so many updates.
+    device
+        Where live workers compute: auto, cpu, cuda, cuda:1, mps, xpu [default: auto].
+    run_dir
+        Where the runs lie, a folder each [default: runs/compare-TASK-...].
+    """
+
+    workers: int = 1
+    staleness: str = "none"
+    simulated: Annotated[bool, Parameter(negative=())] = False
+    repeats: int = 1
+    evaluations: int = 1
+    updates: int | None = None
+    device: str | None = None
+    run_dir: Path | None = None
+
+
+NO_CONTEST = ContestFlags()
+
+
 def compare(
     task: str,
     /,
     *,
     protocols: str,
-    workers: int = 1,
-    simulated: Annotated[bool, Parameter(negative=())] = False,
-    repeats: int = 1,
-    evaluations: int = 1,
-    updates: int | None = None,
+    contest: ContestFlags = NO_CONTEST,
     world: WorldFlags = NO_WORLD,
     training: TrainingFlags = NO_TRAINING,
-    run_dir: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Compare protocols: time to a target, error, updates, staleness; a table and a picture.
@@ -45,44 +80,47 @@ def compare(
     Parameters
     ----------
     task
-        softmax, mlp, lenet, resnet18, quadratic, or your own: package.module:task.
+        softmax, mlp, lenet, resnet18, resnet50, transformer, quadratic, or your own:
+        package.module:task.
     protocols
-        With commas: full-sync,k-sync:6,k-batch-async:4,async.
-    workers
-        Of each run.
-    simulated
-        In virtual time, in one process, instead of with real workers one run after the other.
-    repeats
-        Seeds: the first is --seed, the others follow it.
-    evaluations
-        An epoch, with --simulated: a finer curve and time to the target.
-    updates
-        Stop each run after so many updates.
-    run_dir
-        Where the runs lie, a folder each [default: runs/compare-TASK-...].
+        With commas: full-sync,k-sync:6,k-batch-async:4,async,async+inverse.
     json
         One JSON object.
     """
-    from ..comparison import Contest, ContestInterrupted
-    from ..comparison import compare as run_all
+    from ..predict.comparison import compare as run_all
+
+    asked = _contest(task, protocols, contest, world, training)
+    try:
+        found = run_all(asked, _Lines(len(asked.protocols) * asked.repeats), contest.run_dir)
+    except Interrupted as end:
+        _show(end.summary, json)
+        raise
+    _show(found, json)
+
+
+def _contest(
+    task: str, protocols: str, contest: ContestFlags, world: WorldFlags, training: TrainingFlags
+) -> "Contest":
+    from ..predict.comparison import Contest
 
     chosen = {name: value for name, value in asdict(training).items() if value is not None}
-    places = {"workers": workers, "updates": updates, "seed": world.seed}
-    contest = Contest(
+    places: dict[str, object] = {
+        "workers": contest.workers,
+        "staleness": contest.staleness,
+        "updates": contest.updates,
+        "seed": world.seed,
+    }
+    if contest.device is not None:
+        places["device"] = contest.device
+    return Contest(
         task=task,
         protocols=tuple(text.strip() for text in protocols.split(",") if text.strip()),
         settings=resolve({**chosen, **places}, env={}, is_call=False).settings,
         world=world_of(world),
-        repeats=repeats,
-        evaluations=evaluations,
-        is_simulated=simulated,
+        repeats=contest.repeats,
+        evaluations=contest.evaluations,
+        is_simulated=contest.simulated,
     )
-    try:
-        found = run_all(contest, _Lines(len(contest.protocols) * repeats), run_dir)
-    except ContestInterrupted as end:
-        _show(end.summary, json)
-        raise
-    _show(found, json)
 
 
 def _show(found: "Comparison", wants_json: bool) -> None:

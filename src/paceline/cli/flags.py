@@ -19,6 +19,9 @@ _DEFAULTS = {
     "lr": "the task's or the optimizer's",
     "epochs": "the task's or the script's",
     "threads": "cores / workers",
+    "stall_after": "100 times what is usual, at least 60",
+    "precision": "the script's own",
+    "loader_workers": "the loader's",
     "run_dir": "runs/NAME",
     "name": "from the task, the protocol and the time",
 }
@@ -70,6 +73,10 @@ def given(flags: Flags) -> dict[str, object]:
 def settings_of(flags: Flags, config: Path | None) -> RunSettings:
     """The settings of a run; workers are the accelerators that are seen, where nobody chose."""
     resolved = resolve(given(flags), config)
+    if resolved.settings.resume is not None:
+        from ..resumption import adopt
+
+        return adopt(resolved)
     settings = resolved.settings
     if resolved.origins["workers"] == "default":
         from ..compute.accelerators import count_accelerators

@@ -3,10 +3,14 @@
 import json as json_format
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from ..predict.advice import Question
 
 
 def register(app: App) -> None:
@@ -14,35 +18,23 @@ def register(app: App) -> None:
     app.command(plan)
 
 
-def plan(
-    task: str,
-    /,
-    *,
-    workers: int,
-    profile: Path | None = None,
-    protocols: str | None = None,
-    delay: list[str] | None = None,
-    slow: list[str] | None = None,
-    mini_batch_size: int | None = None,
-    lr: float | None = None,
-    init: str | None = None,
-    seed: int = 0,
-    seconds: float = 60.0,
-    target_accuracy: float | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
-) -> None:
-    """Advise a protocol for a number of workers: measure here, predict, race, say why.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """What is asked.
 
     Parameters
     ----------
-    task
-        A built-in task or package.module:attribute.
     workers
-        How many there will be, each on a core or a machine of its own.
+        How many there will be.
+    cores
+        That they share on one machine [default: each has a core or a machine of its own].
     profile
         A recorded run to take the times from [default: a run of 20 s now].
     protocols
         Only these: full-sync,k-sync:6,async [default: the family, K on a grid].
+    staleness
+        What a stale gradient is worth, as for train; or of one protocol alone: async+inverse.
     delay
         A straggler beside what was measured: exp:20ms, 1=exp:20ms.
     slow
@@ -59,10 +51,36 @@ def plan(
         About how long the race may take here.
     target_accuracy
         Also predict when this test accuracy (0 to 1) is reached.
+    """
+
+    workers: int
+    cores: int | None = None
+    profile: Path | None = None
+    protocols: str | None = None
+    staleness: str = "none"
+    delay: list[str] | None = None
+    slow: list[str] | None = None
+    mini_batch_size: int | None = None
+    lr: float | None = None
+    init: str | None = None
+    seed: int = 0
+    seconds: float = 60.0
+    target_accuracy: float | None = None
+
+
+def plan(
+    task: str, /, *, asked: PlanFlags, json: Annotated[bool, Parameter(negative=())] = False
+) -> None:
+    """Advise a protocol for a number of workers: measure here, predict, race, say why.
+
+    Parameters
+    ----------
+    task
+        A built-in task or package.module:attribute.
     json
         One JSON object.
     """
-    from ..advice import Question, advise
+    from ..predict.advice import advise
     from ..report.ranking import render_advice
 
     start_s = time.perf_counter()
@@ -70,14 +88,21 @@ def plan(
     def say(text: str) -> None:
         print(f"{time.perf_counter() - start_s:5.0f} s  {text}", file=sys.stderr, flush=True)
 
-    asked = Question(
-        task=task, workers=workers, profile=profile, delay=tuple(delay or ()),
-        protocols=tuple(protocols.split(",")) if protocols else None, slow=tuple(slow or ()),
-        mini_batch_size=mini_batch_size, lr=lr, init=init, seed=seed, race_s=seconds,
-        target_accuracy=target_accuracy,
-    )  # fmt: skip
-    advice = advise(asked, say)
+    advice = advise(_question(task, asked), say)
     if json:
         print(json_format.dumps(advice.to_json(), allow_nan=False))
     else:
         print("\n".join(render_advice(advice)))
+
+
+def _question(task: str, asked: PlanFlags) -> "Question":
+    from ..predict.advice import Question
+
+    protocols = None if asked.protocols is None else tuple(asked.protocols.split(","))
+    return Question(
+        task=task, workers=asked.workers, cores=asked.cores, profile=asked.profile,
+        protocols=protocols, delay=tuple(asked.delay or ()), slow=tuple(asked.slow or ()),
+        lr=asked.lr, init=asked.init, mini_batch_size=asked.mini_batch_size, seed=asked.seed,
+        race_s=asked.seconds, target_accuracy=asked.target_accuracy,
+        staleness=asked.staleness,
+    )  # fmt: skip

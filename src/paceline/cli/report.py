@@ -1,12 +1,16 @@
-"""``paceline report``: the summary of a run, computed again from its trace."""
+"""``paceline report``: the summary of a run, or what became of one sample, from its trace."""
 
 import json as json_format
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+
+from ..errors import ConfigError
 
 
 def register(app: App) -> None:
@@ -18,15 +22,26 @@ def report(
     run: Path = Path("runs/latest"),
     /,
     *,
+    sample: int | None = None,
+    position: int | None = None,
     json: Annotated[bool, Parameter(negative=(), help="One JSON object.")] = False,
 ) -> None:
-    """Print the summary of a run again.
+    """Print the summary of a run again, or what became of one sample.
+
+    Example: paceline report runs/latest --sample 123
 
     Parameters
     ----------
     run
         The run's folder.
+    sample
+        Which update used this sample of the data set, by which worker and how stale.
+    position
+        The same for a position in the order of the epochs, where a script has its own sampler.
     """
+    if sample is not None or position is not None:
+        _report_sample(run, sample, position, is_json=json)
+        return
     from ..report.summary import summarize
     from ..report.terminal import render_summary
 
@@ -36,3 +51,27 @@ def report(
         return
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
     print("\n".join(render_summary(summary, columns)))
+
+
+def _report_sample(run: Path, sample: int | None, position: int | None, *, is_json: bool) -> None:
+    from ..data.loader import redraw
+    from ..records import Header
+    from ..report.whereabouts import render_sample, report_sample
+
+    if sample is not None and position is not None:
+        raise ConfigError("--sample and --position name the same thing twice; give one of them")
+
+    def draw(header: Header, epoch: int) -> Sequence[int]:
+        num_samples = header.number("num_samples")
+        if position is not None:
+            return range(num_samples)
+        kind = header.text("order", "own")
+        return redraw(kind, num_samples, header.number("seed"), epoch)
+
+    wanted = sample if sample is not None else position
+    assert wanted is not None
+    found = report_sample(run, wanted, draw)
+    if is_json:
+        print(json_format.dumps(asdict(found), allow_nan=False))
+        return
+    print("\n".join(render_sample(found)))

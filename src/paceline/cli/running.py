@@ -3,12 +3,13 @@
 import json
 
 from ..config import RunSettings
+from ..errors import Interrupted
 from ..program import Program
 
 
 def run_program(program: Program, settings: RunSettings) -> None:
     """Run to the end; with ``json`` the one object is the summary, or the plan of a dry run."""
-    from ..launcher import Interrupted, launch_run
+    from ..launcher import launch_run
     from ..report.live import choose_observer
 
     observer = choose_observer(settings.json)

@@ -14,7 +14,7 @@ from ..config import RunSettings, flag_of, resolve
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..simulation import World
+    from ..predict.simulation import World
 
 _EVERY_S = 2.0
 _DEFAULT_UPDATES = 10_000
@@ -46,7 +46,10 @@ class WorldFlags:
     bytes
         Bytes of a push, and of a pull: 500kB.
     like
-        A run whose measured times are drawn from, instead of --delay: runs/latest.
+        A run whose measured times are drawn from, runs/latest: computing and exchange, and the
+        stragglers that it was given, or those of --delay and --slow.
+    cores
+        That the workers share, with --like [default: as many as that run had].
     seed
         Of all draws.
     """
@@ -58,6 +61,7 @@ class WorldFlags:
     server: str | None = None
     bytes: str | None = None
     like: Path | None = None
+    cores: int | None = None
     seed: int = 0
 
 
@@ -104,12 +108,12 @@ NO_WORLD, NO_TRAINING = WorldFlags(), TrainingFlags()
 
 def world_of(flags: WorldFlags) -> "World":
     """The flags as what a simulation takes."""
-    from ..simulation import World
+    from ..predict.simulation import World
 
     return World(
         delay=tuple(flags.delay or ()), slow=tuple(flags.slow or ()), away=tuple(flags.away or ()),
         link=flags.link, server=flags.server, num_bytes=flags.bytes, like=flags.like,
-        seed=flags.seed,
+        cores=flags.cores, seed=flags.seed,
     )  # fmt: skip
 
 
@@ -119,9 +123,11 @@ def simulate(
     *,
     workers: int = 1,
     protocol: str = "full-sync",
+    staleness: str = "none",
     world: WorldFlags = NO_WORLD,
     training: TrainingFlags = NO_TRAINING,
     updates: int | None = None,
+    batched: Annotated[bool, Parameter(negative=())] = False,
     run_dir: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -135,8 +141,13 @@ def simulate(
         Simulated workers; thousands are fine.
     protocol
         As for train: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, ...
+    staleness
+        What a stale gradient is worth: inverse, distance:C, drop:S or none.
     updates
         Stop after so many updates [default: 10,000 where only time is simulated].
+    batched
+        Gradients of workers with equal parameters in one go (torch.func.vmap): faster for small
+        models, and the same within 1e-5 of a gradient's largest entry instead of bit for bit.
     run_dir
         Write the trace of a whole run here, for paceline report [default: with a task runs/NAME].
     json
@@ -145,26 +156,33 @@ def simulate(
     given = world_of(world)
     chosen = {name: value for name, value in asdict(training).items() if value is not None}
     if task is None:
-        if chosen:
-            flag = flag_of(next(iter(chosen)))
+        if chosen or batched:
+            flag = flag_of(next(iter(chosen), "batched"))
             raise ConfigError(f"{flag} is for training: name a task, as in paceline simulate lenet")
-        _simulate_time(workers, protocol, given, updates, run_dir, json)
+        _simulate_time(workers, (protocol, staleness), given, updates, run_dir, json)
     else:
-        places = {"workers": workers, "protocol": protocol, "updates": updates, "seed": world.seed}
+        places = {
+            "workers": workers, "protocol": protocol, "staleness": staleness, "updates": updates,
+            "seed": world.seed,
+        }  # fmt: skip
         settings = resolve({**chosen, **places}, env={}, is_call=False).settings
-        _simulate_training(task, settings, given, run_dir, json)
+        _simulate_training(task, settings, given, run_dir, json, batched)
 
 
 def _simulate_time(
-    workers: int, protocol: str, world: "World", updates: int | None, run_dir: Path | None,
+    workers: int, names: tuple[str, str], world: "World", updates: int | None, run_dir: Path | None,
     wants_json: bool,
 ) -> None:  # fmt: skip
+    from ..predict.simulation import forecast
     from ..report.forecast import render_forecast
-    from ..simulation import forecast
 
     wanted = _DEFAULT_UPDATES if updates is None else updates
     heard = _Progress(wanted)
-    found = forecast(protocol, workers, world, wanted, run_dir=run_dir, on_progress=heard.progress)
+    protocol, staleness = names
+    found = forecast(
+        protocol, workers, world, wanted, staleness=staleness, run_dir=run_dir,
+        on_progress=heard.progress,
+    )  # fmt: skip
     if wants_json:
         print(json_format.dumps(found.to_json(), allow_nan=False))
     else:
@@ -172,17 +190,18 @@ def _simulate_time(
 
 
 def _simulate_training(
-    task: str, settings: RunSettings, world: "World", run_dir: Path | None, wants_json: bool
-) -> None:
+    task: str, settings: RunSettings, world: "World", run_dir: Path | None, wants_json: bool,
+    is_batched: bool,
+) -> None:  # fmt: skip
     from ..folder import make_folder
-    from ..rehearsal import rehearse
+    from ..predict.rehearsal import rehearse
     from ..report.forecast import render_forecast
     from ..report.terminal import render_summary
 
     world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
     folder = make_folder(settings, f"simulated-{task}").path if run_dir is None else run_dir
     heard = _Progress(settings.updates, wants_json)
-    found = rehearse(task, settings, world, folder, heard)
+    found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
     if wants_json:
         both = {**found.summary.to_json(), "forecast": found.forecast.to_json()}
         print(json_format.dumps(both, allow_nan=False))

@@ -6,6 +6,7 @@ backward and step only. This module must not know who cancels, or why.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -22,6 +23,15 @@ def grain(model: nn.Module) -> str:
 
 def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
     """Call ``check`` before each layer's forward; it may raise to leave the step."""
+    compiled: Any = getattr(model, "_compiled_call_impl", None)
+    if compiled is not None:  # around it: a hook inside would break the graph
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            check()
+            return compiled(*arguments, **options)
+
+        model._compiled_call_impl = watched
+        return
     if is_compiled(model):
         model.register_forward_pre_hook(lambda *_: check())
         return

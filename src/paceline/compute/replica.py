@@ -79,13 +79,14 @@ class Replica:
 
     # -- gradients ------------------------------------------------------------------------------
 
-    def push_into(self, slot: Tensor, check: Callable[[], None]) -> None:
+    def push_into(self, slot: Tensor, check: Callable[[], None] | None) -> None:
         """From now on gradients are copied into ``slot`` as they are computed.
 
-        ``check`` is called before each copy and may raise to leave the step.
+        ``check`` is called before each copy and may raise to leave the step. None: nobody calls
+        work off, and they are copied by ``collect``, which is cheaper than a hook each.
         """
         self._slot = slot
-        self._check = check
+        self._check = _nothing if check is None else check
         is_local = self.device.type == "cpu"
         home = (
             slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
@@ -94,7 +95,7 @@ class Replica:
         self._grads = [place.view(home) for place in self.layout.parameters.places]
         self._drop_hooks()
         for number, parameter in enumerate(self.parameters):
-            if parameter.requires_grad:
+            if parameter.requires_grad and check is not None:
                 hook = self._hook(number)
                 register: Any = parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(hook))

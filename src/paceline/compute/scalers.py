@@ -8,7 +8,7 @@ superseded step never reaches it, so its stage must begin again. This module mus
 step was left, nor who brings a scale forward.
 """
 
-import gc
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -18,44 +18,67 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
-from ..store.scale import LossScale
+from ..store.scale import NO_OVERFLOW, LossScale
 
-_found: "weakref.WeakSet[GradScaler]" = weakref.WeakSet()
-_searched: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+
+class _Used(threading.local):
+    """The scalers that have scaled a loss in this process (inline: in this member)."""
+
+    def __init__(self) -> None:
+        self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
+        self.first: LossScale | None = None
+
+
+_used = _Used()
+_scale: Callable[[GradScaler, Any], Any] = GradScaler.scale
+
+
+def watch_scalers() -> None:
+    """Know every scaler from now on by its first ``scaler.scale(loss)``."""
+    GradScaler.scale = _watched_scale  # type: ignore[method-assign]
+
+
+def begin_with(scale: LossScale) -> None:
+    """The scaler that is used next begins with this scale: the run goes on."""
+    _used.first = scale
+
+
+def _watched_scale(self: GradScaler, outputs: Any) -> Any:
+    _used.scalers.add(self)
+    if _used.first is not None and self.is_enabled():
+        first, _used.first = _used.first, None
+        self.load_state_dict(
+            {
+                "scale": first.value,
+                "growth_factor": first.growth_factor,
+                "backoff_factor": first.backoff_factor,
+                "growth_interval": first.growth_interval,
+                "_growth_tracker": first.growth_tracker,
+            }
+        )
+    return _scale(self, outputs)
 
 
 def reset_scalers(optimizer: Optimizer) -> None:
     """Put the stage of every live GradScaler for ``optimizer`` back to the beginning."""
     for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
         optimizer.__dict__.pop(name, None)
-    if optimizer not in _searched:
-        _searched.add(optimizer)
-        _search()
-    for scaler in _found:
+    for scaler in _used.scalers:
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
 def scaler_at(optimizer: Optimizer) -> GradScaler | None:
     """The scaler that is calling ``optimizer.step`` now."""
-    for has_searched in (False, True):
-        for scaler in _found:
-            if id(optimizer) in scaler._per_optimizer_states:
-                return scaler
-        if not has_searched:
-            _search()
+    for scaler in _used.scalers:
+        if id(optimizer) in scaler._per_optimizer_states:
+            return scaler
     return None
 
 
 def only_scaler() -> GradScaler | None:
-    """The one scaler of this process that has scaled a loss; it may not have stepped yet."""
-    used = [one for one in _found if one.is_enabled() and one._scale is not None]
+    """The one scaler of this member that has scaled a loss; it may not have stepped yet."""
+    used = [one for one in _used.scalers if one.is_enabled()]
     return used[0] if len(used) == 1 else None
-
-
-def _search() -> None:
-    for one in gc.get_objects():
-        if issubclass(type(one), GradScaler):
-            _found.add(one)
 
 
 def read_scaler(scaler: GradScaler) -> LossScale:
@@ -67,6 +90,17 @@ def read_scaler(scaler: GradScaler) -> LossScale:
         backoff_factor=scaler.get_backoff_factor(),
         growth_interval=scaler.get_growth_interval(),
     )
+
+
+def scale_after_update(scaler: GradScaler) -> LossScale:
+    """Its scale as it will stand after ``scaler.update()``, where that is still to come."""
+    scale = read_scaler(scaler)
+    states = scaler._per_optimizer_states.values()
+    if not states:
+        return scale
+    found = (float(one) for state in states for one in state["found_inf_per_device"].values())
+    overflow = 1 if any(found) else NO_OVERFLOW
+    return scale.after(1, is_update=True, overflow_version=overflow)
 
 
 def share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> None:

@@ -32,6 +32,7 @@ class Schedule:
         version: Callable[[], int],
         per_version: Callable[[bool], bool],
     ) -> None:
+        self._scheduler = scheduler
         self._original: Callable[..., None] = scheduler.step
         self._count = 0
         self._is_iterating = is_iterating
@@ -46,6 +47,20 @@ class Schedule:
         else:
             self._original(*arguments, **options)
 
+    def remember(self) -> dict[str, Any]:
+        """The scheduler's own state, and how far it was brought."""
+        own = {
+            name: value for name, value in self._scheduler.state_dict().items() if name != "step"
+        }
+        return {"own": own, "count": self._count, "by_version": self._per_version(False)}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Become what ``remember`` gave; the optimizer's rates come back with its groups."""
+        self._scheduler.load_state_dict(state["own"])
+        self._count = state["count"]
+        if state["by_version"]:
+            self._per_version(True)
+
     def advance(self, version: int) -> None:
         """Bring the learning rate to what it is at ``version``, if it is scheduled by version."""
         if not self._per_version(False):
@@ -53,3 +68,12 @@ class Schedule:
         while self._count < version:
             self._count += 1
             self._original()
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {**self._scheduler.state_dict(), "paceline_count": self._count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Stand where `state()` said."""
+        self._count = state.pop("paceline_count", self._count)
+        self._scheduler.load_state_dict(state)

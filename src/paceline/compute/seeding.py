@@ -24,13 +24,18 @@ def mix(*numbers: int) -> int:
     return state & _MASK
 
 
-def seed_all(seed: int) -> None:
-    """Seed Python, NumPy (where it is loaded) and torch, the accelerators' generators included."""
+def seed_host(seed: int) -> None:
+    """Seed Python, NumPy (where it is loaded) and torch's generator of the CPU."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+def seed_all(seed: int) -> None:
+    """Seed what ``seed_host`` does and the accelerators' generators."""
+    seed_host(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
 
@@ -43,9 +48,13 @@ class kept_random_state:
         self._torch = torch.get_rng_state()
         numpy = sys.modules.get("numpy")
         self._numpy = None if numpy is None else numpy.random.get_state()
+        has_devices = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._devices = torch.cuda.get_rng_state() if has_devices else None
 
     def __exit__(self, *_: object) -> None:
         random.setstate(self._python)
         torch.set_rng_state(self._torch)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
+        if self._devices is not None:
+            torch.cuda.set_rng_state(self._devices)

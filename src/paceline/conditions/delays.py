@@ -51,11 +51,11 @@ class Delay:
 
     @property
     def mean_s(self) -> float:
-        return sum(term.mean_s for term in self.terms)
+        return math.fsum(term.mean_s for term in self.terms)
 
     def sample(self, rng: random.Random) -> float:
         """One draw, in seconds; draws of ``rng`` in the order of the terms."""
-        return sum(term.sample(rng) for term in self.terms)
+        return math.fsum(term.sample(rng) for term in self.terms)
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         """The draws of ``sample`` with ``rng``, one a call, faster."""
@@ -65,7 +65,7 @@ class Delay:
         if len(draws) == 2:
             first, second = draws
             return lambda: first() + second()
-        return lambda: sum(draw() for draw in draws)
+        return lambda: math.fsum(draw() for draw in draws)
 
     def exceeded_s(self, share: float) -> float:
         """The time x with P(X > x) = share.
@@ -80,6 +80,10 @@ class Delay:
 
     def __str__(self) -> str:
         return self.text
+
+
+NO_DELAY = Delay(text="no delay", terms=())
+"""Nothing beside what a machine takes."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -175,6 +179,16 @@ def parse_phases(values: Sequence[str], num_workers: int) -> dict[int, Phases]:
         for worker in chosen:
             _set_once(found, worker, phases, value, "slow")
     return found
+
+
+def parse_slowness(
+    values: Sequence[str], num_workers: int
+) -> tuple[dict[int, float], dict[int, Phases]]:
+    """Who is slow always, and who has slow phases: see `parse_slow` and `parse_phases`."""
+    always = [one for one in values if "@" not in one]
+    return parse_slow(always, num_workers), parse_phases(
+        [one for one in values if "@" in one], num_workers
+    )
 
 
 def _factor(text: str, value: str) -> float:

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from .absences import Absence
 from .delays import Delay
 from .links import Link
+from .machine import Cores, Desk, Machine
 from .phases import Pace, Phases
 
 Finisher = Callable[[float], float]
@@ -22,13 +23,14 @@ class Conditions:
     """What the workers of one run are put through.
 
     Args:
-        delays: the time X of a step, by worker.
+        delays: the time X of a step, by worker; with a machine, what it takes beside the machine's.
         slow: how many times longer a worker takes, always.
         phases: slow phases that come and go, by worker.
         absences: who is away when.
         link: what a push and a pull cost; None: nothing.
+        machine: what computing and exchange take; None: nothing beside the delays.
         seed: of all draws. Worker w draws its steps from ``Random(f"{seed}/{w}")``, as it does in
-            a live run, so both see the same stragglers.
+            a live run, so both see the same stragglers: ticket n of w has its n-th draw.
     """
 
     delays: tuple[Delay, ...]
@@ -36,11 +38,12 @@ class Conditions:
     phases: dict[int, Phases] = field(default_factory=dict)
     absences: tuple[Absence, ...] = ()
     link: Link | None = None
+    machine: Machine | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         for worker, delay in enumerate(self.delays):
-            if not delay.mean_s:
+            if not self.mean_step_s(worker):
                 raise ConfigError(
                     f"a step of worker {worker} takes no time ({delay.text}): nothing would ever "
                     "come first; give it a delay, as in --delay exp:20ms"
@@ -53,22 +56,53 @@ class Conditions:
     @property
     def is_alike(self) -> bool:
         """Whether all workers are alike, there all the time, and bytes cost nothing."""
-        is_steady = not (self.slow or self.phases or self.absences or self.link)
+        is_steady = not (self.slow or self.phases or self.absences or self.link or self.machine)
         return is_steady and len(set(self.delays)) == 1
 
     def mean_step_s(self, worker: int) -> float:
         """E[X] of a worker in the long run, its factor and its phases included."""
-        mean_s = self.delays[worker].mean_s * self.slow.get(worker, 1.0)
-        return mean_s / self.phases[worker].pace if worker in self.phases else mean_s
+        mean_s, machine = self.delays[worker].mean_s, self.machine
+        if machine is not None:
+            mean_s += machine.work[worker].mean_s
+        mean_s *= self.slow.get(worker, 1.0)
+        if worker in self.phases:
+            mean_s /= self.phases[worker].pace
+        return mean_s if machine is None else mean_s + machine.exchange[worker].mean_s
 
     def finisher(self, worker: int) -> Finisher:
-        """A fresh sequence of this worker's steps."""
-        draw = self.delays[worker].drawer(random.Random(f"{self.seed}/{worker}"))
+        """A fresh sequence of this worker's steps, where there is no machine."""
+        draw = self._drawer(worker)
+        if worker not in self.slow and worker not in self.phases:
+            return lambda start_s: start_s + draw()
+        stretch = self._stretcher(worker)
+        return lambda start_s: stretch(start_s, draw())
+
+    def desks(self) -> list[Desk] | None:
+        """Where each worker computes: fresh sequences of all they do; None without a machine."""
+        machine = self.machine
+        if machine is None:
+            return None
+        shared = None if machine.cores is None else Cores(machine.cores)
+        found = []
+        for worker in range(self.num_workers):
+            # A stream of its own, so that the ordered delays are those of a live run.
+            rng = random.Random(f"{self.seed}/{worker}/machine")
+            draws = (
+                machine.exchange[worker].drawer(rng),
+                machine.work[worker].drawer(rng),
+                self._drawer(worker),
+            )
+            found.append(Desk(draws, self._stretcher(worker), shared or Cores(1)))
+        return found
+
+    def _drawer(self, worker: int) -> Callable[[], float]:
+        return self.delays[worker].drawer(random.Random(f"{self.seed}/{worker}"))
+
+    def _stretcher(self, worker: int) -> Callable[[float, float], float]:
+        """When something is done that begins then and takes so long where nothing is slow."""
         factor = self.slow.get(worker, 1.0)
         if worker in self.phases:
             rng = random.Random(f"{self.seed}/{worker}/phases")
             pace = Pace(self.phases[worker], rng)
-            return lambda start_s: pace.finish_s(start_s, draw() * factor)
-        if factor != 1.0:
-            return lambda start_s: start_s + draw() * factor
-        return lambda start_s: start_s + draw()
+            return lambda start_s, seconds: pace.finish_s(start_s, seconds * factor)
+        return lambda start_s, seconds: start_s + seconds * factor

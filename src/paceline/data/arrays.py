@@ -38,13 +38,24 @@ class Splits:
 
 
 class Batch(Sequence[tuple[Tensor, Tensor]]):
-    """Gathered samples: for a loader's own collate a list of samples, for ours two tensors."""
+    """Gathered samples: for a loader's own collate a list of samples, for ours two tensors.
 
-    __slots__ = ("inputs", "targets")
+    Args:
+        raw: (B, ...) as the data set holds them.
+        scale: what bytes are multiplied with to become inputs; None where ``raw`` are inputs.
+    """
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs = inputs
+    __slots__ = ("raw", "scale", "targets")
+
+    def __init__(self, raw: Tensor, targets: Tensor, scale: float | None = None) -> None:
+        self.raw = raw
         self.targets = targets
+        self.scale = scale
+
+    @property
+    def inputs(self) -> Tensor:
+        """(B, ...) ready for a model."""
+        return self.raw if self.scale is None else as_input(self.raw, self.scale)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -55,8 +66,9 @@ class Batch(Sequence[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: slice) -> "Batch": ...
     def __getitem__(self, index: int | slice) -> "tuple[Tensor, Tensor] | Batch":
         if isinstance(index, slice):
-            return Batch(self.inputs[index], self.targets[index])
-        return self.inputs[index], self.targets[index]
+            return Batch(self.raw[index], self.targets[index], self.scale)
+        value = self.raw[index]
+        return value if self.scale is None else as_input(value, self.scale), self.targets[index]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.inputs, self.targets, strict=True)
@@ -92,14 +104,18 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         # NumPy reads a list of integers five times as fast as torch does.
         order = torch.from_numpy(np.asarray(indices, dtype=np.int64))
         return Batch(
-            self._as_input(self.inputs.index_select(0, order)),
+            self.inputs.index_select(0, order),
             self.targets.index_select(0, order),
+            self.scale if self.inputs.dtype is torch.uint8 else None,
         )
 
     def _as_input(self, values: Tensor) -> Tensor:
-        if values.dtype is not torch.uint8:
-            return values
-        return values.to(torch.float32).mul_(self.scale)
+        return as_input(values, self.scale) if values.dtype is torch.uint8 else values
+
+
+def as_input(values: Tensor, scale: float) -> Tensor:
+    """Bytes as float32 times ``scale``: one conversion and one product, the same on any device."""
+    return values.to(torch.float32).mul_(scale)
 
 
 Collate = Callable[[Sequence[tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]]

@@ -8,19 +8,34 @@ lease is another's) is fetched here. The sampler never blocks: one that waits wo
 the loader's ``__next__``. This module must not know protocols or what is done with a batch.
 """
 
+import hashlib
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
-from ..compute.seeding import kept_random_state, mix, seed_all
+from ..compute.seeding import kept_random_state, mix, seed_all, seed_host
+from ..compute.speed import Speed
 from ..errors import ConfigError
 from ..events import Lease
+from .arrays import ArrayDataset, as_input, collate_batch
+from .arrays import Batch as Gathered
+from .transfer import Arriving, Transfer, move
+from .trees import apply
 
 _FETCH_SALT, _STEP_SALT, _ORDER_SALT = 1, 2, 3
+_PREFETCH = 2
+"""Batches that a worker loads ahead where the loader does not say: torch's own default."""
 
 
 class Batch(list[int]):
@@ -61,6 +76,24 @@ class _Feed:
         return self.ready.popleft()
 
 
+def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:
+    """The order of an epoch once more, of a loader of this ``order_kind``.
+
+    Raises:
+        ConfigError: only the user's own sampler can draw it.
+    """
+    if kind == "in order":
+        return range(num_samples)
+    if kind != "shuffled":
+        raise ConfigError(
+            "the order of this run's samples was the script's own sampler's, which its trace does "
+            "not hold; ask for a position in an epoch's order instead: --position N"
+        )
+    with kept_random_state():
+        seed_all(mix(seed, epoch, _ORDER_SALT))
+        return list(RandomSampler(range(num_samples)))
+
+
 class LeasedLoader:
     """The batches of leases, from the user's loader.
 
@@ -68,10 +101,14 @@ class LeasedLoader:
         loader: a DataLoader over a map-style data set.
         seed: of the run: orders and random state follow from it, the epoch and the lease.
         device: where batches are put.
+        speed: how many workers load, and whether a batch is copied ahead of the step.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, device: torch.device) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, device: torch.device, speed: Speed | None = None
+    ) -> None:
         _refuse(loader)
+        speed = speed or Speed()
         self.loader = loader
         self.dataset = loader.dataset
         self._seed = seed
@@ -85,15 +122,37 @@ class LeasedLoader:
         ]
         self._epoch = 0
         self._order: Sequence[int] = ()
+        self._digest: str | None = None
+        self._expected: list[Any] | None = None
         self._feed = _Feed()
         self._fed: deque[Lease] = deque()
         self._workers: DataLoader[Any] | None = None
         self._inner: Iterator[Any] | None = None
+        is_own = speed.loader_workers < 0
+        self._num_workers = loader.num_workers if is_own else speed.loader_workers
+        self._prefetch = (loader.prefetch_factor or _PREFETCH) if self._num_workers else 0
+        self._pins = loader.pin_memory and torch.accelerator.is_available()
+        self._transfer = Transfer(device) if speed.ahead and device.type != "cpu" else None
+        self._known: deque[Lease] = deque()
+        self._arriving: tuple[Lease, Arriving, float | None] | None = None
+        self._sends_bytes = device.type != "cpu" and loader.collate_fn is collate_batch
 
     @property
     def lookahead(self) -> int:
-        """Mini-batches that the loader's workers fetch ahead."""
-        return self.loader.num_workers * (self.loader.prefetch_factor or 0)
+        """Mini-batches that are known ahead: for the loader's workers, and the next copy."""
+        return max(self._num_workers * self._prefetch, 1 if self._transfer is not None else 0)
+
+    @property
+    def order_kind(self) -> str:
+        """Whether `redraw` can draw this loader's orders again: "in order", "shuffled" or "own"."""
+        sampler: Any = self.loader.sampler
+        if self.has_own_batches or self._generators:
+            return "own"
+        if type(sampler) is SequentialSampler:
+            return "in order"
+        is_plain = type(sampler) is RandomSampler and not sampler.replacement
+        has_all = is_plain and len(sampler) == len(sampler.data_source)
+        return "shuffled" if has_all else "own"
 
     def count(self) -> tuple[int, int]:
         """Positions and batches an epoch; of the first one, where the user's differ."""
@@ -108,7 +167,7 @@ class LeasedLoader:
 
         A pure function of the seed and the epoch: every member draws the same.
         """
-        self._epoch = epoch
+        self._epoch, self._digest = epoch, None
         with kept_random_state():
             seed = mix(self._seed, epoch, _ORDER_SALT)
             seed_all(seed)
@@ -128,8 +187,37 @@ class LeasedLoader:
             ends.append(end)
         return ends
 
+    def order_digest(self) -> list[Any]:
+        """The epoch that was drawn last, and a digest of its order."""
+        if self._digest is None:
+            try:
+                data = array("q", self._order).tobytes()
+            except (TypeError, OverflowError):  # indices of a data set of the user's own kind
+                data = repr(list(self._order)).encode()
+            self._digest = hashlib.sha256(data).hexdigest()
+        return [self._epoch, self._digest]
+
+    def expect_order(self, digest: list[Any]) -> None:
+        """Refuse another order than this when its epoch is drawn: the run goes on inside it."""
+        self._expected = digest
+
+    def check_order(self) -> None:
+        """Raise ConfigError where another order was drawn than when the run was cut off."""
+        expected = self._expected
+        if expected is not None and expected[0] == self._epoch:
+            if expected != self.order_digest():
+                raise ConfigError(
+                    f"the sampler gave another order for epoch {self._epoch + 1} than before the "
+                    "run was cut off, so some samples would be used twice: has the data changed, "
+                    "or does the sampler keep a state of its own? pace.keep(sampler=sampler)"
+                )
+            self._expected = None
+
     def reserve(self, leases: Sequence[Lease]) -> None:
-        """Let the loader's workers fetch these ahead."""
+        """These come next: let the loader's workers fetch them, and the next copy begin early."""
+        self._known.extend(leases)
+        if not self._num_workers:
+            return
         if not self._fed:
             self._inner = None  # it ended when it ran empty: begin it again, with the same workers
         for lease in leases:
@@ -142,22 +230,65 @@ class LeasedLoader:
 
     def fetch(self, lease: Lease) -> Any:
         """The batch of ``lease``, on the device; the step's random state is set."""
-        batch = self._fetched_ahead(lease)
-        if batch is None:
-            indices = self._batch(lease)
-            seed_all(indices.seed)
-            batch = self._collate(fetch(self.dataset, indices))
-            if self.loader.pin_memory and torch.accelerator.is_available():
-                batch = apply(lambda tensor: tensor.pin_memory(), batch)
+        if lease in self._known:
+            while self._known.popleft() != lease:
+                pass
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None and arriving[0] == lease:
+            assert self._transfer is not None
+            batch, scale = self._transfer.finish(arriving[1]), arriving[2]
+        else:
+            batch, scale = self._load(lease)
+            if self._device.type != "cpu":
+                batch = move(batch, self._device, is_pinned=self._pins)
         seed_all(mix(self._seed, lease.epoch, lease.start, _STEP_SALT))
-        if self._device.type == "cpu":
-            return batch
-        is_async = self.loader.pin_memory
-        return apply(lambda tensor: tensor.to(self._device, non_blocking=is_async), batch)
+        return batch if scale is None else (as_input(batch[0], scale), batch[1])
+
+    def fetch_ahead(self) -> None:
+        """Load the batch that comes next and start its copy; for a moment in which one waits."""
+        if self._transfer is None or self._arriving is not None or not self._known:
+            return
+        lease = self._known[0]
+        with kept_random_state():
+            batch, scale = self._load(lease)
+        self._arriving = lease, self._transfer.begin(batch), scale
+
+    def _load(self, lease: Lease) -> tuple[Any, float | None]:
+        """The batch in this process's memory, and what its bytes are still to be multiplied with.
+
+        Samples that are gathered as bytes travel so: a quarter of what floats would be.
+        """
+        batch = self._fetched_ahead(lease)
+        if batch is not None:
+            return batch, None
+        indices = self._batch(lease)
+        seed_host(indices.seed)
+        samples = fetch(self.dataset, indices)
+        scale = None
+        if self._sends_bytes and isinstance(samples, Gathered) and samples.scale is not None:
+            batch, scale = (samples.raw, samples.targets), samples.scale
+        else:
+            batch = self._collate(samples)
+        return (apply(lambda one: one.pin_memory(), batch) if self._pins else batch), scale
+
+    def fetch_together(self, leases: Sequence[Lease]) -> tuple[Tensor, Tensor]:
+        """The batches of leases of one size, stacked: (leases, samples, ...) and their targets."""
+        if type(self.dataset) is ArrayDataset and self.loader.collate_fn is collate_batch:
+            # Nothing in it is random, so nothing is seeded and all samples are taken at once.
+            indices = [one for lease in leases for one in self._order[lease.start : lease.stop]]
+            inputs, targets = self._collate(self.dataset.__getitems__(indices))
+            shape = (len(leases), leases[0].num_samples)
+            return (
+                inputs.view(*shape, *inputs.shape[1:]), targets.view(*shape, *targets.shape[1:])
+            )  # fmt: skip
+        pairs = [self.fetch(lease) for lease in leases]
+        return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
 
     def end_epoch(self) -> None:
         """Forget what was fetched ahead; the workers stay if they shall."""
         self._forget()
+        self._known.clear()
+        self._arriving = None
         if not self.loader.persistent_workers:
             self._workers = None
 
@@ -196,13 +327,13 @@ class LeasedLoader:
         return DataLoader(
             _Seeded(self.dataset),  # type: ignore[arg-type]
             batch_sampler=self._feed,
-            num_workers=user.num_workers,
+            num_workers=self._num_workers,
             collate_fn=user.collate_fn,
             pin_memory=user.pin_memory,
             timeout=user.timeout,
             worker_init_fn=user.worker_init_fn,
             multiprocessing_context=user.multiprocessing_context,
-            prefetch_factor=user.prefetch_factor,
+            prefetch_factor=self._prefetch,
             persistent_workers=True,  # in an epoch: it may run empty and go on
         )
 
@@ -212,19 +343,6 @@ def fetch(dataset: Any, indices: list[int]) -> Any:
     if hasattr(dataset, "__getitems__") and dataset.__getitems__:
         return dataset.__getitems__(list(indices))
     return [dataset[index] for index in indices]
-
-
-def apply(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``change`` every tensor in nested lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return type(value)({key: apply(change, one) for key, one in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(apply(change, one) for one in value))
-    if isinstance(value, list | tuple):
-        return type(value)(apply(change, one) for one in value)
-    return value
 
 
 def _refuse(loader: DataLoader[Any]) -> None:

@@ -6,7 +6,8 @@
 
 An entry of the heap is ``(at_s, number, what)``; the number counts entries, so what falls on the
 same moment happens in the order in which it was entered. ``what`` is the ticket whose push is
-there, or a ``Done`` whose bytes still have to move, or a ``Change`` of who is there. Work that is
+there, or a ``Done`` whose bytes still have to move, or a ``Change`` of who is there, or a
+``Strike`` that a driver has put there. Work that is
 called off stays in the heap, and is passed over because its ticket is no longer current. This
 module must not know protocols.
 """
@@ -22,7 +23,7 @@ from ..errors import ConfigError
 from ..events import Ticket
 
 _NEVER_S = float("inf")
-_NOBODY = -1
+NOBODY = -1
 
 
 class Done(NamedTuple):
@@ -40,7 +41,14 @@ class Change(NamedTuple):
     is_there: bool
 
 
-What: TypeAlias = Ticket | Done | Change
+class Strike(NamedTuple):
+    """Something goes wrong, or is noticed; what it is only its driver knows. ``member`` is none."""
+
+    member: int
+    what: object
+
+
+What: TypeAlias = Ticket | Done | Change | Strike
 Entry: TypeAlias = tuple[float, int, What]
 
 
@@ -66,26 +74,28 @@ class Agenda:
         self.worker_of: list[int] = []
         self.member_of: dict[int, int] = {}
         self._done_s: list[float] = []  # where bytes cost something; else a push is there when done
-        self._by_worker = [conditions.finisher(one) for one in range(conditions.num_workers)]
+        self.by_worker = [conditions.finisher(one) for one in range(conditions.num_workers)]
         link = conditions.link
         self._lanes = None if link is None else (Lane(link), Lane(link))  # pulls, pushes
+        self._desks = conditions.desks()
+        self._apply_s = 0.0 if conditions.machine is None else conditions.machine.apply_s
         self._num_dead = 0
         self._there_since_s: dict[int, float] = {}
         self._there_s = 0.0
         late = {one.worker for one in conditions.absences if one.from_s == 0.0}
         for worker in range(conditions.num_workers):
             if worker not in late:
-                self._enter(0.0, Change(_NOBODY, worker, True))
+                self.enter(0.0, Change(NOBODY, worker, True))
         for one in conditions.absences:
             if one.from_s > 0.0:
-                self._enter(one.from_s, Change(_NOBODY, one.worker, False))
+                self.enter(one.from_s, Change(NOBODY, one.worker, False))
             if one.until_s < _NEVER_S:
-                self._enter(one.until_s, Change(_NOBODY, one.worker, True))
+                self.enter(one.until_s, Change(NOBODY, one.worker, True))
 
     @property
     def is_direct(self) -> bool:
-        """Whether bytes cost nothing: a push is there when it is computed."""
-        return self._lanes is None
+        """Whether nothing but the delays takes time: a push is there when its delay is over."""
+        return self._lanes is None and self._desks is None
 
     # -- members --------------------------------------------------------------------------------
 
@@ -96,7 +106,7 @@ class Agenda:
         self.begun_s.append(at_s)
         self.next_serial.append(0)
         self._done_s.append(_NEVER_S)
-        self.finishers.append(self._by_worker[worker])
+        self.finishers.append(self.by_worker[worker])
         self.worker_of.append(worker)
         self.member_of[worker] = member
         self._there_since_s[member] = at_s
@@ -114,16 +124,28 @@ class Agenda:
 
     # -- work -----------------------------------------------------------------------------------
 
-    def begin(self, tickets: Sequence[Ticket], num_steps: Sequence[int], at_s: float) -> None:
-        """These members go to work."""
+    def begin(
+        self,
+        tickets: Sequence[Ticket],
+        num_steps: Sequence[int],
+        at_s: float,
+        *,
+        is_updated: bool = False,
+    ) -> None:
+        """These members go to work; ``is_updated``: with a version that is only now made."""
         fresh: list[Entry] = []
         next_number = self.next_number
+        if is_updated:
+            at_s += self._apply_s
         for ticket, steps in zip(tickets, num_steps, strict=True):
             member = ticket[0]
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
-            finish, done_s = self.finishers[member], begun_s
-            for _ in range(steps):
-                done_s = finish(done_s)
+            if self._desks is None:
+                finish, done_s = self.finishers[member], begun_s
+                for _ in range(steps):
+                    done_s = finish(done_s)
+            else:
+                begun_s, done_s = self._desks[self.worker_of[member]].begin(begun_s, steps)
             self.current[member] = ticket
             self.begun_s[member] = begun_s
             what: What = ticket
@@ -144,6 +166,8 @@ class Agenda:
         self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]
         self.current[member] = None
         if is_called_off:
+            if self._desks is not None:
+                self._desks[self.worker_of[member]].leave(at_s)
             self._num_dead += 1
             if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
                 self._bury()
@@ -152,6 +176,11 @@ class Agenda:
             return done_s - begun_s
         return at_s - begun_s if begun_s < at_s else 0.0
 
+    def withdraw(self, ticket: Ticket) -> None:
+        """The push of this work does not come by itself any longer."""
+        self.heap[:] = [one for one in self.heap if one[2] is not ticket]
+        heapify(self.heap)
+
     def _bury(self) -> None:
         """Take out of the heap what was called off."""
         self.heap[:] = [entry for entry in self.heap if self._is_alive(entry[2])]
@@ -159,24 +188,24 @@ class Agenda:
         self._num_dead = 0
 
     def _is_alive(self, what: What) -> bool:
-        if type(what) is Change:
+        if type(what) is Change or type(what) is Strike:
             return True
         ticket = what.ticket if type(what) is Done else what
         return self.current[what.member] is ticket
 
     # -- time -----------------------------------------------------------------------------------
 
-    def next(self) -> tuple[float, Ticket | Change]:
+    def next(self) -> tuple[float, Ticket | Change | Strike]:
         """Take out the next thing that matters: a push that is there, or a change."""
         while self.heap:
             at_s, _, what = heappop(self.heap)
-            if type(what) is Change:
+            if type(what) is Change or type(what) is Strike:
                 return at_s, what
             if not self._is_alive(what):
                 self._num_dead -= 1
             elif type(what) is Done:
                 assert self._lanes is not None
-                self._enter(self._lanes[1].there_s(at_s), what.ticket)
+                self.enter(self._lanes[1].there_s(at_s), what.ticket)
             else:
                 return at_s, what  # type: ignore[return-value]
         raise ConfigError(
@@ -184,5 +213,6 @@ class Agenda:
             "or stop after fewer --updates"
         )
 
-    def _enter(self, at_s: float, what: What) -> None:
+    def enter(self, at_s: float, what: What) -> None:
+        """Let this happen then."""
         heappush(self.heap, (at_s, self.next_number(), what))

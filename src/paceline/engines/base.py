@@ -7,8 +7,9 @@
     close(reason)              end every member; nothing is left behind
 
 An event is ``(member, message)``: a message of ``sessions/lane.py``, or one of the engine's own:
-``("left", reason, exit_code)``. Facts are messages, payloads are seats' slots in shared memory
-here, object references elsewhere. This module must not know protocols.
+``("left", reason, exit_code)``, ``("born", seat, pid)``, ``("stopped",)``, ``("continued",)``, and
+``("stalled",)`` from an engine that can tell by itself. Facts are messages, payloads are seats'
+slots in shared memory here, object references elsewhere. This module must not know protocols.
 
 How others implement it: a cluster engine's ``events`` are finished remote calls (``wait`` for the
 first of them), its payloads object references that ``carry_out`` hands to the member that
@@ -19,9 +20,12 @@ pushes of all ranks in rank order, and ``Apply`` is the collective.
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..events import Fact, Order
 from ..sessions.lane import Message
+from ..staleness import StalenessRule
+from ..store.memory import Memory
 
 Event = tuple[int, Message]
 
@@ -45,6 +49,11 @@ class Engine(abc.ABC):
 
     traits: Traits
 
+    @property
+    @abc.abstractmethod
+    def memory(self) -> Memory:
+        """The store's memory, which checkpoints are written from."""
+
     @abc.abstractmethod
     def events(self, timeout_s: float) -> Sequence[Event]:
         """What happened, in one total order; [] after ``timeout_s``."""
@@ -62,12 +71,16 @@ class Engine(abc.ABC):
         """Make the store's memory; LinkError where there is too little."""
 
     @abc.abstractmethod
-    def prepare_jobs(self, samples_per_update: int) -> None:
+    def prepare_jobs(self, samples_per_update: int, staleness: StalenessRule) -> None:
         """Be ready for pushes; a whole update averages ``samples_per_update``."""
 
     @abc.abstractmethod
     def jump(self, version: int) -> None:
         """The members made updates among themselves, up to ``version``."""
+
+    @abc.abstractmethod
+    def ask_copy(self, number: int) -> None:
+        """Let a member pin the version of the next update for this checkpoint; 0: no longer."""
 
     @abc.abstractmethod
     def alarm(self) -> None:
@@ -86,8 +99,48 @@ class Engine(abc.ABC):
         """Begin these members; member -> (seat, pid)."""
 
     @abc.abstractmethod
+    def signs(self, member: int) -> "Signs":
+        """Signs of life of this member."""
+
+    @abc.abstractmethod
+    def end(self, member: int) -> None:
+        """End a member that was given up; ("left", ...) follows."""
+
+    @abc.abstractmethod
+    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
+        """Begin a new life on a seat whose last member has left; ("born", seat, pid) follows.
+
+        Args:
+            told: what its script finds through ``connect`` and the first life's did not.
+        """
+
+    @abc.abstractmethod
+    def whereabouts(self, member: int) -> str:
+        """Where in its program this member is, in words: "it is at data.py:88 in __getitem__"."""
+
+    @abc.abstractmethod
+    def begun(self) -> None:
+        """The first epoch opens."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """End every member and free everything; may be called twice."""
+
+
+class Signs(NamedTuple):
+    """Signs of life: what differs from one look to the next was made by a member that gets on.
+
+    Attributes:
+        beats: grows with each mini-batch, gradient and push.
+        arrived: barriers reached.
+        version: the newest whole one; between peers the coordinator hears of it later.
+        has_job: whether it holds the job that is next: nobody can go on before it is done.
+    """
+
+    beats: int
+    arrived: int
+    version: int
+    has_job: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,15 @@ class Calls:
         self._evaluated = evaluated
         self._census: CensusBook | None = None
         self._sums: dict[int, list[float]] = {}
+        self._alone: dict[int, CensusBook] = {}
+        """Of newcomers, before their first epoch: the others have done the same without them."""
 
     def count(self, member: int, message: Message) -> None:
         shape = (message[1], message[2])
+        if not self._run.roster[member].has_arrived:
+            self._alone[member] = CensusBook(*shape)
+            self._next_range_alone(member)
+            return
         if self._census is None:
             self._census = CensusBook(*shape)
         if self._census.shape != shape:
@@ -39,20 +45,40 @@ class Calls:
         self._next_range(member)
 
     def counted(self, member: int, message: Message) -> None:
+        if member in self._alone:
+            self._alone[member].counted(member, message[1], message[2])
+            self._next_range_alone(member)
+            return
         assert self._census is not None
         self._census.counted(member, message[1], message[2])
         self._next_range(member)
 
     def sum(self, member: int, message: Message) -> None:
+        if not self._run.roster[member].has_arrived:
+            self._run.engine.tell(member, ("summed", message[1]))
+            return
         self._sums[member] = message[1]
         self._close_sums()
 
     def left(self, member: int) -> None:
         """A member is gone: others do its range, nobody waits for its sum."""
+        self._alone.pop(member, None)
         if self._census is not None:
             self._census.left(member)
             self._close_census()
         self._close_sums()
+
+    def is_waiting(self, member: int) -> bool:
+        """Whether this member has done its part and waits for others."""
+        in_census = self._census is not None and member in self._census.waiting
+        return in_census or member in self._sums
+
+    def _next_range_alone(self, member: int) -> None:
+        book, tell = self._alone[member], self._run.engine.tell
+        one = book.take(member)
+        tell(member, ("range", *(one or (-1, -1))))
+        if one is None:
+            tell(member, ("totals", self._alone.pop(member).totals()))
 
     def _next_range(self, member: int) -> None:
         census = self._census
@@ -70,7 +96,7 @@ class Calls:
             return
         while census.waiting and (one := census.take(census.waiting[0])) is not None:
             tell(census.waiting.pop(0), ("range", *one))
-        if not census.is_complete or not set(self._run.live) <= set(census.waiting):
+        if not census.is_complete or not set(self._run.crew) <= set(census.waiting):
             return
         totals = census.totals()
         self._census = None
@@ -80,9 +106,10 @@ class Calls:
             tell(number, ("totals", totals))
 
     def _close_sums(self) -> None:
-        live = self._run.live
-        if self._sums and all(number in self._sums for number in live):
+        if self._sums and all(number in self._sums for number in self._run.crew):
             columns = zip(*(self._sums[number] for number in sorted(self._sums)), strict=True)
             total = [sum(column) for column in columns]
+            waiting = sorted(self._sums)
             self._sums.clear()
-            self._run.tell_all(("summed", total))
+            for number in waiting:
+                self._run.engine.tell(number, ("summed", total))

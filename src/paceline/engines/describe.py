@@ -10,10 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..compute.cores import num_cores
 from ..config import RunSettings
 from ..errors import ConfigError
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
+from ..staleness import WHOLE
 from .base import Traits
 
 
@@ -24,6 +26,8 @@ class Description:
     digest: str
     task: str
     source: str
+    program: str
+    threads: int
     device: str
     num_parameters: int
     update_bytes: int
@@ -33,6 +37,8 @@ class Description:
     """Global: samples an update averages (per local step)."""
     drop_last: bool
     has_own_batches: bool
+    order: str
+    """Whether the order of an epoch can be drawn again: "in order", "shuffled" or "own"."""
     lookahead: int
     """Mini-batches that the loader fetches ahead."""
     learning_rates: tuple[float, ...]
@@ -41,23 +47,37 @@ class Description:
     can_share: bool
     """Whether the model can live in shared memory between peers."""
     notes: tuple[str, ...]
+    could_try: tuple[str, ...] = ()
+    """What ``--fast auto`` would try, where it was not asked for."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
         values = json.loads(text)
-        for name in ("learning_rates", "notes"):
+        for name in ("learning_rates", "notes", "could_try"):
             values[name] = tuple(values[name])
         return cls(**values)
 
     def write(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def identity(self, plan: Plan, protocol: SyncProtocol) -> dict[str, Any]:
+        """What a checkpoint of the run cannot be used without, by the words of a message."""
+        return {
+            "task": self.task,
+            "kind of update": protocol.update_rule,
+            "model or optimizer": self.digest.partition("-")[0],
+            "number of samples": self.num_samples,
+            "batch size": plan.samples_per_update,
+            "last batch": "left out" if self.drop_last else "kept",
+        }
+
     def header(self, plan: Plan, settings: RunSettings) -> dict[str, Any]:
         """What the first line of the trace says about the run."""
         return {
             "task": self.task,
             "source": self.source,
-            "protocol": settings.protocol,
+            "protocol": plan.protocol,
+            "staleness": plan.staleness,
             "workers": settings.workers,
             "engine": plan.engine,
             "path": plan.path,
@@ -66,11 +86,23 @@ class Description:
             "pushes_per_update": plan.pushes_per_update,
             "num_samples": self.num_samples,
             "seed": settings.seed,
+            "order": self.order,
             "device": self.device,
             "learning_rates": list(self.learning_rates),
             "num_parameters": self.num_parameters,
             "update_bytes": self.update_bytes,
             "epochs": plan.epochs,
+            "could_try": list(self.could_try),
+            "delay": list(settings.delay),
+            "slow": list(settings.slow),
+            "cores": num_cores(),
+            "program": self.program,
+            "threads": self.threads,
+            "lookahead": self.lookahead,
+            "drop_last": self.drop_last,
+            "init": settings.init,
+            "dropped": settings.dropped,
+            "nonfinite": settings.nonfinite,
         }
 
 
@@ -98,6 +130,10 @@ def make_plan(
     if protocol.is_adaptive:
         notes.append(f"{protocol} changes the pushes or steps of an update as the loss falls: the "
                      "updates are those at its first choice")  # fmt: skip
+    if protocol.idle_rule:
+        notes.append(protocol.idle_note())
+    elif protocol.staleness is not WHOLE:
+        notes.append(f"staleness {protocol.staleness}: {protocol.staleness.summary}")
     per_epoch = first.num_samples / (batch * protocol.num_steps)
     updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
     epochs = settings.epochs or first.epochs
@@ -111,7 +147,7 @@ def make_plan(
         device=first.device,
         engine=traits.name,
         path=_path(first, protocol, settings, traits),
-        protocol=settings.protocol,
+        protocol=str(protocol),
         mini_batch_size=-(-batch // parts),
         pushes_per_update=parts,
         samples_per_update=batch,
@@ -124,6 +160,7 @@ def make_plan(
         shared_bytes=first.arena_bytes,
         grain=first.grain,
         notes=tuple(notes),
+        staleness=str(protocol.staleness),
     )
 
 

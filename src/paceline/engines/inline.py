@@ -1,13 +1,14 @@
 """The inline engine: the whole run in one process, one member at a time; for tests and debuggers.
 
 Members are threads that hand a baton around, so only one runs at any moment and the order of
-events is the engine's choice, not the machine's: either each push in the order in which it became
-ready, or a given order of pushes (``arrivals``), so a recorded run can be done again. Everything
-above and below is the code of a live run. This module must not know protocols.
+events is the engine's choice, not the machine's: either each push in the order in which its work
+was granted, or a given order of pushes (``arrivals``), so a recorded run can be done again.
+Everything above and below is the code of a live run. This module must not know protocols.
 """
 
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ from pathlib import Path
 from ..context import Context
 from ..errors import ConfigError
 from ..events import Cancel, Fact, Grant, Late, Left, Order, Ticket
-from ..sessions.base import Stopped, Superseded
+from ..sessions.base import Perished, Stopped, Superseded
 from ..sessions.express import ExpressSession
 from ..sessions.lane import Message
-from ..store.control import JOBS, VERSION, Control, control_bytes
-from ..store.memory import PrivateMemory
-from .base import Birth, Engine, Event, Push, Traits
+from ..staleness import StalenessRule
+from ..store.control import BEGAN, JOBS, VERSION, Control, control_bytes
+from ..store.memory import Memory, PrivateMemory
+from .base import Birth, Engine, Event, Push, Signs, Traits
 from .jobs import Jobs, grant_message
 
 _EVER = 2**31 - 1
@@ -34,9 +36,14 @@ class _Turn(threading.Thread):
         self.birth = birth
         self.inbox: deque[Message] = deque()
         self.serial = -1
+        self.granted = 0
+        """When it was granted its work: counts the grants of the run."""
         self.waits_for_push: Message | None = None
         self.waits_for_word = False
         self.is_over = False
+        self.is_halted = False
+        self.is_stalled = False
+        self.ending = "exit 0"
         self.has_begun = False
         self._engine = engine
         self._go = threading.Semaphore(0)
@@ -46,7 +53,7 @@ class _Turn(threading.Thread):
 
     @property
     def is_ready(self) -> bool:
-        if self.is_over or self.waits_for_push is not None:
+        if self.is_over or self.is_halted or self.waits_for_push is not None:
             return False
         return not self.has_begun or bool(self.inbox) or self.waits_for_word
 
@@ -74,6 +81,8 @@ class _Turn(threading.Thread):
             worker.start_context(session, context)
             program = seat.load_program(Path(self.birth.program))
             seat.perform(lambda: seat.run_program(program, context), self, self.birth)
+        except Perished:
+            self.ending = "killed by signal 9"
         finally:
             self.is_over = True
             self._back.release()
@@ -89,6 +98,15 @@ class _Turn(threading.Thread):
 
     def hold(self, message: Message) -> None:
         self._engine.heard.append((self.birth.member, message))
+
+    def die(self) -> None:
+        raise Perished
+
+    def halt(self) -> None:
+        """Stand still until nobody else can go on, and then until that has been noticed."""
+        self.is_halted = True
+        while self.is_halted:
+            self.rest()
 
     def receive(self, is_blocking: bool = True) -> list[Message]:
         while is_blocking and not self.inbox:
@@ -139,7 +157,7 @@ class InlineEngine(Engine):
     Args:
         num_seats: workers.
         arrivals: the pushes of a recorded run in the order in which they arrived, each made from
-            the version that it was made from then; None: as they are ready.
+            the version that it was made from then; None: as they were granted.
     """
 
     traits = Traits(name="inline", cancels=True, loses_members=False, has_store=True, is_spmd=False)
@@ -153,6 +171,7 @@ class InlineEngine(Engine):
         self._arrivals = None if arrivals is None else deque(arrivals)
         self._pulled = {ticket[:2]: ticket.version for ticket in arrivals or ()}
         self._ready_pushes: deque[int] = deque()
+        self._num_grants = 0
         self.heard: list[Event] = []
         self.is_closed = False
 
@@ -189,16 +208,28 @@ class InlineEngine(Engine):
                 self._ready_pushes = deque(one for one in self._ready_pushes if one != member)
                 self._let(turn)
                 return self._take()
+        if not self._ready_pushes and (halted := self._halted()) is not None:
+            if not halted.is_stalled:
+                halted.is_stalled = True
+                return [(halted.birth.member, ("stalled",))]
+            halted.is_halted = halted.is_stalled = False
+            self._let(halted)
+            return self._take()
         turn = self._next_arrival()
         self._let(turn)
         return self._take()
+
+    def _halted(self) -> _Turn | None:
+        """The first member that stands still."""
+        turns = self._turns.values()
+        return next((one for one in turns if one.is_halted and not one.is_over), None)
 
     def _let(self, turn: _Turn) -> None:
         turn.go_on()
         if turn.waits_for_push is not None and turn.birth.member not in self._ready_pushes:
             self._ready_pushes.append(turn.birth.member)
         if turn.is_over:
-            self.heard.append((turn.birth.member, ("left", "exit 0", 0)))
+            self.heard.append((turn.birth.member, ("left", turn.ending, 0)))
 
     def _take(self) -> list[Event]:
         events, self.heard = self.heard, []
@@ -216,12 +247,14 @@ class InlineEngine(Engine):
                 raise ConfigError(f"worker {member} has no push to arrive next; the order is wrong")
             self._ready_pushes.remove(member)
             return self._turns[member]
-        return self._turns[self._ready_pushes.popleft()]
+        first = min(self._ready_pushes, key=lambda member: self._turns[member].granted)
+        self._ready_pushes.remove(first)
+        return self._turns[first]
 
-    def prepare_jobs(self, samples_per_update: int) -> None:
+    def prepare_jobs(self, samples_per_update: int, staleness: StalenessRule) -> None:
         self._jobs = Jobs(
             self.tell, {member: turn.birth.seat for member, turn in self._turns.items()},
-            lambda: self._control[JOBS], samples_per_update,
+            lambda: self._control[JOBS], samples_per_update, staleness,
         )  # fmt: skip
 
     def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
@@ -230,7 +263,9 @@ class InlineEngine(Engine):
         self._jobs.settle(orders, cause, push)
         for order in orders:
             if isinstance(order, Grant):
-                self._turns[order.ticket.member].serial = order.ticket.serial
+                self._num_grants += 1
+                turn = self._turns[order.ticket.member]
+                turn.serial, turn.granted = order.ticket.serial, self._num_grants
                 self.tell(order.ticket.member, grant_message(order))
             elif isinstance(order, Cancel):
                 turn = self._turns[order.member]
@@ -245,7 +280,14 @@ class InlineEngine(Engine):
         self.arena.grow(num_bytes)
 
     def jump(self, version: int) -> None:
-        raise AssertionError("members of the inline engine make no updates among themselves")
+        self._jobs.jump(version)
+
+    @property
+    def memory(self) -> Memory:
+        return self.arena
+
+    def ask_copy(self, number: int) -> None:
+        self._jobs.ask_copy(number)
 
     def alarm(self) -> None:
         raise AssertionError("members of the inline engine make no updates among themselves")
@@ -257,6 +299,21 @@ class InlineEngine(Engine):
         self._jobs.forget()
         for member in members:
             self._control[self._control.cancelled[self._turns[member].birth.seat]] = _EVER
+
+    def signs(self, member: int) -> Signs:
+        return Signs(0, 0, 0, False)
+
+    def end(self, member: int) -> None:
+        raise AssertionError("members of the inline engine are never given up")
+
+    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
+        raise AssertionError("the inline engine begins no second lives")
+
+    def whereabouts(self, member: int) -> str:
+        return "it is in this process"
+
+    def begun(self) -> None:
+        self._control.set_double(BEGAN, time.perf_counter())
 
     def close(self) -> None:
         self.is_closed = True

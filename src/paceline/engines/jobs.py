@@ -3,20 +3,23 @@
 A pushed gradient is added to the sum by the member that pushed it; the push that completes an
 update also finishes it. So the work of an update is done by members that would wait anyway, and
 the coordinator never touches a tensor. A job whose member died is handed to another one.
-This module must not know sockets or tensors.
+A push is added when it arrives, so what the staleness rule leaves of it is given then, and held
+against the weights when the update is decided. This module must not know sockets or tensors.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ProtocolError
-from ..events import Apply, Discard, Fact, Grant, Late, Order, Pushed, Ticket
+from ..events import Apply, Discard, EpochEnd, Fact, Grant, Late, Order, Pushed, Ticket
 from ..sessions.base import FOUND_INF
 from ..sessions.lane import Message
+from ..staleness import WHOLE, StalenessRule
 from ..store.scale import NO_OVERFLOW
 from .base import Push
 
 Send = Callable[[int, Message], None]
+_WEIGHT_TOLERANCE = 1e-9
 
 
 class Jobs:
@@ -27,6 +30,7 @@ class Jobs:
         seats: the seat of each member.
         num_done: how many jobs are done by now.
         samples_per_update: what a whole update averages; sums are weighted with it in advance.
+        staleness: what a push is worth by its lag.
     """
 
     def __init__(
@@ -35,18 +39,22 @@ class Jobs:
         seats: Mapping[int, int],
         num_done: Callable[[], int],
         samples_per_update: int,
+        staleness: StalenessRule = WHOLE,
     ) -> None:
         self._send = send
         self._seats = seats
         self._live = set(seats)
         self._num_done = num_done
         self._target = float(samples_per_update)
+        self._rule = staleness
         self._number = 0
         self._version = 0
         self._summed: dict[Ticket, int] = {}
+        self._scales: list[float] = []  # of those, in the same order
         self._faults = 0
         self._overflow_version = NO_OVERFLOW
         self._max_norm = 0.0
+        self._copy = 0
         self._idle: set[int] = set()
         self._open: deque[tuple[int, int, Message]] = deque()
         """(job, member, message) of jobs that may not be done yet."""
@@ -61,8 +69,33 @@ class Jobs:
         for order in orders:
             if type(order) is Apply:
                 self._apply(order, pushed)
-            elif type(order) is Grant:
+        self._give_copy(orders, pushed)
+        for order in orders:
+            if type(order) is Grant:
                 self._idle.discard(order.ticket.member)
+
+    def ask_copy(self, number: int) -> None:
+        """Have the version of the next update pinned for this checkpoint; 0: no longer."""
+        self._copy = number
+
+    def _give_copy(self, orders: Sequence[Order], pushed: Pushed | None) -> None:
+        """Before the grants: who made the version still waits, and nobody changes it now.
+
+        Not at an epoch's end: there one may be taken before the next begins.
+        """
+        if self._copy and makes_border(orders):
+            member = pushed.ticket.member if pushed is not None else self._heir()
+            self._give(member, ("copy", self._copy))
+            self._copy = 0
+
+    def joined(self, member: int) -> None:
+        """A new member can be given jobs."""
+        self._live.add(member)
+
+    def is_held_by(self, member: int) -> bool:
+        """Whether this member has to do the next job."""
+        num_done = self._num_done()
+        return any(holder == member for job, holder, _ in self._open if job == num_done + 1)
 
     def idle(self, member: int) -> None:
         """This member waits for orders and can do jobs."""
@@ -86,6 +119,7 @@ class Jobs:
     def forget(self) -> None:
         """Drop what is summed but not applied: the run stops."""
         self._summed.clear()
+        self._scales.clear()
 
     def jump(self, version: int) -> None:
         """The members made updates among themselves up to ``version``."""
@@ -102,10 +136,12 @@ class Jobs:
             self._overflow_version = max(self._overflow_version, pushed.ticket.version)
         self._max_norm = push.max_norm or self._max_norm
         self._summed[pushed.ticket] = pushed.num_samples
+        self._scales.append(self._rule.scale(self._version - pushed.ticket.version))
         if not is_alone and not push.fault:
             weight = pushed.num_samples / self._target
             seat = self._seats[pushed.ticket.member]
-            self._give(pushed.ticket.member, ("add", seat, weight, is_first))
+            job = ("add", seat, weight, self._scales[-1], is_first)
+            self._give(pushed.ticket.member, job)
 
     def _apply(self, order: Apply, pushed: Pushed | None) -> None:
         if set(order.tickets) != set(self._summed):
@@ -114,18 +150,32 @@ class Jobs:
                 f"but {sorted(self._summed)} were summed"
             )
         num_samples = sum(self._summed.values())
+        self._check_weights(order, num_samples)
         is_alone = pushed is not None and order.tickets == (pushed.ticket,)
         member = pushed.ticket.member if pushed is not None else self._heir()
+        scale = self._scales[0] if is_alone else self._target / num_samples
         self._summed.clear()
+        self._scales.clear()
         self._version += 1
         if self._faults:
             self._give(member, ("skip", self._version, self._overflow_version))
         elif is_alone:
             seat = self._seats[member]
-            self._give(member, ("finish", self._version, seat, 1.0, self._max_norm))
+            self._give(member, ("finish", self._version, seat, scale, self._max_norm))
         else:
-            scale = self._target / num_samples
             self._give(member, ("finish", self._version, -1, scale, self._max_norm))
+
+    def _check_weights(self, order: Apply, num_samples: int) -> None:
+        """Whether what was summed is what was decided."""
+        if self._rule is WHOLE:
+            return
+        weights = dict(zip(order.tickets, order.weights, strict=True))
+        for (ticket, samples), scale in zip(self._summed.items(), self._scales, strict=True):
+            summed = scale * samples / num_samples
+            if abs(summed - weights[ticket]) > _WEIGHT_TOLERANCE:
+                raise ProtocolError(
+                    f"{ticket!r} was decided to weigh {weights[ticket]}, but {summed} was summed"
+                )
 
     def _give(self, member: int, job: Message) -> None:
         self._number += 1
@@ -145,6 +195,12 @@ class Jobs:
         if not self._live:
             raise ProtocolError("a job is left over and nobody is alive to do it")
         return min(self._idle or self._live)
+
+
+def makes_border(orders: Sequence[Order]) -> bool:
+    """Whether these orders make a version inside an epoch, where a checkpoint can be taken."""
+    kinds = {type(order) for order in orders}
+    return Apply in kinds and EpochEnd not in kinds
 
 
 def _is_refused(ticket: Ticket, orders: Sequence[Order]) -> bool:

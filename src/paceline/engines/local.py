@@ -15,15 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ..errors import WorkerError
-from ..events import Cancel, Fact, Grant, Late, Left, Order
+from ..events import Cancel, Fact, Grant, Joined, Late, Left, Order
 from ..sessions.lane import Message, SocketLane, socket_pair
-from ..store.control import ALARM, JOBS, Control, control_bytes
-from ..store.memory import SharedMemory
-from .base import Birth, Engine, Event, Push, Traits
+from ..staleness import StalenessRule
+from ..store.control import ALARM, BEGAN, JOBS, SNAPSHOT, Control, control_bytes
+from ..store.memory import Memory, SharedMemory
+from .base import Birth, Engine, Event, Push, Signs, Traits
 from .jobs import Jobs, grant_message
+from .standing import Standing
 
 _START_S = 120.0
 _END_S = 2.0
@@ -53,9 +55,12 @@ class LocalEngine(Engine):
         self._serials: dict[int, int] = {}
         self._poll = select.poll()
         self._is_closed = False
-        """Usual wait for the next message."""
-        self._early_ends: list[dict[str, int]] = []
-        """Members that ended while others were still being born."""
+        self._jobs: Jobs | None = None
+        self._births: dict[int, Birth] = {}
+        """By seat: what its first member was told."""
+        self._standings: dict[int, Standing] = {}
+        self._early: list[dict[str, int]] = []
+        """What the nursery said while others were still being born."""
         self._start_nursery(environment)
 
     def _start_nursery(self, environment: dict[str, str]) -> None:
@@ -77,20 +82,51 @@ class LocalEngine(Engine):
         """Fork these members; member -> (seat, pid)."""
         self._hear_nursery("ready")
         for birth in births:
-            ours, theirs = socket_pair()
-            descriptors = [theirs.fileno(), self._page.fd, self._arena.fd]
-            text = json.dumps(asdict(birth)).encode()
-            socket.send_fds(self._nursery_end, [text], descriptors)
-            theirs.close()
-            self._seats[birth.member] = birth.seat
-            self._ends[birth.member] = ours
-            self._lanes[birth.member] = SocketLane(ours)
-            self._by_descriptor[ours.fileno()] = birth.member
-            self._poll.register(ours, select.POLLIN)
+            self._births[birth.seat] = birth
+            self._ask_for(birth)
         born = {}
         for birth in births:
-            born[birth.member] = (birth.seat, int(self._hear_nursery("born")["pid"]))
+            pid = int(self._hear_nursery("born")["pid"])
+            self._standings[birth.member].pid = pid
+            born[birth.member] = (birth.seat, pid)
         return born
+
+    def _ask_for(self, birth: Birth) -> None:
+        """Let the nursery fork this member."""
+        ours, theirs = socket_pair()
+        standing = self._standings[birth.member] = Standing()
+        descriptors = [theirs.fileno(), self._page.fd, self._arena.fd, standing.fd]
+        text = json.dumps(asdict(birth)).encode()
+        socket.send_fds(self._nursery_end, [text], descriptors)
+        theirs.close()
+        self._seats[birth.member] = birth.seat
+        self._ends[birth.member] = ours
+        self._lanes[birth.member] = SocketLane(ours)
+        self._by_descriptor[ours.fileno()] = birth.member
+        self._poll.register(ours, select.POLLIN)
+
+    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
+        control, first = self.control, self._births[seat]
+        control[control.cancelled[seat]] = 0
+        control[control.marks[seat]] = 0
+        control[control.gone[seat]] = 0
+        context = {**first.context, **told}
+        self._ask_for(replace(first, member=member, context=context))
+
+    def end(self, member: int) -> None:
+        self._nursery_end.send(json.dumps({"kill": member}).encode())
+
+    def signs(self, member: int) -> Signs:
+        control, seat = self.control, self._seats[member]
+        has_job = self._jobs is not None and self._jobs.is_held_by(member)
+        beats, arrived = control[control.beats[seat]], control[control.arrived[seat]]
+        return Signs(beats, arrived, control.version, has_job)
+
+    def whereabouts(self, member: int) -> str:
+        return self._standings[member].describe()
+
+    def begun(self) -> None:
+        self.control.set_double(BEGAN, time.perf_counter())
 
     def _hear_nursery(self, kind: str) -> dict[str, int]:
         end_s = time.monotonic() + _START_S
@@ -102,7 +138,7 @@ class LocalEngine(Engine):
                     message: dict[str, int] = json.loads(data)
                     if kind in message:
                         return message
-                    self._early_ends.append(message)
+                    self._early.append(message)
             if self._nursery.poll() is not None:
                 raise WorkerError(
                     "the process that workers are forked from did not start "
@@ -114,33 +150,47 @@ class LocalEngine(Engine):
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
-        ended = [_left(message) for message in self._early_ends]
-        self._early_ends.clear()
+        told = [self._told(message) for message in self._early]
+        self._early.clear()
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
             member = self._by_descriptor.get(descriptor)
             if member is None:
-                ended += self._reaped()
+                told += self._heard_from_nursery()
                 continue
             try:
                 events += [(member, message) for message in self._lanes[member].receive(False)]
             except OSError:
                 self._poll.unregister(descriptor)
-        for member, message in ended:
-            self.control[self.control.gone[self._seats[member]]] = 1
-            events += self._drain(member)
+        for member, message in told:
+            if message[0] == "left":
+                self.control[self.control.gone[self._seats[member]]] = 1
+                events += self._drain(member)
+            elif message[0] == "born":
+                self._standings[member].pid = message[2]
             events.append((member, message))
         return events
 
-    def _reaped(self) -> list[Event]:
-        """Members whose end the nursery tells."""
+    def _heard_from_nursery(self) -> list[Event]:
+        """Whose birth, stop or end the nursery tells."""
         try:
             data = self._nursery_end.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         if not data:
             raise WorkerError("the process that workers are forked from is gone")
-        message = json.loads(data)
-        return [_left(message)] if "ended" in message else []
+        return [self._told(json.loads(data))]
+
+    def _told(self, message: dict[str, int]) -> Event:
+        """The nursery's word as an event."""
+        if "born" in message:
+            member = message["born"]
+            return member, ("born", self._seats[member], message["pid"])
+        for word in ("stopped", "continued"):
+            if word in message:
+                return message[word], (word,)
+        code = message["code"]
+        reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
+        return message["ended"], ("left", reason, code)
 
     def _drain(self, member: int) -> list[Event]:
         """What a member had sent before it ended."""
@@ -152,13 +202,19 @@ class LocalEngine(Engine):
             return events
         return events
 
-    def prepare_jobs(self, samples_per_update: int) -> None:
-        self._jobs = Jobs(self._post, self._seats, lambda: self.control[JOBS], samples_per_update)
+    def prepare_jobs(self, samples_per_update: int, staleness: StalenessRule) -> None:
+        self._jobs = Jobs(
+            self._post, self._seats, lambda: self.control[JOBS], samples_per_update, staleness
+        )
 
     def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+        jobs = self._jobs
+        assert jobs is not None
         if isinstance(cause, Left):
-            self._jobs.left(cause.member)
-        self._jobs.settle(orders, cause, push)
+            jobs.left(cause.member)
+        elif isinstance(cause, Joined):
+            jobs.joined(cause.member)
+        jobs.settle(orders, cause, push)
         cancelled = []
         for order in orders:
             kind = type(order)
@@ -169,7 +225,7 @@ class LocalEngine(Engine):
             elif kind is Cancel:
                 cancelled.append(self._cancelled(order.member))  # type: ignore[union-attr]
             elif kind is Late:
-                self._jobs.idle(order.ticket.member)  # type: ignore[union-attr]
+                jobs.idle(order.ticket.member)  # type: ignore[union-attr]
         self._flush()
         # Last, so that who is woken finds its next grant already there and sleeps no second time.
         for index, serial in cancelled:
@@ -187,7 +243,17 @@ class LocalEngine(Engine):
         self._arena.grow(num_bytes)
 
     def jump(self, version: int) -> None:
+        assert self._jobs is not None
         self._jobs.jump(version)
+
+    @property
+    def memory(self) -> Memory:
+        return self._arena
+
+    def ask_copy(self, number: int) -> None:
+        self.control[SNAPSHOT] = number
+        assert self._jobs is not None
+        self._jobs.ask_copy(number)
 
     def alarm(self) -> None:
         self.control[ALARM] = 1
@@ -199,7 +265,8 @@ class LocalEngine(Engine):
         return max(self.control[index] for index in self.control.arrived)
 
     def stop(self, members: Sequence[int]) -> None:
-        self._jobs.forget()
+        if self._jobs is not None:
+            self._jobs.forget()
         for member in members:
             self.control.set_and_wake(self.control.cancelled[self._seats[member]], _EVER)
 
@@ -210,6 +277,8 @@ class LocalEngine(Engine):
         self._nursery_end.close()
         for end in self._ends.values():
             end.close()
+        for standing in self._standings.values():
+            standing.close()
         if not self._seats:  # it is still importing: nobody's child needs its care
             self._nursery.kill()
         try:
@@ -230,10 +299,3 @@ class LocalEngine(Engine):
             except OSError:
                 continue  # it is gone; the nursery tells
         self._outbox.clear()
-
-
-def _left(message: dict[str, int]) -> Event:
-    """The nursery's word that a member ended, as an event."""
-    code = message["code"]
-    reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
-    return message["ended"], ("left", reason, code)

@@ -4,7 +4,15 @@
 
 The user's process is never forked, so it may have used its accelerator. The nursery has one
 thread, watches the launcher through the socket and kills every member when it is gone; a member
-dies with the nursery. This module must not know what a member does.
+dies with the nursery. It is also told when one is stopped, as nobody else is, and kills one on
+request: its number cannot be another's by then, since the nursery has not let go of it.
+
+    launcher -> nursery    a birth, with descriptors      {"kill": member}
+    nursery -> launcher    {"ready": pid}                 {"born": member, "pid": pid}
+                           {"stopped": member}            {"continued": member}
+                           {"ended": member, "code": exit code}
+
+This module must not know what a member does.
 """
 
 import contextlib
@@ -36,7 +44,7 @@ class Nursery:
 
     def run(self) -> None:
         """Serve until the launcher is gone."""
-        for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(name, signal.SIG_IGN)
         try:
             self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
@@ -57,7 +65,11 @@ class Nursery:
         data, descriptors, _, _ = socket.recv_fds(self._launcher, _MAX_BYTES, 8)
         if not data:
             return False
-        birth = Birth(**json.loads(data))
+        request = json.loads(data)
+        if "kill" in request:
+            self._kill(request["kill"])
+            return True
+        birth = Birth(**request)
         pid = os.fork()
         if pid == 0:
             self._become(birth, descriptors)
@@ -88,32 +100,47 @@ class Nursery:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                word = "stopped" if os.WIFSTOPPED(status) else "continued"
+                self._tell({word: self._seats.get(pid, -1)})
+                continue
             if os.WIFSIGNALED(status):  # it was killed: what it had begun goes with it
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             member = self._seats.pop(pid, None)
             if member is not None:
                 code = os.waitstatus_to_exitcode(status)
-                with contextlib.suppress(BrokenPipeError):  # it closes while the last ones end
-                    self._launcher.send(json.dumps({"ended": member, "code": code}).encode())
+                self._tell({"ended": member, "code": code})
+
+    def _tell(self, message: dict[str, int]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it closes while the last ones end
+            self._launcher.send(json.dumps(message).encode())
+
+    def _kill(self, member: int) -> None:
+        """End a member that was given up, and all that it had begun."""
+        for pid, number in self._seats.items():
+            if number == member:
+                _kill_group(pid)
 
     def _kill_all(self) -> None:
         for pid in self._seats:
-            for kill in (os.killpg, os.kill):
-                try:
-                    kill(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue
+            _kill_group(pid)
         for pid in self._seats:
             try:
                 os.waitpid(pid, 0)
             except ChildProcessError:
                 continue
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
@@ -129,6 +156,7 @@ def main() -> None:
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     assert threads == 1, f"the nursery must have one thread to be forked, it has {threads}"
     Nursery(launcher).run()
+    os._exit(0)  # at once: torch would take a second to unload itself
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ them dies, the run stops or a member needs the coordinator, all leave at one bar
 This module must not know processes or tensors.
 """
 
+from collections.abc import Callable
+
 from ..events import EpochEnd
 from ..sessions.lane import Message
 from .base import Push
@@ -17,10 +19,15 @@ from .run import Run
 
 
 class Peers:
-    """The express epochs of one run."""
+    """The express epochs of one run.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        snapshot: told that members took this checkpoint after the round that was heard last.
+    """
+
+    def __init__(self, run: Run, snapshot: Callable[[int], None]) -> None:
         self._run = run
+        self._snapshot = snapshot
         self._rounds: RoundsBook | None = None
 
     @property
@@ -28,15 +35,27 @@ class Peers:
         """Whether the members run among themselves now."""
         return self._rounds is not None
 
+    @property
+    def members(self) -> list[int]:
+        """Those of them that are alive."""
+        assert self._rounds is not None
+        roster = self._run.roster
+        return [number for number in self._rounds.members if roster[number].is_alive]
+
     def begin(self) -> None:
         """An epoch opens express."""
         self._rounds = RoundsBook(self._run.live)
+        self._run.are_express = True
 
     def heard(self, member: int, message: Message) -> None:
         """``("rounds", first, rows)``"""
         if self._rounds is not None:  # else another member has told it all
             for row in self._rounds.take(message[1], message[2]):
                 self._hear_round(row)
+
+    def _end(self) -> None:
+        self._rounds = None
+        self._run.are_express = False
 
     def _hear_round(self, row: Row) -> None:
         """One round: the pushes of all members in member order."""
@@ -52,12 +71,14 @@ class Peers:
             run.note(orders, at_s)
             ended = next((one for one in orders if isinstance(one, EpochEnd)), ended)
         run.engine.jump(run.coordinator.version)
+        if row[2]:
+            self._snapshot(row[2])
         if run.has_all_updates and not run.ending:
             run.ending = f"{run.settings.updates} updates are done"
-            self._rounds = None
+            self._end()
             run.send_stop()
         elif ended is not None:
-            self._rounds = None
+            self._end()
             if run.ending:
                 run.send_stop()
             else:
@@ -73,10 +94,10 @@ class Peers:
             self.take_over_if_all_interrupted()
 
     def take_over_if_all_interrupted(self) -> None:
-        rounds, live = self._rounds, self._run.live
-        if rounds is None or not rounds.all_interrupted(live):
+        rounds = self._rounds
+        if rounds is None or not rounds.all_interrupted(live := self.members):
             return
-        if len(live) < len(self._run.roster.members):
+        if len(live) < len(rounds.members):
             self._run.engine.tell(live[0], ("mend",))
         else:
             self._take_over()
@@ -89,9 +110,11 @@ class Peers:
         """Every member waits and every share is whole: from here on through the store."""
         run, rounds = self._run, self._rounds
         assert rounds is not None
-        self._rounds = None
+        peers = self.members
+        self._end()
         run.trace.note(run.now_s(), "the express path was left")
-        for number in run.live:
+        run.go_by("store")
+        for number in peers:
             ticket = run.roster[number].ticket
             run.engine.tell(number, ("resume", ticket.serial if ticket else -1))
         if run.ending:

@@ -19,6 +19,14 @@ class Member:
     pid: int = 0
     is_alive: bool = True
     is_done: bool = False
+    end: str = ""
+    """How it ended, where it did not end by itself."""
+    is_starting: bool = False
+    """A new life that the run does not count on yet."""
+    first_epoch: int = 0
+    """The epoch from which on it takes part."""
+    has_arrived: bool = True
+    """Whether its script came to its first epoch; False only for a newcomer."""
     ticket: Ticket | None = None
     """What it works on."""
     pushes: int = 0
@@ -53,9 +61,19 @@ class Roster:
         self.members[number] = Member(number, seat, pid)
         return self.members[number]
 
+    def expect(self, number: int, seat: int) -> Member:
+        """A new life begins on a seat."""
+        self.members[number] = Member(number, seat, is_starting=True, has_arrived=False)
+        return self.members[number]
+
     @property
     def live(self) -> list[Member]:
-        return [one for one in self.members.values() if one.is_alive]
+        """Who is alive and counted on."""
+        return [one for one in self.members.values() if one.is_alive and not one.is_starting]
+
+    def on_seat(self, seat: int) -> Member:
+        """The newest life of a worker."""
+        return next(one for one in reversed(self.members.values()) if one.seat == seat)
 
     def __getitem__(self, number: int) -> Member:
         return self.members[number]

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from ..sessions.lane import Message
 
 Entry = tuple[int, float, int, tuple[float, float, float]]
-Row = tuple[float, Sequence[Entry]]
-"""When the round was over (the machine's monotonic clock, seconds), and an entry a member."""
+Row = tuple[float, Sequence[Entry], int]
+"""When the round was over (the machine's monotonic clock, seconds), an entry a member, and the
+number of the checkpoint that was taken after it, or 0."""
 
 
 Pending = tuple[int, float, int, tuple[float, float, float], float]

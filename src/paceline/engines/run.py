@@ -8,18 +8,32 @@ know messages, processes or terminals.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..config import RunSettings
 from ..coordinator import Coordinator
-from ..events import Apply, EpochEnd, Fact, Grant, Joined, Left, Order, Pushed, Ticket
+from ..events import (
+    Apply,
+    Cancel,
+    EpochEnd,
+    Fact,
+    Grant,
+    Joined,
+    Left,
+    Order,
+    Pushed,
+    Stalled,
+    Ticket,
+)
 from ..ledger import Ledger
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
+from ..resumption import Resumption, state_for
 from ..sessions.base import OK
 from ..sessions.lane import Message
+from ..stats import Patience
 from ..trace import Trace
 from .base import Engine, Push
 from .describe import Description
@@ -41,6 +55,10 @@ class Run:
     coordinator: Coordinator
     plan: Plan
     watch: Watch
+    at_orders: Callable[[list[Order]], None]
+    """Called with orders before they are carried out: a checkpoint may stand at this border."""
+    at_stop: Callable[[], None]
+    """Called when what was in flight has returned, before members are told to stop."""
 
     def __init__(
         self,
@@ -49,6 +67,7 @@ class Run:
         trace: Trace,
         observer: Observer,
         log: MetricsLog | None,
+        resumption: Resumption | None,
     ) -> None:
         self.engine = engine
         self.settings = settings
@@ -58,11 +77,19 @@ class Run:
         self.has_begun = False
         self.is_open = False
         self.ending = ""
+        self.patience = Patience(settings.stall_after)
+        self.happened: list[str] = []
+        """Faults that were ordered and have come."""
+        self.are_express = False
+        self.script_epoch = 0 if resumption is None else resumption.epoch
+        """The epoch that the script is in, its code after the loop included."""
         self._log = log
+        self._path = ""
+        self.resumption = resumption
         self._start_s = time.perf_counter()
 
     def now_s(self, monotonic_s: float | None = None) -> float:
-        """Seconds since the run's start, of now or of a reading of the machine's clock."""
+        """Seconds that the run has gone, of now or of a reading of the machine's clock."""
         reading = time.perf_counter() if monotonic_s is None else monotonic_s
         return max(0.0, reading - self._start_s)
 
@@ -72,9 +99,26 @@ class Run:
         return [one.number for one in self.roster.live]
 
     @property
+    def crew(self) -> list[int]:
+        """Those of them that take part since this epoch or longer, in member order."""
+        epoch = self.coordinator.epoch
+        return [one.number for one in self.roster.live if one.first_epoch <= max(epoch, 0)]
+
+    @property
+    def updates_left(self) -> int:
+        """Until the run has all it was asked for; -1: nobody set a number."""
+        updates = self.settings.updates
+        return -1 if updates is None else updates - self.coordinator.version
+
+    @property
     def has_all_updates(self) -> bool:
         updates = self.settings.updates
         return updates is not None and self.coordinator.version >= updates
+
+    @property
+    def coordinator_members(self) -> list[int]:
+        """Whom the coordinator counts on."""
+        return self.coordinator.live_members if self.has_begun else []
 
     def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
         """All members have described the same: make the ledger, the coordinator and the store."""
@@ -86,15 +130,36 @@ class Run:
             dropped=self.settings.dropped,
         )
         self.coordinator = Coordinator(protocol, ledger)
+        self.protocol = protocol
         self.watch = Watch(plan, self.settings, self.roster, self.observer)
         self.engine.lay_out(first.arena_bytes)
-        self.engine.prepare_jobs(plan.samples_per_update)
+        self.engine.prepare_jobs(plan.samples_per_update, protocol.staleness)
+        if self.resumption is not None:
+            self._go_on(self.resumption, ledger, protocol)
         for one in self.roster.live:
             self.trace.joined(self.now_s(), one.number, one.seat, one.pid)
             self.coordinator.hear(Joined(one.number, self.now_s()))
             if first.lookahead:
                 self.coordinator.set_lookahead(one.number, first.lookahead)
         self.has_begun = True
+
+    def go_by(self, path: str) -> None:
+        """From here on gradients go between ``peers``, or through the ``store``."""
+        if path != self._path:
+            self._path = path
+            self.trace.rerouted(self.now_s(), path)
+
+    def _go_on(self, resumption: Resumption, ledger: Ledger, protocol: SyncProtocol) -> None:
+        """Coordinator, store, clock and trace stand where the checkpoint was taken."""
+        saved, version = resumption.saved, resumption.version
+        # Its clock goes on now: what it took to start again is no time of the run's.
+        self._start_s = time.perf_counter() - saved["elapsed_s"]
+        self.coordinator.resume(state_for(resumption, ledger, protocol))
+        self.engine.jump(version)
+        self.watch.go_on(version, saved["opened_s"], saved["trained_s"])
+        lost = self.trace.go_on(saved["trace_bytes"], self.now_s(), version, len(self.roster.live))
+        again = f"; {lost} updates that came after it are made again" if lost else ""
+        self.observer.note(f"going on with {resumption.folder} at version {version}{again}")
 
     def tell_all(self, message: Message) -> None:
         for number in self.live:
@@ -108,12 +173,24 @@ class Run:
         fact = Pushed(ticket, num_samples, loss, fault == OK, at_s)
         self.watch.loss = loss
         self.roster[ticket.member].count(num_samples, clocks)
+        self.patience.add(clocks[0])
+        self.watch.service.add(self.roster[ticket.member].seat, clocks[0])
         self.trace.pushed(fact, *clocks)
         return fact, self.coordinator.hear(fact)
 
     def hear_left(self, member: int) -> None:
+        """The coordinator hears it now; while peers ran by themselves it could not."""
         fact = Left(member, self.now_s())
+        self.trace.left(fact.at_s, member, self.roster[member].end)
         self.carry_out(self.coordinator.hear(fact), fact, None)
+
+    def stalled(self, member: int) -> bool:
+        """A member is silent; whether its work was called off and handed on."""
+        fact = Stalled(member, self.now_s())
+        self.trace.stalled(fact.at_s, member)
+        orders = self.coordinator.hear(fact)
+        self.carry_out(orders, fact, None)
+        return Cancel(member) in orders
 
     def note(self, orders: Sequence[Order], at_s: float) -> None:
         """Write orders into the trace and keep what each member works on."""
@@ -124,9 +201,10 @@ class Run:
             elif isinstance(order, Apply):
                 self.watch.applied(order, self.coordinator.version)
 
-    def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+    def carry_out(self, orders: list[Order], cause: Fact | None, push: Push | None) -> None:
         """Note the answer to ``cause`` and let the engine do it."""
         self.note(orders, self.now_s())
+        self.at_orders(orders)
         self.engine.carry_out(orders, cause, push)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"
@@ -143,8 +221,10 @@ class Run:
     def send_stop(self) -> None:
         """End what is in flight and tell all members that the run is over."""
         self.is_open = False
+        self.trace.stopped(self.now_s())
         self.coordinator.stop(self.now_s())
         self.engine.stop(self.live)
+        self.at_stop()
         self.tell_all(("stop", self.coordinator.version))
 
     def record(self, values: dict[str, float]) -> None:

@@ -17,13 +17,14 @@ from pathlib import Path
 from ..context import Context
 from ..errors import ConfigError, PacelineError
 from ..program import Program, ScriptProgram, TaskProgram
-from ..sessions.base import Stopped
+from ..sessions.base import Perished, Stopped
 from ..sessions.collective import CollectiveSession
 from ..sessions.express import ExpressSession
 from ..sessions.lane import Lane, SocketLane
 from ..store.control import Control
 from ..store.memory import SharedMemory
 from .base import Birth
+from .standing import is_foreign, show_standing
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
@@ -45,9 +46,13 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
     lane = SocketLane(socket.socket(fileno=descriptors[0]))
     control = Control(SharedMemory(descriptors[1]), birth.num_seats)
     arena = SharedMemory(descriptors[2])
+    show_standing(descriptors[3])
     context = Context.read(birth.context)
     kind = CollectiveSession if context.path == "collective" else ExpressSession
-    session = kind(lane, control, arena, seat=birth.seat, member=birth.member)
+    session = kind(
+        lane, control, arena,
+        seat=birth.seat, member=birth.member, is_newcomer=context.is_newcomer,
+    )  # fmt: skip
     if isinstance(session, CollectiveSession):
         session.rendezvous = str(Path(birth.log).parent / "rendezvous")
     worker.start_context(session, context)
@@ -69,6 +74,8 @@ def perform(run: "object", lane: Lane, birth: Birth) -> int:
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 1
+    except Perished:
+        raise
     except BaseException as error:
         report = Path(birth.log).with_suffix(".error")
         report.write_text(traceback.format_exc())
@@ -111,7 +118,7 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not _is_foreign(frame.filename)
+        if not is_foreign(frame.filename)
     ]
     if isinstance(error, SyntaxError) and error.filename:
         where = traceback.FrameSummary(error.filename, error.lineno, "its text", line=error.text)
@@ -132,18 +139,13 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
 
 def _exit_words(end: SystemExit, birth: Birth) -> str:
     """A script that ended itself: its message or exit code, where, and its log."""
-    frames = [one for one in traceback.extract_tb(end.__traceback__) if not _is_foreign(one[0])]
+    frames = [one for one in traceback.extract_tb(end.__traceback__) if not is_foreign(one[0])]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     how = f"exit {end.code}" if isinstance(end.code, int) else str(end.code)
     return (
         f"worker {birth.seat}: the script ended itself{place}: {how}\n"
         f"the other workers were ended; its log: {birth.log}"
     )
-
-
-def _is_foreign(filename: str) -> bool:
-    here = str(Path(__file__).parent.parent)
-    return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename
 
 
 def _die_with_parent() -> None:
@@ -153,8 +155,9 @@ def _die_with_parent() -> None:
         # A sleep ends when it is over, not up to 50 us later.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _let_forks_die_too(os.getpid())
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A batch system sends them to every process: the launcher decides when the run ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _set_death_signal() -> None:
@@ -173,6 +176,7 @@ def _let_forks_die_too(member: int) -> None:
         is_from_main[0] = threading.get_native_id() == member
 
     def after() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is ended by whoever forked it
         if is_from_main[0]:
             _set_death_signal()
             if os.getppid() != member:  # it died in between

@@ -32,7 +32,7 @@ from ..events import (
 from ..ledger import Ledger
 from ..protocols.base import SyncProtocol
 from ..trace import Trace
-from .agenda import Agenda, Change
+from .agenda import Agenda, Change, Strike
 from .counts import Counts
 
 ENDLESS = 1 << 60
@@ -127,9 +127,11 @@ class SimulatedRun:
             self._now_s = at_s
             if type(what) is Change:
                 self._changed(what, at_s)
-            else:
-                assert type(what) is Ticket
+            elif type(what) is Ticket:
                 self._pushed(what, at_s)
+            else:
+                assert type(what) is Strike
+                self._struck(what.what, at_s)
             on_progress(self.coordinator.version)
         self.counts.there_s = self._agenda.seconds_there(self._now_s)
         return self.counts
@@ -154,7 +156,11 @@ class SimulatedRun:
         ends = self._craft.opened(self.coordinator.epoch + 1)
         self._carry_out(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
 
-    def _changed(self, change: Change, at_s: float) -> None:
+    def _struck(self, what: object, at_s: float) -> None:
+        """Something goes wrong; engines/afflicted.py knows what."""
+        raise AssertionError(what)
+
+    def _changed(self, change: Change, at_s: float, reason: str = "away") -> None:
         """A worker comes or goes."""
         agenda, trace = self._agenda, self._trace
         if change.is_there:
@@ -170,26 +176,31 @@ class SimulatedRun:
                 self.counts.lost += 1
             fact = Left(member, at_s)
             if trace is not None:
-                trace.left(at_s, member, "away")
+                trace.left(at_s, member, reason)
         self._carry_out(self.coordinator.hear(fact), fact)
 
     def _pushed(self, ticket: Ticket, at_s: float) -> None:
         member = ticket.member
         computed_s = self._agenda.end(member, at_s)
-        self.counts.used_s += computed_s
         granted_s = self._granted_s.pop(ticket)
         fact = self._craft.push(ticket, self._leases.pop(ticket), at_s)
         if self._trace is not None:
             waited_s = granted_s - self._ended_s[member]
             self._trace.pushed(fact, computed_s, waited_s, at_s - granted_s - computed_s)
         self._ended_s[member] = at_s
-        self._carry_out(self.coordinator.hear(fact), fact)
+        orders = self.coordinator.hear(fact)
+        if Discard(ticket) in orders:
+            self.counts.wasted_s += computed_s
+        else:
+            self.counts.used_s += computed_s
+        self._carry_out(orders, fact)
 
     # -- orders ---------------------------------------------------------------------------------
 
     def _carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
         at_s, counts, trace = fact.at_s, self.counts, self._trace
-        version = self.coordinator.version - sum(type(order) is Apply for order in orders)
+        before = self.coordinator.version - sum(type(order) is Apply for order in orders)
+        version = before
         grants: list[Grant] = []
         for order in orders:
             if trace is not None:
@@ -205,18 +216,19 @@ class SimulatedRun:
             elif isinstance(order, Discard):
                 counts.discarded += 1
         self._craft.carry_out(orders, fact)  # who is called off holds no version any longer
-        self._grant(grants, at_s)
+        self._grant(grants, at_s, is_updated=version > before)
         for order in orders:
             if isinstance(order, EpochEnd):
                 self._ended(order, at_s)
 
-    def _grant(self, grants: Sequence[Grant], at_s: float) -> None:
+    def _grant(self, grants: Sequence[Grant], at_s: float, *, is_updated: bool) -> None:
         for grant in grants:
             self._leases[grant.ticket] = grant.leases
             self._granted_s[grant.ticket] = at_s
             self._craft.granted(grant)
         tickets = [grant.ticket for grant in grants]
-        self._agenda.begin(tickets, [len(grant.leases) for grant in grants], at_s)
+        steps = [len(grant.leases) for grant in grants]
+        self._agenda.begin(tickets, steps, at_s, is_updated=is_updated)
 
     def _call_off(self, member: int, at_s: float) -> None:
         ticket = self._agenda.current[member]

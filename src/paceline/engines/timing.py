@@ -14,7 +14,7 @@ from collections.abc import Callable
 from heapq import heappop, heapreplace
 
 from ..conditions.world import Conditions
-from ..events import Apply, Cancel, Decision, Fact, Joined, Left, Pushed, Release, Ticket
+from ..events import Apply, Cancel, Decision, Discard, Fact, Joined, Left, Pushed, Release, Ticket
 from ..protocols.base import SyncProtocol
 from .agenda import Agenda, Change
 from .counts import Counts
@@ -31,6 +31,8 @@ class TimingRun:
         self.counts = Counts()
         self.version = 0
         self._react = protocol.react
+        if protocol.staleness.drops:  # all else of a rule changes steps and no times
+            self._react = lambda fact: protocol.answer(fact, self.version)
         self._agenda = Agenda(conditions)
 
     def run(
@@ -68,7 +70,7 @@ class TimingRun:
                 heapreplace(heap, (finishers[member](at_s), next_number(), again))
                 continue
             heappop(heap)
-            used_s += agenda.end(member, at_s)
+            self._computed(agenda.end(member, at_s), decisions)
             if decisions:
                 self._carry_out(decisions, at_s)
                 version = self.version
@@ -83,8 +85,15 @@ class TimingRun:
         else:
             assert type(what) is Ticket
             decisions = self._react(Pushed(what, 1, math.nan, True, at_s))
-            self.counts.used_s += self._agenda.end(what.member, at_s)
+            self._computed(self._agenda.end(what.member, at_s), decisions)
             self._carry_out(decisions, at_s)
+
+    def _computed(self, seconds: float, decisions: list[Decision]) -> None:
+        """Seconds that went into a push; for nothing, if it is not used."""
+        if decisions and type(decisions[0]) is Discard:
+            self.counts.wasted_s += seconds
+        else:
+            self.counts.used_s += seconds
 
     def _changed(self, change: Change, at_s: float) -> None:
         """A worker comes or goes."""
@@ -101,7 +110,7 @@ class TimingRun:
 
     def _carry_out(self, decisions: list[Decision], at_s: float) -> None:
         """In their order; who is released is granted after all of them, in member order."""
-        agenda, counts = self._agenda, self.counts
+        agenda, counts, before = self._agenda, self.counts, self.version
         released: dict[int, int] = {}
         for decision in decisions:
             kind = type(decision)  # not isinstance: an update may release thousands
@@ -120,4 +129,5 @@ class TimingRun:
             members = sorted(released)
             next_serial, version = agenda.next_serial, self.version
             tickets = [_NEW(Ticket, (member, next_serial[member], version)) for member in members]
-            agenda.begin(tickets, [released[member] for member in members], at_s)
+            steps = [released[member] for member in members]
+            agenda.begin(tickets, steps, at_s, is_updated=version > before)

@@ -9,6 +9,8 @@ from ..config import RunSettings
 from ..events import Apply, EpochEnd
 from ..plan import Plan
 from ..report.live import Observer, Progress, WorkerProgress
+from ..report.terminal import describe_slow
+from ..stats import ServiceTimes, SlowWorker
 from .roster import Member, Roster
 
 _SHOW_S = 0.25
@@ -28,11 +30,27 @@ class Watch:
         self._epoch = 0
         self._version = 0
         self._trained_s = 0.0
+        self._before_s = 0.0
+        self._first_version = 0
         self._since_s = 0.0
         self._is_training = False
         self.opened_s = 0.0
         """When the first epoch began."""
         self.loss = math.nan
+        self.service = ServiceTimes()
+        self._slow: dict[int, SlowWorker] = {}
+
+    def go_on(self, version: int, opened_s: float, trained_s: float) -> None:
+        """The run goes on from here; rates are those from now on."""
+        self._version = self._first_version = version
+        self.opened_s, self._before_s = opened_s, trained_s
+
+    def trained_s(self, now_s: float) -> float:
+        """Seconds of training, the whole run's."""
+        return self._before_s + self._trained_s + self._since_opened_s(now_s)
+
+    def _since_opened_s(self, now_s: float) -> float:
+        return now_s - self._since_s if self._is_training else 0.0
 
     def opened(self, now_s: float, epoch: int) -> None:
         if not self.opened_s:
@@ -61,12 +79,14 @@ class Watch:
         if now_s < self._next_s:
             return
         self._next_s = now_s + _SHOW_S
-        trained_s = self._trained_s + (now_s - self._since_s if self._is_training else 0.0)
+        self._name_the_slow()
+        trained_s = self._trained_s + self._since_opened_s(now_s)
         samples = sum(one.samples for one in self._roster.members.values())
         total = self._plan.updates_total
         eta_s = None
-        if total and self._version:
-            eta_s = max(0.0, (total - self._version) * trained_s / self._version)
+        made = self._version - self._first_version
+        if total and made:
+            eta_s = max(0.0, (total - self._version) * trained_s / made)
         if self._settings.seconds is not None:
             left_s = max(0.0, self._settings.seconds - (now_s - self.opened_s))
             eta_s = left_s if eta_s is None else min(eta_s, left_s)
@@ -85,6 +105,21 @@ class Watch:
             )
         )
 
+    def _name_the_slow(self) -> None:
+        """Say who has become slow, and what that costs the others as far as it was measured."""
+        slow = {one.worker: one for one in self.service.slow()}
+        for worker, one in slow.items():
+            if worker not in self._slow:
+                self._observer.note(describe_slow(one, self._waiting_share(worker)))
+        self._slow = slow
+
+    def _waiting_share(self, worker: int) -> float:
+        """Of the others' time until now: how much they waited."""
+        others = [one for one in self._roster.members.values() if one.seat != worker]
+        waited_s = sum(one.wait_s for one in others)
+        total_s = waited_s + sum(one.compute_s + one.push_s + one.superseded_s for one in others)
+        return waited_s / total_s if total_s else 0.0
+
     def _latest(self) -> list[Member]:
         """The newest life of each worker."""
         by_seat = {one.seat: one for one in self._roster.members.values()}
@@ -94,6 +129,8 @@ class Watch:
         total_s = one.compute_s + one.wait_s + one.push_s + one.superseded_s
         share = 1.0 / total_s if total_s else 0.0
         state = "training" if one.is_alive and self._is_training else "between epochs"
+        if one.seat in self._slow and self._is_training:
+            state = f"slow {self._slow[one.seat].factor:.1f}x"
         return WorkerProgress(
             worker=one.seat,
             state=state if one.is_alive else "gone",

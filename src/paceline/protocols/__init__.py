@@ -16,6 +16,7 @@ from paceline.protocols.k_batch_sync import KBatchSync
 from paceline.protocols.k_sync import KSync
 from paceline.protocols.local_sgd import LocalSgd
 from paceline.protocols.stale_synchronous import StaleSynchronous
+from paceline.staleness import WHOLE, parse_staleness
 
 PROTOCOLS: dict[str, type[SyncProtocol]] = {
     "full-sync": FullSync,
@@ -45,18 +46,41 @@ def spelling(name: str) -> str:
     return name if argument is None else f"{name}:{argument.symbol}"
 
 
-def parse(text: str, num_workers: int) -> SyncProtocol:
-    """The protocol that ``name`` or ``name:number`` means, for so many workers.
+def parse(text: str, num_workers: int, staleness: str = "none") -> SyncProtocol:
+    """The protocol that ``name``, ``name:number`` or ``name:number+rule`` means.
+
+    Args:
+        num_workers: of the run.
+        staleness: the rule where the text names none; under a protocol that never uses a stale
+            push it does nothing, and is left out.
 
     Raises:
-        ConfigError: the name is unknown, the number is missing, not one, or out of its range.
+        ConfigError: a name is unknown, a number is missing, not one, or out of its range, or two
+            rules are named.
 
     Example:
         >>> str(parse("k-sync:3", num_workers=4))
         'k-sync:3'
         >>> str(parse("ssp:2", num_workers=4))
         'stale-synchronous:2'
+        >>> str(parse("async+drop:6", num_workers=4))
+        'async+drop:6'
     """
+    body, plus, own = text.partition("+")
+    rule = parse_staleness(staleness)
+    if plus:
+        if rule is not WHOLE:
+            raise ConfigError(f"{text} names a staleness rule, and {rule} is another: give one")
+        rule = parse_staleness(own)
+    protocol = _parse_one(body, num_workers)
+    if protocol.has_stale_pushes and num_workers > 1:
+        protocol.staleness = rule
+    elif rule is not WHOLE:
+        protocol.idle_rule = str(rule)
+    return protocol
+
+
+def _parse_one(text: str, num_workers: int) -> SyncProtocol:
     given, colon, number = text.strip().partition(":")
     name = ALIASES.get(given, given)
     if name not in PROTOCOLS:

@@ -40,7 +40,9 @@ class Adaptive(Gathering):
 
     name = "adaptive"
     summary = "k-async whose K grows from 1 as the loss falls, by the times it measures"
+    has_stale_pushes = True
     is_adaptive = True
+    learned = ("num_pushes", "progress")
 
     def __init__(self, num_workers: int, value: int | None = None) -> None:
         super().__init__(num_workers, value, num_pushes=1)
@@ -109,7 +111,7 @@ class Adaptive(Gathering):
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.num_pushes = state["num_pushes"]
+        self.num_pushes = min(state["num_pushes"], self.num_workers)
         self._progress.load(state["progress"])
         self._begun_s = dict(state["begun_s"])
         self._times_s = {member: list(times_s) for member, times_s in state["times_s"]}

@@ -30,6 +30,7 @@ class AdaptiveLocal(LocalSgd):
     summary = "local-sgd whose H shrinks as the loss falls"
     argument = Argument(symbol="H", meaning="local steps at the start", minimum=1)
     is_adaptive = True
+    learned = ("num_steps", "progress")
     is_spmd = False  # H depends on all losses, which peers would have to exchange
 
     def __init__(self, num_workers: int, num_steps: int) -> None:

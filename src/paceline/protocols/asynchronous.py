@@ -25,6 +25,7 @@ class Async(SyncProtocol):
 
     name = "async"
     summary = "every push is an update at once; nobody waits, gradients may be stale"
+    has_stale_pushes = True
 
     def react(self, fact: Fact) -> list[Decision]:
         if isinstance(fact, Pushed):

@@ -15,6 +15,7 @@ or the network; time comes in with the facts.
 """
 
 import abc
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +24,7 @@ from paceline.events import (
     Apply,
     Cancel,
     Decision,
+    Discard,
     Exhausted,
     Fact,
     Joined,
@@ -32,6 +34,7 @@ from paceline.events import (
     Stalled,
     Ticket,
 )
+from paceline.staleness import WHOLE, StalenessRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,10 @@ class SyncProtocol(abc.ABC):
     cancels: ClassVar[bool] = False  # needs an engine that can call work in flight off
     copies_in_tail: ClassVar[bool] = True  # whether the idle may repeat an epoch's last leases
     is_adaptive: ClassVar[bool] = False  # changes num_pushes or num_steps, within the workers
+    has_stale_pushes: ClassVar[bool] = False  # may apply a push to a version that is not its own
     is_spmd: ClassVar[bool] = False  # may run between peers, without a coordinator on the way
     update_rule: ClassVar[Literal["optimizer", "mean"]] = "optimizer"  # "mean": of parameters
+    learned: ClassVar[tuple[str, ...]] = ()  # keys of its state that outlive all members
 
     def __init__(
         self, num_workers: int, value: int | None = None, *, num_pushes: int = 1, num_steps: int = 1
@@ -72,9 +77,38 @@ class SyncProtocol(abc.ABC):
         self.num_pushes = num_pushes  # K, an update; of an adaptive one the K of now, at first K_0
         self.num_steps = num_steps  # H, a release; likewise
         self.value = value  # the number in the name, if it has one
+        self.staleness: StalenessRule = WHOLE  # of the run; the protocol itself never asks it
+        self.idle_rule = ""  # a staleness rule that was asked for and can do nothing here
 
     def __str__(self) -> str:
-        return self.name if self.value is None else f"{self.name}:{self.value}"
+        text = self.name if self.value is None else f"{self.name}:{self.value}"
+        return text if self.staleness is WHOLE else f"{text}+{self.staleness}"
+
+    def idle_note(self) -> str:
+        """Why the staleness rule that was asked for does nothing; empty where it does."""
+        if not self.idle_rule:
+            return ""
+        why = f"under {self} no gradient is stale"
+        if self.num_workers == 1:
+            why = "the gradients of one worker are never stale"
+        return f"staleness {self.idle_rule} does nothing: {why}"
+
+    def answer(self, fact: Fact, version: int) -> list[Decision]:
+        """What the driver of a run asks: ``react``, and the staleness rule on what it decides.
+
+        Args:
+            version: the newest.
+        """
+        rule = self.staleness
+        if rule is WHOLE:
+            return self.react(fact)
+        if type(fact) is Pushed and rule.is_dropped(version - fact.ticket.version):
+            # The protocol does not hear of it: to it, this member is still at work.
+            return [Discard(fact.ticket), Release(fact.ticket.member, self.num_steps)]
+        decisions = self.react(fact)
+        if not rule.scales:
+            return decisions
+        return [_scaled(one, rule, version) if type(one) is Apply else one for one in decisions]
 
     @abc.abstractmethod
     def react(self, fact: Fact) -> list[Decision]:
@@ -87,6 +121,13 @@ class SyncProtocol(abc.ABC):
     @abc.abstractmethod
     def load(self, state: dict[str, Any]) -> None:
         """Remember what `state()` said."""
+
+
+def _scaled(update: Apply, rule: StalenessRule, version: int) -> Apply:
+    """The update with each weight times what the rule leaves of it."""
+    pairs = zip(update.tickets, update.weights, strict=True)
+    weights = tuple(weight * rule.scale(version - one.version) for one, weight in pairs)
+    return Apply(update.tickets, weights)
 
 
 def _check_argument(name: str, argument: Argument, value: int, num_workers: int) -> None:
@@ -117,19 +158,17 @@ class Gathering(SyncProtocol):
         super().__init__(num_workers, value, num_pushes=num_pushes, num_steps=num_steps)
         self._idle: set[int] = set()
         self._working: set[int] = set()
-        self._tickets: list[Ticket] = []  # gathered for the next update, in order of arrival
-        self._samples: list[int] = []  # of each
+        self._gathered: list[Pushed] = []  # for the next update, in order of arrival
         self._again: dict[int, list[Decision]] = {}  # made once: the answer to nearly every push
 
     def react(self, fact: Fact) -> list[Decision]:
         if type(fact) is Pushed:  # not isinstance, and no set is touched: millions of these come
-            ticket, num_samples, _, _, _ = fact
-            tickets = self._tickets
-            tickets.append(ticket)
-            self._samples.append(num_samples)
-            if len(tickets) < self.num_pushes:
-                return self._after_push(ticket.member)
-            self._rest(ticket.member)
+            gathered = self._gathered
+            gathered.append(fact)
+            member = fact[0][0]
+            if len(gathered) < self.num_pushes:
+                return self._after_push(member)
+            self._rest(member)
             return [self._apply(), *self._after_update()]
         if isinstance(fact, Joined):
             self._idle.add(fact.member)
@@ -158,7 +197,7 @@ class Gathering(SyncProtocol):
         return []  # slow is not dead
 
     def _after_exhausted(self, fact: Exhausted) -> list[Decision]:
-        applied: list[Decision] = [self._apply()] if self._tickets else []
+        applied: list[Decision] = [self._apply()] if self._gathered else []
         return applied + self._release_idle()
 
     def _rest(self, member: int) -> None:
@@ -174,13 +213,13 @@ class Gathering(SyncProtocol):
     def _go_on(self, member: int) -> list[Decision]:
         """Who has pushed is released again at once: it never stops working."""
         decisions = self._again.get(member)
-        if decisions is None:
+        if decisions is None or decisions[0][1] != self.num_steps:  # type: ignore[misc]
             decisions = self._again[member] = [Release(member, self.num_steps)]
         return decisions
 
     def _fill(self) -> list[Decision]:
         """Release the idle, in member order, as long as the update would lack pushes without."""
-        num_missing = self.num_pushes - len(self._tickets) - len(self._working)
+        num_missing = self.num_pushes - len(self._gathered) - len(self._working)
         if num_missing <= 0 or not self._idle:
             return []
         return self._release(sorted(self._idle)[:num_missing])
@@ -188,7 +227,7 @@ class Gathering(SyncProtocol):
     def _release(self, members: list[int]) -> list[Decision]:
         self._idle.difference_update(members)
         self._working.update(members)
-        return [Release(member, self.num_steps) for member in members]
+        return [self._go_on(member)[0] for member in members]
 
     def _release_idle(self) -> list[Decision]:
         return self._release(sorted(self._idle))
@@ -202,26 +241,30 @@ class Gathering(SyncProtocol):
 
     def _apply(self) -> Apply:
         """One update of all that is gathered, each push weighted by its samples."""
-        num_samples, first = sum(self._samples), self._samples[0]
-        if self._samples.count(first) == len(self._samples):
-            weights = (first / num_samples,) * len(self._samples)
+        gathered = self._gathered
+        samples = [pushed[1] for pushed in gathered]
+        num_samples, first = sum(samples), samples[0]
+        if samples.count(first) == len(samples):
+            weights = (first / num_samples,) * len(samples)
         else:
-            weights = tuple(samples / num_samples for samples in self._samples)
-        update = Apply(tuple(self._tickets), weights)
-        self._tickets.clear()
-        self._samples.clear()
+            weights = tuple(one / num_samples for one in samples)
+        update = Apply(tuple([pushed[0] for pushed in gathered]), weights)
+        gathered.clear()
         return update
 
     def state(self) -> dict[str, Any]:
         return {
             "idle": sorted(self._idle),
             "working": sorted(self._working),
-            "tickets": [list(ticket) for ticket in self._tickets],
-            "samples": list(self._samples),
+            "tickets": [list(pushed.ticket) for pushed in self._gathered],
+            "samples": [pushed.num_samples for pushed in self._gathered],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self._idle = set(state["idle"])
         self._working = set(state["working"])
-        self._tickets = [Ticket(*ticket) for ticket in state["tickets"]]
-        self._samples = list(state["samples"])
+        # Of what was gathered only ticket and samples are asked for again.
+        self._gathered = [
+            Pushed(Ticket(*ticket), num_samples, math.nan, True, 0.0)
+            for ticket, num_samples in zip(state["tickets"], state["samples"], strict=True)
+        ]

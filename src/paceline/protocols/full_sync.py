@@ -48,5 +48,5 @@ class FullSync(Gathering):
         return [Cancel(member), *self._fill()]
 
     def _after_exhausted(self, fact: Exhausted) -> list[Decision]:
-        applied: list[Decision] = [self._apply()] if self._tickets else []
+        applied: list[Decision] = [self._apply()] if self._gathered else []
         return applied + self._fill()

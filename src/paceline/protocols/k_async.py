@@ -24,6 +24,7 @@ class KAsync(Gathering):
 
     name = "k-async"
     summary = "an update takes the first K workers; the slower go on and are stale"
+    has_stale_pushes = True
     argument = Argument(
         symbol="K",
         meaning="pushes an update",

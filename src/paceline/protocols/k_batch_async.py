@@ -23,6 +23,7 @@ class KBatchAsync(Gathering):
 
     name = "k-batch-async"
     summary = "every K pushes are an update; nobody waits, gradients may be stale"
+    has_stale_pushes = True
     argument = Argument(symbol="K", meaning="pushes an update", minimum=1)
 
     def __init__(self, num_workers: int, num_pushes: int) -> None:

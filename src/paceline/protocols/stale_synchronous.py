@@ -31,6 +31,7 @@ class StaleSynchronous(SyncProtocol):
 
     name = "stale-synchronous"
     summary = "every push is an update; nobody leads the slowest by more than S steps"
+    has_stale_pushes = True
     argument = Argument(symbol="S", meaning="steps of lead over the slowest", minimum=0)
 
     def __init__(self, num_workers: int, slack_steps: int) -> None:

@@ -43,6 +43,12 @@ class Forecast:
     cancelled: int
     """Mini-batches called off."""
     discarded: int
+    staleness_rule: str
+    """What was done about stale pushes."""
+    mean_scale: float | None
+    """What the rule left of a push, in the mean; null where only a run with gradients can tell."""
+    note: str
+    """What the user should know besides; empty where there is nothing."""
     lost: int
     """Mini-batches that ended with their worker."""
     thrown_away: float
@@ -116,13 +122,15 @@ def render_forecast(one: Forecast) -> list[str]:
         ("staleness", f"mean {stale.mean:.2f}, p50 {stale.p50}, p99 {stale.p99}, "
                       f"max {stale.max} versions"),
         ("  theory", _theory_staleness(one)),
+        ("  rule", _rule(one)),
         ("thrown away", f"{100 * one.thrown_away:.1f} % of all computing"
                         f"{_what_was_lost(one)}"),
         ("utilisation", f"{100 * one.utilisation:.1f} % of the workers' time is computing"),
         ("took", f"{one.wall_s:.2f} s here, {one.pushes / max(one.wall_s, 1e-9):,.0f} pushes a "
                  f"second, seed {one.seed}"),
+        ("note", one.note),
     ]  # fmt: skip
-    lines = [f"{label:<16}{text}" for label, text in rows]
+    lines = [f"{label:<16}{text}" for label, text in rows if text]
     return [*lines, *_histogram(one.staleness_histogram)]
 
 
@@ -148,6 +156,17 @@ def _theory_staleness(one: Forecast) -> str:
     if one.theory_staleness_versions is None:
         return "nobody knows a closed form"
     return f"mean {one.theory_staleness_versions:.2f}: {one.staleness_off_versions:+.2f} versions"
+
+
+def _rule(one: Forecast) -> str:
+    """What the staleness rule did; empty where there is none."""
+    if one.staleness_rule == "none":
+        return ""
+    if one.mean_scale is None:
+        return f"{one.staleness_rule}: it changes steps, not times; name a task to see them"
+    if one.staleness_rule.startswith("drop"):
+        return f"{one.staleness_rule}: {one.discarded:,} pushes dropped"
+    return f"{one.staleness_rule}: a push counts {one.mean_scale:.3f} in the mean"
 
 
 def _what_was_lost(one: Forecast) -> str:

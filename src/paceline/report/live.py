@@ -25,7 +25,7 @@ class WorkerProgress:
 
     worker: int
     state: str
-    """``training``, ``between epochs``, ``gone``: a word or two for people."""
+    """``training``, ``between epochs``, ``slow 3.1x``, ``gone``: a word or two for people."""
     pushes: int
     samples_per_s: float
     compute_share: float

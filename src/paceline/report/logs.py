@@ -31,10 +31,13 @@ class CsvLog(MetricsLog):
     version,t_s,name,value
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / "metrics.csv").open("w", encoding="utf-8", newline="")
+    def __init__(self, folder: Path, version: int | None = None) -> None:
+        path = folder / "metrics.csv"
+        kept = _rows_up_to(path, version)
+        self._file = path.open("w", encoding="utf-8", newline="")
         self._rows = csv.writer(self._file, lineterminator="\n")
         self._rows.writerow(("version", "t_s", "name", "value"))
+        self._rows.writerows(kept)
 
     def write(self, version: int, t_s: float, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -45,6 +48,15 @@ class CsvLog(MetricsLog):
         self._file.close()
 
 
+def _rows_up_to(path: Path, version: int | None) -> list[list[str]]:
+    """What the run that goes on wrote before; what came after its checkpoint is written again."""
+    if version is None or not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return [row for row in rows if row and row[0].isdigit() and int(row[0]) <= version]
+
+
 class TensorBoardLog(MetricsLog):
     """TensorBoard's event files under ``tensorboard/``.
 
@@ -52,7 +64,7 @@ class TensorBoardLog(MetricsLog):
         ConfigError: tensorboardX is not installed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, version: int | None = None) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
@@ -60,7 +72,9 @@ class TensorBoardLog(MetricsLog):
                 "--log tensorboard needs tensorboardX: pip install 'paceline[tensorboard]', "
                 "or use --log csv"
             ) from None
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        path = str(folder / "tensorboard")
+        after = None if version is None else version + 1
+        self._writer: Any = SummaryWriter(path, purge_step=after)
 
     def write(self, version: int, t_s: float, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -76,6 +90,6 @@ LOGS: Mapping[str, type[CsvLog] | type[TensorBoardLog]] = {
 }
 
 
-def open_log(kind: str, folder: Path) -> MetricsLog:
-    """The log of this kind in the run's folder."""
-    return LOGS[kind](folder)
+def open_log(kind: str, folder: Path, version: int | None = None) -> MetricsLog:
+    """The log of this kind in the run's folder; ``version``: the run goes on from there."""
+    return LOGS[kind](folder, version)

@@ -60,6 +60,8 @@ class Advice:
 
     task: str
     workers: int
+    cores: int | None
+    """That they share; None: each has one."""
     mini_batch_size: int
     profile_dir: str
     profile_steps: int
@@ -80,6 +82,7 @@ class Advice:
         return {
             "task": self.task,
             "workers": self.workers,
+            "cores": self.cores,
             "mini_batch_size": self.mini_batch_size,
             "profile": self.profile_dir,
             "profile_steps": self.profile_steps,
@@ -128,7 +131,10 @@ def render_advice(advice: Advice) -> list[str]:
             f"{forecast.staleness_versions.mean:>7.1f}{standing.loss:>9.4g}"
             f"{format_duration(standing.virtual_s):>9}"
         )
-    lines += ["", "Times are predicted for separate machines or cores, one a worker; losses were",
+    place = "separate machines or cores, one a worker"
+    if advice.cores is not None:
+        place = f"one machine whose {advice.cores} cores all workers share"
+    lines += ["", f"Times are predicted for {place};", "losses were "
               "measured in virtual time, with real gradients: who is lower goes further.", "",
               f"advice: --protocol {advice.advised} --mini-batch-size {advice.mini_batch_size}",
               f"why: {why(advice)}", f"how sure: {how_sure(advice)}"]  # fmt: skip

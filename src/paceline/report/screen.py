@@ -26,7 +26,7 @@ from .terminal import format_duration, render_summary
 _EVERY_S = 0.5
 _SHARES = 20
 """Columns of a worker's bar of shares."""
-_STYLES = {"training": "green", "gone": "red", "stalled": "yellow"}
+_STYLES = {"training": "green", "gone": "red", "stalled": "yellow", "slow": "yellow"}
 
 
 class ScreenObserver:
@@ -130,7 +130,7 @@ def _cells(one: WorkerProgress) -> list[RenderableType]:
     shares = [f"{100 * s:.0f} %" for s in (one.compute_share, one.wait_share, one.push_share)]
     return [
         str(one.worker),
-        Text(one.state, style=_STYLES.get(one.state, "")),
+        Text(one.state, style=_STYLES.get(one.state.split()[0], "")),
         f"{one.pushes:,}",
         f"{one.samples_per_s:,.0f}",
         *shares,

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..stats import SlowWorker
 from ..trace import FILE_NAME, read_trace
 from .tally import Tally
 
@@ -51,6 +52,19 @@ class WorkerSummary:
     @property
     def total_s(self) -> float:
         return self.compute_s + self.wait_s + self.push_s + self.superseded_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSummary:
+    """A worker that was slow over the run, and what that cost."""
+
+    worker: int
+    usual_s: float
+    """Its median step."""
+    others_s: float
+    """The median step of the others."""
+    others_wait_share: float
+    """Of the others' time: how much they waited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +111,9 @@ class Summary:
     seconds_per_epoch: float | None
     staleness_versions: Staleness
     skipped_updates: int
+    staleness_rule: str
+    mean_scale: float | None
+    """What the rule left of a push, in the mean by samples."""
     discarded_pushes: int
     late_pushes: int
     superseded: SupersededWork
@@ -105,10 +122,13 @@ class Summary:
     final_loss: float | None
     total_s: float
     per_worker: tuple[WorkerSummary, ...]
+    slow_workers: tuple[SlowSummary, ...]
     epochs: tuple[EpochSummary, ...]
     ended: str
     """Why the run ended; empty where its trace was cut off."""
     run_dir: str
+    could_try: tuple[str, ...] = ()
+    """What ``--fast auto`` would measure, where it was not asked for."""
     losses: tuple[Point, ...] = ()
     """Training loss over time, at most a few hundred points; not in the JSON."""
     accuracies: tuple[Point, ...] = ()
@@ -166,6 +186,8 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         seconds_per_epoch=_seconds_per_epoch(tally),
         staleness_versions=staleness_of(tally.staleness),
         skipped_updates=tally.skipped,
+        staleness_rule=header.text("staleness", "none"),
+        mean_scale=tally.scales.mean,
         discarded_pushes=tally.discarded,
         late_pushes=tally.late,
         superseded=SupersededWork(
@@ -176,9 +198,11 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         final_loss=_final_loss(tally),
         total_s=tally.last_s,
         per_worker=_per_worker(tally),
+        slow_workers=tuple(_slow(tally, one) for one in tally.service.slow()),
         epochs=_epochs(tally),
         ended=tally.ended,
         run_dir=str(run_dir),
+        could_try=header.texts("could_try"),
         losses=_thin(tally),
         accuracies=accuracies,
         test_losses=_evaluations(tally, "loss"),
@@ -262,6 +286,18 @@ def _per_worker(tally: Tally) -> tuple[WorkerSummary, ...]:
             superseded_s=one.superseded_s,
         )
         for worker, one in sorted(tally.workers.items())
+    )
+
+
+def _slow(tally: Tally, slow: SlowWorker) -> SlowSummary:
+    others = [one for worker, one in tally.workers.items() if worker != slow.worker]
+    waited_s = sum(one.wait_s for one in others)
+    total_s = waited_s + sum(one.compute_s + one.push_s + one.superseded_s for one in others)
+    return SlowSummary(
+        worker=slow.worker,
+        usual_s=slow.usual_s,
+        others_s=slow.others_s,
+        others_wait_share=waited_s / total_s if total_s else 0.0,
     )
 
 

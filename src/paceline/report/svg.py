@@ -12,8 +12,8 @@
     +--------------------------------------+
 
 Two panels share the time axis; lines differ in form and not only in colour, so a grey print can
-be read. Its parts (`Panel`, `frame`, `line`, ...) draw the picture of a comparison, too
-(compared_svg.py). This module must not know traces.
+be read. Its parts (`Panel`, `frame`, `line`, ...) draw charts of several curves, too (chart.py).
+This module must not know traces.
 """
 
 import math
@@ -39,7 +39,7 @@ class Panel:
     top: float
     low: float
     high: float
-    stop_s: float
+    stop: float
     height: float = _PANEL
 
     @property
@@ -47,7 +47,7 @@ class Panel:
         return self.top + self.height
 
     def x(self, t: float) -> float:
-        return LEFT + (t / self.stop_s) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (t / self.stop) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         inside = min(self.high, max(self.low, value))
@@ -60,8 +60,8 @@ def draw_curve(summary: Summary) -> str:
     stop_s = max((point.t for point in points), default=0.0) or 1.0
     low, high = loss_range(summary.losses)
     ticks = nice_ticks(low, high, 4)
-    loss = Panel(top=_TOP, low=min(low, ticks[0]), high=max(high, ticks[-1]), stop_s=stop_s)
-    accuracy = Panel(top=_TOP + _PANEL + _GAP, low=0.0, high=1.0, stop_s=stop_s)
+    loss = Panel(top=_TOP, low=min(low, ticks[0]), high=max(high, ticks[-1]), stop=stop_s)
+    accuracy = Panel(top=_TOP + _PANEL + _GAP, low=0.0, high=1.0, stop=stop_s)
     workers = f"{summary.workers} worker{'s' * (summary.workers != 1)}"
     title = f"{summary.task}, {summary.protocol}, {workers}"
     parts = [
@@ -71,7 +71,7 @@ def draw_curve(summary: Summary) -> str:
         *frame(accuracy, "test accuracy (share of all test samples)", (0.0, 0.5, 1.0)),
         *line(accuracy, summary.accuracies, _ACCURACY, "7 4"),
         *_dots(accuracy, summary.accuracies),
-        *time_axis(accuracy, "seconds since the first step"),
+        *x_axis(accuracy, "seconds since the first step"),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -109,12 +109,12 @@ def frame(panel: Panel, label: str, ticks: Sequence[float]) -> list[str]:
     return parts
 
 
-def time_axis(panel: Panel, label: str) -> list[str]:
+def x_axis(panel: Panel, label: str) -> list[str]:
     """The axis below a panel, with its values and its name."""
     bottom = panel.bottom
     parts = [rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)]
-    for tick in nice_ticks(0.0, panel.stop_s, 6):
-        if tick <= panel.stop_s * 1.001:
+    for tick in nice_ticks(0.0, panel.stop, 6):
+        if tick <= panel.stop * 1.001:
             x = panel.x(tick)
             parts.append(rule(x, bottom, x, bottom + 5, FAINT))
             parts.append(text(x, bottom + 20, f"{tick:g}", anchor="middle"))

@@ -10,7 +10,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..events import Apply, Discard, EpochEnd, Grant, Joined, Late, Pushed, Ticket
-from ..records import Ended, Evaluated, Handed, Header, Heard, Ordered, Record, Superseded
+from ..records import (
+    Ended,
+    Evaluated,
+    Handed,
+    Header,
+    Heard,
+    Ordered,
+    Record,
+    Resumed,
+    Scaled,
+    Superseded,
+)
+from ..stats import ServiceTimes
 
 
 @dataclass(slots=True)
@@ -54,6 +66,31 @@ class Update:
     loss: float
 
 
+@dataclass(slots=True)
+class Mean:
+    """A mean under way."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self.total += value * count
+        self.count += count
+
+
+@dataclass(slots=True)
+class Scales:
+    """What a staleness rule left of pushes: by decision, or measured where they were applied."""
+
+    decided: Mean = field(default_factory=Mean)
+    measured: Mean = field(default_factory=Mean)
+
+    @property
+    def mean(self) -> float | None:
+        one = self.measured if self.measured.count else self.decided
+        return one.total / one.count if one.count else None
+
+
 class Tally:
     """Counts of one run; ``add`` each record in order."""
 
@@ -62,6 +99,7 @@ class Tally:
         self.version = 0
         self.samples = 0
         self.staleness: Counter[int] = Counter()
+        self.scales = Scales()
         self.skipped = 0
         """Updates that changed nothing: a gradient in them was not finite."""
         self.discarded = 0
@@ -74,6 +112,8 @@ class Tally:
         self.epochs: list[EpochTally] = []
         self.updates: list[Update] = []
         self.evaluations: list[Evaluated] = []
+        self.service = ServiceTimes(num_kept=4096)
+        self.resumes: list[Resumed] = []
         self.last_s = 0.0
         self.ended = ""
         self._seats: dict[int, int] = {}
@@ -112,6 +152,13 @@ class Tally:
                 self.saved_s += record.saved_s
                 self._worker(record.ticket.member).superseded_s += record.wasted_s
                 self.last_s = max(self.last_s, record.t_s)
+            case Scaled():
+                self.scales.measured.add(record.scale)
+                self.last_s = max(self.last_s, record.t_s)
+            case Resumed():
+                self.resumes.append(record)
+                self._free_leases()
+                self.last_s = max(self.last_s, record.t_s)
             case Evaluated():
                 self.evaluations.append(record)
                 self.last_s = max(self.last_s, record.t_s)
@@ -134,6 +181,7 @@ class Tally:
         worker.compute_s += record.compute_s
         worker.wait_s += record.wait_s
         worker.push_s += record.push_s
+        self.service.add(self._seats.get(fact.ticket.member, fact.ticket.member), record.compute_s)
 
     def _ordered(self, record: Ordered) -> None:
         order, t_s = record.order, record.t_s
@@ -164,7 +212,7 @@ class Tally:
             self.epochs[-1].open_leases.setdefault(lease.id, lease.num_samples)
 
     def _applied(self, order: Apply, t_s: float) -> None:
-        loss_sum, loss_samples = 0.0, 0
+        loss_sum, loss_samples, num_samples = 0.0, 0, 0
         is_finite = True
         for ticket in order.tickets:
             # The version that the gradient was computed at against the one it is applied to.
@@ -175,11 +223,14 @@ class Tally:
                     self.epochs[-1].open_leases[lease] = 0
             if fact is None:
                 continue
-            self.samples += fact.num_samples
+            num_samples += fact.num_samples
             is_finite &= fact.is_finite
             if math.isfinite(fact.loss):
                 loss_sum += fact.loss * fact.num_samples
                 loss_samples += fact.num_samples
+        self.samples += num_samples
+        # Without a rule the weights are shares of the samples and sum to 1.
+        self.scales.decided.add(sum(order.weights), len(order.tickets))
         self.version += 1
         self.skipped += not is_finite
         if loss_samples:
@@ -194,6 +245,14 @@ class Tally:
     def _forget(self, ticket: Ticket) -> None:
         self._pushed.pop(ticket[:2], None)
         self._leases.pop(ticket[:2], None)
+
+    def _free_leases(self) -> None:
+        """What was at work, or in no update yet, is handed out anew."""
+        self._pushed.clear()
+        self._leases.clear()
+        if self.epochs:
+            leases = self.epochs[-1].open_leases
+            self.epochs[-1].open_leases = {one: n for one, n in leases.items() if not n}
 
     def _epoch_ended(self, order: EpochEnd, t_s: float) -> None:
         if not self.epochs or self.epochs[-1].epoch != order.epoch:

@@ -10,11 +10,14 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .summary import Point, Summary, WorkerSummary
+from ..stats import SlowWorker
+from .summary import Point, SlowSummary, Summary, WorkerSummary
 
 WIDTH = 60
 HEIGHT = 9
 _AXIS = 8
+_MUCH_WAITING = 0.25
+"""Share of the others' time from which on they can be said to wait for a slow worker."""
 _MOST_WORKERS = 16
 """Columns of the numbers left of the curve."""
 _BESIDE = _AXIS + 7
@@ -31,6 +34,9 @@ def render_summary(summary: Summary, columns: int = 80) -> list[str]:
     """
     curve = _curve(summary, max(16, min(WIDTH, columns - _BESIDE)))
     lines = [*curve, *_figures(summary, columns), "", *_workers(summary, columns), ""]
+    if summary.could_try:
+        words = f"faster? --fast auto measures {', '.join(summary.could_try)} (at most 30 s, once)"
+        lines += textwrap.wrap(words, columns, subsequent_indent="  ", break_on_hyphens=False)
     lines.append(f"files: {summary.run_dir}")
     lines.append(summary.chapter_line())
     return lines
@@ -63,9 +69,11 @@ def _figures(summary: Summary, columns: int) -> list[str]:
             f"{stale.mean:.2f} versions in the mean, median {stale.p50}, 99 % within {stale.p99}, "
             f"at most {stale.max}",
         ),
+        ("staleness rule", _rule(summary)),
         ("skipped", _skipped(summary)),
         ("not used", _unused(summary)),
         ("abandoned", _abandoned(summary)),
+        *(("slow", _slow(one)) for one in summary.slow_workers),
         ("time in all", format_duration(summary.total_s)),
         ("ended", summary.ended or "its trace was cut off"),
     ]
@@ -86,6 +94,16 @@ def _an_epoch(summary: Summary) -> str:
     text = f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3g}"
     is_measured = any(one.is_whole for one in summary.epochs)
     return text if is_measured else f"{text} at this pace; none was finished"
+
+
+def _rule(summary: Summary) -> str:
+    """What the rule for stale gradients did; empty where there was none."""
+    if summary.staleness_rule == "none" or summary.mean_scale is None:
+        return ""
+    if summary.staleness_rule.startswith("drop"):
+        dropped = summary.discarded_pushes
+        return f"{summary.staleness_rule}: {dropped:,} push{'es' * (dropped != 1)} dropped"
+    return f"{summary.staleness_rule}: a push counted {summary.mean_scale:.3f} in the mean"
 
 
 def _skipped(summary: Summary) -> str:
@@ -117,6 +135,21 @@ def _abandoned(summary: Summary) -> str:
         f"{work.count:,} step{'s' * (work.count != 1)}, {format_duration(work.wasted_s)} thrown "
         f"away, {format_duration(work.saved_s)} saved"
     )
+
+
+def _slow(one: SlowSummary) -> str:
+    slow = SlowWorker(one.worker, one.usual_s, one.others_s)
+    return describe_slow(slow, one.others_wait_share)
+
+
+def describe_slow(one: SlowWorker, others_wait_share: float) -> str:
+    """Who is slow, by how much, and what it costs: the others wait, or it does less than they."""
+    steps = f"{format_duration(one.usual_s)} a step, the others {format_duration(one.others_s)}"
+    if others_wait_share >= _MUCH_WAITING:
+        cost = f"the others wait {others_wait_share:.0%} of their time"
+    else:
+        cost = f"it does {1.0 / one.factor:.0%} of what one of the others does"
+    return f"worker {one.worker} is slow: {steps} ({one.factor:.1f} times as long); {cost}"
 
 
 def _workers(summary: Summary, columns: int) -> list[str]:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..batches import Batches
+from ..conditions.faults import Fault
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..store.scale import LossScale
@@ -37,6 +38,10 @@ class Superseded(BaseException):
 
 class Stopped(BaseException):
     """The run ends now: raised out of a member that still waits for something."""
+
+
+class Perished(BaseException):
+    """A member of one process among others was killed: its thread ends as a process would."""
 
 
 @dataclass(slots=True)
@@ -159,6 +164,10 @@ class Session(abc.ABC):
         """Version of the parameters that the model holds."""
         return 0
 
+    def applied(self, version: int) -> int:
+        """Updates up to ``version`` that were not skipped: what schedules count."""
+        return version
+
     @property
     def scale(self) -> LossScale | None:
         """The loss scale of that version; None: each worker's own."""
@@ -188,6 +197,26 @@ class Session(abc.ABC):
         return self._by_version
 
     _by_version = False
+
+    first_epoch: int = 0
+    """The epoch to begin with: a worker may join a run that is under way."""
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds since the run's first epoch opened."""
+        return 0.0
+
+    def beat(self) -> None:
+        """A sign of life, where a member is busy with something that is no step."""
+        return
+
+    def befall(self, fault: Fault) -> None:
+        """Let this fault happen now, to this member; nothing goes wrong for one worker alone."""
+        return
+
+    def rest(self, epoch: int) -> None:
+        """The script has no more epochs; the next one would be ``epoch``."""
+        return
 
     def ask_to_stop(self) -> None:
         """End the whole run at the next step border."""

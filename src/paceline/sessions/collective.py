@@ -13,6 +13,7 @@ import math
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..errors import ConfigError, WorkerError
 from ..events import Lease
@@ -157,6 +158,9 @@ class CollectiveSession(ExpressSession):
         self._home[:size].copy_(self._own[:size])
         assert self._base is not None
         self._base.copy_(self._home)
+
+    def _standing(self) -> tuple[Tensor, Tensor | None]:
+        return (self._own, self._kept_buffers) if self._is_express else super()._standing()
 
     # -- the way out ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections import deque
 from .lane import Lane
 
 Entry = tuple[int, float, int, tuple[float, float, float]]
-Row = tuple[float, list[Entry]]
+Row = tuple[float, list[Entry], int]
 
 _TELL_S = 0.2
 _KEPT_ROUNDS = 4096
@@ -32,10 +32,10 @@ class Diary:
         self._next = 0
         self._tell_at_s = time.perf_counter() + _TELL_S
 
-    def note(self, number: int, entries: list[Entry]) -> bool:
-        """Keep a round; whether it is time to tell."""
+    def note(self, number: int, entries: list[Entry], snapshot: int) -> bool:
+        """Keep a round, and the checkpoint that is taken after it; whether it is time to tell."""
         now_s = time.perf_counter()
-        self._rows.append((number, (now_s, entries)))
+        self._rows.append((number, (now_s, entries, snapshot)))
         if now_s <= self._tell_at_s:
             return False
         self._tell_at_s = now_s + _TELL_S

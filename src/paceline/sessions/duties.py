@@ -14,7 +14,7 @@ from ..store.shared import SharedStore
 from ..store.update import Updater
 from .lane import Message
 
-JOBS = frozenset(("add", "finish", "skip"))
+JOBS = frozenset(("add", "finish", "skip", "copy"))
 """Kinds of messages that are jobs."""
 POLL_S = 0.05
 """How often a member that waits for another's job looks for a message that hands it over."""
@@ -25,14 +25,26 @@ class Duties:
 
     Args:
         control: the run's words.
+        seat: of this member.
         advance: brings prepared schedules to a version, before the update that makes the next one.
+        copy: pins the newest version for the checkpoint of this number.
     """
 
-    def __init__(self, control: Control, advance: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        control: Control,
+        seat: int,
+        advance: Callable[[int], bool],
+        copy: Callable[[int], None],
+    ) -> None:
         self._control = control
+        self._seat = seat
         self._advance = advance
+        self._copy = copy
         self._jobs: list[Message] = []
         """Jobs to do, lowest number first."""
+        self.scale_own: Callable[[int], float] | None = None
+        """What distance leaves of this member's own push, for a pass; None: it is not asked."""
 
     def begin(self, store: SharedStore, updaters: Sequence[Updater], rule: Optimizer) -> None:
         """The store is laid out; ``updaters`` are of its blocks."""
@@ -59,8 +71,13 @@ class Duties:
         if self._control.wait_for_job(job, 0):
             return  # whoever had it before has done it
         if kind == "add":
-            _, _, seat, weight, is_first = message
-            self._store.add(job, seat, weight, is_first)
+            _, _, seat, weight, scale, is_first = message
+            scale *= self._scale(2 * job, seat)
+            self._store.add(job, seat, weight, is_first, scale)
+            return
+        if kind == "copy":
+            self._copy(message[2])
+            self._store.finished(job)
             return
         version = message[2]
         if self._store.version >= version:
@@ -73,7 +90,18 @@ class Duties:
     def _finish(self, job: int, version: int, seat: int, scale: float, max_norm: float) -> None:
         self._advance(version - 1)
         groups = self._rule.param_groups
+        if seat >= 0:
+            scale *= self._scale(2 * job + 1, seat)
         self._store.finish(job, self._updaters, groups, seat=seat, scale=scale, max_norm=max_norm)
+
+    def _scale(self, number: int, seat: int) -> float:
+        """What distance leaves of a push; of a dead member's nothing that is not known already."""
+        if self.scale_own is None:
+            return 1.0
+        if seat == self._seat:
+            return self.scale_own(number)
+        # What the dead member held is gone with it, so nobody can say how far it was behind.
+        return self._store.scale_once(number, lambda: 0.0)
 
 
 def _number(message: Message) -> int:

@@ -16,9 +16,11 @@ import math
 import time
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from ..batches import express_rounds
 from ..events import Grant, Lease, Ticket
-from ..store.control import ALARM, VERSION
+from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.scale import NO_OVERFLOW
 from .base import FOUND_INF, NOT_FINITE, OK, Stopped, Work
 from .diary import Diary, Entry
@@ -27,8 +29,12 @@ from .mediated import MediatedSession
 from .shares import Share, conflict_between
 
 _WAIT_S = 0.1
+_NEVER_CANCELLED = 2**31 - 2
+"""A serial between peers: they never call each other off, only the run's end does."""
 
-_N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD, _LEAVES = range(11)
+(
+    _N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD, _LEAVES, _SNAPSHOT,
+) = range(12)  # fmt: skip
 """What a member tells its peers about a push, as float64 of its line in the control page."""
 
 
@@ -42,13 +48,14 @@ class ExpressSession(MediatedSession):
     _is_express = False
 
     def _opened(self, message: Message) -> None:
-        _, _, mode, updates_left, phase = message
+        _, _, mode, updates_left, phase, seats, position = message
         if mode != "express":
             if self._is_express:
                 self._leave()
             self._await_grant()
             return
-        rounds = self._plan_rounds()
+        self._seats = seats
+        rounds = self._plan_rounds(position)
         self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
         self._round = 0
         self._diary = Diary(self._lane, self.num_workers)
@@ -60,10 +67,16 @@ class ExpressSession(MediatedSession):
         self._advance()
         self._clock.begun_s = time.perf_counter()
 
-    def _plan_rounds(self) -> list[list[list[Lease]]]:
-        """The leases of each round of this epoch, per member: what the coordinator will cut."""
+    def _plan_rounds(self, position: int) -> list[list[list[Lease]]]:
+        """The leases from ``position`` on, by round and seat: what the coordinator will cut.
+
+        It hands out in member order, and who joined later sits wherever a seat was free.
+        """
         leases = self._shape.batches(self._batch_ends).cut_all(self._epoch)
-        return express_rounds(leases, self.num_workers, self.num_steps)
+        rest = [one for one in leases if one.start >= position]
+        rounds = express_rounds(rest, self.num_workers, self.num_steps)
+        places = [self._seats.index(seat) for seat in range(self.num_workers)]
+        return [[row[place] for place in places] for row in rounds]
 
     def _enter(self) -> None:
         """The model on the shared block; this member's share and its optimizer."""
@@ -89,8 +102,10 @@ class ExpressSession(MediatedSession):
             leases = self._rounds[self._round][self.seat]
             if leases:
                 self._version = self._first_version + self._round
-                self._serial = self._version
-                self._grant = Grant(Ticket(self.member, self._serial, self._version), tuple(leases))
+                self._serial = _NEVER_CANCELLED
+                ticket = Ticket(self.member, self._version, self._version)
+                self._grant = Grant(ticket, tuple(leases))
+                self.beat()
                 return
             if not self._exchange(Work()):
                 return
@@ -113,6 +128,9 @@ class ExpressSession(MediatedSession):
         start = time.perf_counter()
         clock = self._clock
         clock.compute_s = start - clock.begun_s
+        if self._is_dropped():
+            self._mail.next()  # it believes to have pushed, and nobody has heard of it
+            raise Stopped
         if self._exchange(work):
             clock.push_s = time.perf_counter() - start - clock.wait_s
             self._advance()
@@ -159,7 +177,7 @@ class ExpressSession(MediatedSession):
         values = (
             work.num_samples, work.loss, FOUND_INF if work.found_inf else OK,
             clock.compute_s, clock.wait_s, clock.push_s, 0.0, work.max_norm,
-            0 if uses_schedule else self._digest_hyper(), -1.0, control[ALARM],
+            0 if uses_schedule else self._digest_hyper(), -1.0, control[ALARM], control[SNAPSHOT],
         )  # fmt: skip
         for i, value in enumerate(values):
             control.set_double(line + 2 * i, value)
@@ -195,7 +213,7 @@ class ExpressSession(MediatedSession):
         """The lines of all members, read between the barriers."""
         control = self._control
         return [
-            tuple(control.double(line + 2 * i) for i in range(_LEAVES + 1))
+            tuple(control.double(line + 2 * i) for i in range(_SNAPSHOT + 1))
             for line in control.numbers
         ]
 
@@ -260,9 +278,11 @@ class ExpressSession(MediatedSession):
         """The version is there: note what made it."""
         control, version = self._control, self._version
         has_overflowed = any(entry[_FAULT] for entry in entries)
+        is_update = not has_overflowed and not fault
+        self.store.applied.bring(version + 1, is_update=is_update)
         self.store.scale = self.store.scales.bring(
             version + 1,
-            is_update=not has_overflowed and not fault,
+            is_update=is_update,
             overflow_version=version if has_overflowed else NO_OVERFLOW,
         )
         if self._is_difference:
@@ -271,13 +291,39 @@ class ExpressSession(MediatedSession):
             control[VERSION] = 2 * (version + 1) + self._block
         told: list[Entry] = [
             (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s))
-            for n, loss, one, compute_s, wait_s, push_s, *_ in entries
+            for n, loss, one, compute_s, wait_s, push_s, *_ in map(entries.__getitem__, self._seats)
         ]
-        is_time = self._diary.note(self._round, told)
         self._round += 1
         self._version += 1
-        if is_time and self.seat == 0:
+        asked = self._asked(entries)
+        is_time = self._diary.note(self._round - 1, told, asked)
+        if (is_time or asked) and self.seat == 0:
             self._diary.tell()
+        if asked:
+            self._take_snapshot(asked)
+
+    def _asked(self, entries: list[tuple[float, ...]]) -> int:
+        """The number of the checkpoint that all take now, after the same round; 0: none.
+
+        At the end of an epoch none is taken here: one may be taken before the next begins.
+        """
+        asked = int(max(entry[_SNAPSHOT] for entry in entries))
+        is_new = asked > self.snapshots.newest and self._round < len(self._rounds)
+        return asked if is_new else 0
+
+    def _take_snapshot(self, number: int) -> None:
+        """The block stands until all have arrived at the next barrier."""
+        if self.seat == 0:
+            self.snapshots.take(number, self._version, *self._standing())
+        elif self._is_difference:
+            self.snapshots.add_own(number, self._version)
+        else:
+            self.snapshots.newest = number
+
+    def _standing(self) -> tuple[Tensor, Tensor | None]:
+        if not self._is_express:
+            return super()._standing()
+        return self.store.blocks[self._block], self._kept_buffers
 
     def _pull_share(self) -> None:
         size = self._replica.layout.parameters.stop
@@ -292,6 +338,14 @@ class ExpressSession(MediatedSession):
             self._fail_not_finite(self._control.double(line + 2 * _LOSS))
 
     # -- the way out ----------------------------------------------------------------------------
+
+    def superseded(self) -> None:
+        """Called off while peers run: the run stops, and this step took too long to wait for."""
+        if self._is_express:
+            self._ask_to_leave()
+            self._await_grant()
+        else:
+            super().superseded()
 
     def _ask_to_leave(self) -> None:
         """This member needs the coordinator: all leave the express path at their next barrier."""
@@ -308,10 +362,11 @@ class ExpressSession(MediatedSession):
         entries = None
         if phase == 2:
             self._share.restore(self._version + 1)
+            heard = self._hear_peers()
             entries = [
                 (int(one[_N]), one[_LOSS], self._fault(seat, one[_FAULT]),
                  (one[_COMPUTE], one[_WAIT], one[_PUSH]), one[_MAX_NORM])
-                for seat, one in enumerate(self._hear_peers())
+                for seat, one in ((seat, heard[seat]) for seat in self._seats)
             ]  # fmt: skip
         clock, mine = self._clock, None
         if work.num_samples:
@@ -332,7 +387,7 @@ class ExpressSession(MediatedSession):
         """Tell of this member's push and those it saw; wait until all live ones have."""
         self._diary.tell()
         self._lane.send(("interrupted", mine, entries))
-        while (message := self._next())[0] == "mend":
+        while (message := self._mail.next())[0] == "mend":
             self._restore_the_dead()
             self._lane.send(("mended",))
         if message[0] != "resume":

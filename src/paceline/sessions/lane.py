@@ -10,22 +10,33 @@ tables below are the whole language. This module must not know what a message le
         extend    (serial)                        one more lease for the ticket at work
         giveback  (serial)
         superseded (serial, wasted_s, left_s)     travels with the next message
-        rounds    (first, rows)                   express: whole rounds, in member order
+        rounds    (first, rows)                   express: whole rounds, in member order,
+                                                  each with the checkpoint taken after it, or 0
         interrupted (push, pushes)                express: left; its own push, and those it saw
         mended    ()                              the shares of dead members are put back
         count     (num_samples, batch_size)       an evaluation
         counted   (start, totals)
         sum       (values)
         log       (values)
+        scaled    (serial, version, scale)        distance left so much of its push; held
         done      ()                              the script ended
+        copied    (number, version, is_pinned, fault)   the own part of a checkpoint is written
+        rested    (epoch)                         the script has no more epochs
         failed    (text)
+        fault     (text)                          what was ordered to go wrong goes wrong now
+        settings  (text)                          the optimizer's settings, for newcomers
     coordinator -> member
-        laid      (arena_bytes, is_first)         the store's memory has this size
-        open      (epoch, mode, last_round)
+        laid      (arena_bytes, is_first, num_steps, is_difference, is_error, first_epoch,
+                   distance_limit)                the store's memory has this size
+        adopt     (text)                          the optimizer's settings, for a newcomer
+        open      (epoch, mode, last_round, phase, seats, position)
         grant     (serial, version, leases, upcoming)
-        add       (job, seat, weight, is_first)
+        add       (job, seat, weight, scale, is_first)
         finish    (job, version, seat, scale, max_norm)
         skip      (job, version, overflow_version)
+        copy      (job, number)                   pin the version that the job before made
+        snap      (number, version, is_first)     pin this version, all others wait or stop
+        goodbye   ()                              the answer to rested
         extended  (lease)
         end       (epoch, version)                the epoch is over
         mend      ()                              put back the shares of dead members
@@ -38,6 +49,8 @@ tables below are the whole language. This module must not know what a message le
 """
 
 import marshal
+import os
+import signal
 import socket
 from typing import Any, Protocol
 
@@ -57,6 +70,12 @@ class Lane(Protocol):
 
     def receive(self, is_blocking: bool = True) -> list[Message]:
         """The next messages, in order; [] when there is none and ``is_blocking`` is False."""
+
+    def die(self) -> None:
+        """The member ends here, as if it was killed; nothing is cleaned up."""
+
+    def halt(self) -> None:
+        """The member stands still here until somebody lets it go on."""
 
 
 class SocketLane:
@@ -91,6 +110,12 @@ class SocketLane:
             raise ConnectionResetError("the coordinator is gone")
         messages: list[Message] = marshal.loads(data)
         return messages
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def halt(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def _read(self, is_blocking: bool) -> bytes | None:
         """The next datagram; None when there is none. A blocking read spins for a moment first."""

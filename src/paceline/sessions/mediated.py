@@ -9,7 +9,6 @@ the jobs that arrive meanwhile. This module must not know protocols, processes o
 import json
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +17,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..compute.replica import Hyper, Replica
+from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease, Ticket
-from ..store.control import BY_VERSION, LAYOUT, NORM, Control
+from ..store.control import BEGAN, BY_VERSION, LAYOUT, NORM, SKIPPED, VERSION, Control
+from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import Memory
 from ..store.scale import LossScale
 from ..store.shared import SharedStore
@@ -32,14 +33,15 @@ from .base import (
     Clock,
     Session,
     Shape,
-    Stopped,
     Superseded,
     Totals,
     Work,
     not_finite,
 )
-from .duties import JOBS, POLL_S, Duties
+from .duties import POLL_S, Duties
 from .lane import Lane, Message
+from .mailbox import Mailbox
+from .snapshots import Snapshots
 
 
 class MediatedSession(Session):
@@ -50,11 +52,19 @@ class MediatedSession(Session):
         control: the run's words.
         arena: the store's memory, still empty; sized when the layout is known.
         seat, member: the worker's place, and this life on it.
+        is_newcomer: whether it joins a run under way, whose main worker is another by now.
         num_workers: seats of the run.
     """
 
     def __init__(
-        self, lane: Lane, control: Control, arena: Memory, *, seat: int, member: int
+        self,
+        lane: Lane,
+        control: Control,
+        arena: Memory,
+        *,
+        seat: int,
+        member: int,
+        is_newcomer: bool = False,
     ) -> None:
         self._lane = lane
         self._control = control
@@ -62,21 +72,31 @@ class MediatedSession(Session):
         self.seat = seat
         self.member = member
         self._cancelled = control.cancelled[seat]
+        self._beats = control.beats[seat]
+        self._drops_next = False
         self.num_workers = control.num_seats
-        self._is_main = seat == 0
         self._epoch = 0
         self._batch_ends: Sequence[int] | None = None
-        self._queue: deque[Message] = deque()
-        self._duties = Duties(control, lambda version: self.advance_schedule(version))
         self._clock = Clock()
+        self.snapshots = Snapshots(lane)
+        self._duties = Duties(
+            control, seat, lambda version: self.advance_schedule(version), self._pin
+        )
+        is_main = seat == 0 and not is_newcomer
+        self._mail = Mailbox(lane, self._duties, self._clock, is_main=is_main)
+        self._mail.snap = self._snap
         self._grant: Grant | None = None
-        self._stopped = False
         self._serial = -1
         self._version = 0
         self._hyper: Hyper = ()
         self._hyper_digest = 0
         self.advance_schedule: Callable[[int], bool] = lambda version: False
         """Bring prepared schedulers to this version; whether there are any."""
+        self.adopt: Callable[[str], None] = lambda text: None
+        """Take over the settings of a worker that is there already."""
+        self._first_skipped = 0
+        self.first_scale: LossScale | None = None
+        """Of a run that goes on; None: the scalers' own."""
 
     # -- before the first step ------------------------------------------------------------------
 
@@ -92,20 +112,27 @@ class MediatedSession(Session):
         self._rule = rule
         self._shape = shape
         self._lane.send(("describe", json.dumps(description)))
-        message = self._expect("laid")
+        message = self._mail.expect("laid")
         is_first, self.num_steps, self._is_difference = message[2:5]
-        self._nonfinite_is_error = message[5]
+        self._nonfinite_is_error, self.first_epoch, limit, version = message[5:9]
         self.store = SharedStore(replica.layout, self._arena.tensor(), self._control)
         self._updaters = [
             Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
         ]
         self._duties.begin(self.store, self._updaters, rule)
+        if limit:
+            self._duties.scale_own = lambda number: self._scale_own(number, limit)
+        self.snapshots.begin(self.store)
         if is_first:
+            self._control[VERSION] = 2 * version  # of a run that goes on: not 0
+            if self.first_scale is not None:
+                self.store.scales.begin(version, self.first_scale)
+            self._control[SKIPPED[version & 1]] = self._first_skipped
             replica.write_to(self.store.blocks[self.store.current])
             self._updaters[self.store.current].write_state(rule, replica.parameters)
             self._control.set_and_wake(LAYOUT, 1)
         while not self._control.wait_while(LAYOUT, lambda value: value == 0, POLL_S):
-            self._take_jobs()
+            self._mail.do_jobs()
         self._live_alone()
 
     def _live_alone(self) -> None:
@@ -119,11 +146,14 @@ class MediatedSession(Session):
     # -- the verbs ------------------------------------------------------------------------------
 
     def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
-        if self._stopped:
+        if self._mail.has_stopped:
             return False
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
         self._lane.send(("arrive", epoch, list(batch_ends) if batch_ends is not None else None))
-        message = self._next()
+        while (message := self._mail.next())[0] == "adopt":
+            self.adopt(message[1])
+        if message[0] == "end":  # a newcomer that came too late for this epoch
+            self._end_at(message[2])
         if message[0] != "open":
             return False
         self._opened(message)
@@ -142,10 +172,11 @@ class MediatedSession(Session):
         fault = self._fill_slot(work)
         hyper = 0 if self.advance_schedule(self._version) else self._digest_hyper()
         clocks = (clock.compute_s, clock.wait_s, clock.push_s)
-        self._lane.send(
-            ("push", self._serial, self._version, work.num_samples, work.loss, fault, clocks,
-             hyper, work.max_norm)
-        )  # fmt: skip
+        if not self._is_dropped():
+            self._lane.send(
+                ("push", self._serial, self._version, work.num_samples, work.loss, fault, clocks,
+                 hyper, work.max_norm)
+            )  # fmt: skip
         clock.wait_s = 0.0
         self._await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
@@ -186,10 +217,7 @@ class MediatedSession(Session):
 
     def extend(self) -> Lease | None:
         self._lane.send(("extend", self._serial))
-        others = []
-        while (message := self._next())[0] != "extended":
-            others.append(message)  # the work was superseded: what comes next is here already
-        self._queue.extendleft(reversed(others))
+        message = self._mail.answer("extended")
         return None if message[1] is None else Lease(*message[1])
 
     def give_back(self) -> None:
@@ -197,8 +225,14 @@ class MediatedSession(Session):
         self._await_grant()
 
     def check(self) -> None:
+        self.beat()
         if self.is_in_step and self._control[self._cancelled] > self._serial:
             raise Superseded
+
+    def beat(self) -> None:
+        """A sign of life: this member gets on."""
+        control, index = self._control, self._beats
+        control[index] = (control[index] + 1) & 0x7FFFFFFF
 
     def superseded(self) -> None:
         left_s = time.perf_counter()
@@ -231,25 +265,51 @@ class MediatedSession(Session):
         held = [one for group in self._rule.param_groups for one in group["params"]]
         return {one: row for one, row in zip(held, rows, strict=True) if row}
 
+    @property
+    def trained_s(self) -> float:
+        return time.perf_counter() - self._control.double(BEGAN)
+
+    def befall(self, fault: Fault) -> None:
+        self._lane.send(("fault", str(fault)))
+        if fault.kind is Kind.KILL:
+            self._lane.die()
+        elif fault.kind is Kind.STOP:
+            self._lane.halt()
+        elif fault.kind is Kind.RAISE:
+            raise RuntimeError(f"it was to fail here: {fault}")
+        elif fault.kind is Kind.DROP:
+            self._drops_next = True
+        elif fault.kind is Kind.DELAY:
+            self.sleep(fault.for_s)
+
+    def _is_dropped(self) -> bool:
+        """Whether the push that comes now is lost on the way."""
+        is_dropped, self._drops_next = self._drops_next, False
+        return is_dropped
+
+    def tell_settings(self, text: str) -> None:
+        """The optimizer's settings at an epoch's beginning, for members that come later."""
+        self._lane.send(("settings", text))
+
     def ask_to_stop(self) -> None:
         self._lane.send(("stop",))
 
     @property
     def is_main(self) -> bool:
-        if not self._is_main:
-            self._hear(is_blocking=False)  # the one before may have died
-        return self._is_main
+        if not self._mail.is_main:
+            self._mail.look()  # the one before may have died
+        return self._mail.is_main
 
     @property
     def is_stopped(self) -> bool:
-        if not self._stopped:
-            self._hear(is_blocking=False)
-            self._stopped = any(message[0] == "stop" for message in self._queue)
-        return self._stopped
+        return self._mail.is_stopped
 
     @property
     def version(self) -> int:
         return self._version
+
+    def applied(self, version: int) -> int:
+        return self.store.applied.of(version)
 
     @property
     def scale(self) -> LossScale | None:
@@ -261,11 +321,11 @@ class MediatedSession(Session):
 
     def census(self, num_samples: int, batch_size: int) -> Census:
         self._lane.send(("count", num_samples, batch_size))
-        return _LaneCensus(self)
+        return _LaneCensus(self._lane, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         self._lane.send(("sum", [float(value) for value in values]))
-        return list(self._expect("summed")[1])
+        return list(self._mail.expect("summed")[1])
 
     def log(self, values: dict[str, float]) -> None:
         self._lane.send(("log", values))
@@ -273,15 +333,30 @@ class MediatedSession(Session):
     def close(self) -> None:
         self._lane.send(("done",))
 
+    def _scale_own(self, number: int, limit: float) -> float:
+        """What distance leaves of this member's last push, in pass ``number``; it is told."""
+
+        def measure() -> float:
+            newest = self.store.blocks[self.store.current]
+            moved = squared_distance(self._replica.layout, newest, self._home)
+            return allowed_scale(limit, moved, self._rule.param_groups)
+
+        if self._serial < 0:  # the push of who sat here before
+            return self.store.scale_once(number, lambda: 0.0)
+        self.advance_schedule(self.store.version)
+        scale = self.store.scale_once(number, measure)
+        self._lane.hold(("scaled", self._serial, self._version, scale))
+        return scale
+
     # -- hearing --------------------------------------------------------------------------------
 
     def _await_grant(self) -> None:
         """Wait for the next grant, or the end of the epoch or the run, and pull its version."""
-        message = self._next()
+        message = self._mail.next()
         kind = message[0]
         if kind == "grant":
             _, serial, version, leases, upcoming = message
-            self._settle(lambda: self._control.wait_for_version(version, POLL_S))
+            self._mail.settle(lambda: self._control.wait_for_version(version, POLL_S))
             ticket = Ticket(self.member, serial, version)
             self._serial = serial
             self._pull(version)
@@ -289,61 +364,53 @@ class MediatedSession(Session):
                 ticket, tuple(Lease(*one) for one in leases), tuple(Lease(*one) for one in upcoming)
             )
         else:
-            version = message[2] if kind == "end" else message[1]
-            self._settle(lambda: self._control.wait_for_version(version, POLL_S))
-            self._pull(version)
-            self._grant = None
-            self._stopped = kind == "stop"
+            self._end_at(message[2] if kind == "end" else message[1])
         self._clock.begun_s = time.perf_counter()
+        self.beat()
+
+    def _end_at(self, version: int) -> None:
+        """The epoch or the run is over at this version."""
+        self._mail.settle(lambda: self._control.wait_for_version(version, POLL_S))
+        self._pull(version)
+        self._grant = None
 
     def _pull(self, version: int) -> None:
         self._version = self.store.pull(version, self._home)
         if self._base is not None:
             self._base.copy_(self._home)
 
-    def _expect(self, kind: str) -> Message:
-        message = self._next()
-        while message[0] == "stop" and kind in _ANSWERS:
-            message = self._next()  # the run ends at the next epoch; what was asked is answered
-        if message[0] != kind:
-            raise Stopped
-        return message
+    # -- checkpoints ----------------------------------------------------------------------------
 
-    def _next(self) -> Message:
-        """The next message that is not a job; jobs that came before it are done first."""
-        while True:
-            while self._duties:
-                self._settle(self._duties.wait)
-                self._duties.do_due()
-            if self._queue:
-                message = self._queue.popleft()
-                self._stopped |= message[0] == "stop"
-                return message
-            start = time.perf_counter()
-            self._hear()
-            self._clock.wait_s += time.perf_counter() - start
+    def rest(self, epoch: int) -> None:
+        """The script has no more epochs: wait until the others have none, and the last is kept."""
+        self._lane.send(("rested", epoch))
+        self._mail.answer("goodbye")
 
-    def _hear(self, is_blocking: bool = True) -> None:
-        """Take in what has come: jobs by their number, all else in order."""
-        for message in self._lane.receive(is_blocking):
-            if message[0] in JOBS:
-                self._duties.take(message)
-            elif message[0] == "main":
-                self._is_main = True
-            else:
-                self._queue.append(message)
+    def num_skipped(self) -> int:
+        """Updates until the newest version that changed nothing."""
+        version = self.store.version
+        return version - self.store.applied.of(version)
 
-    def _take_jobs(self) -> None:
-        """Do the jobs whose turn it is, leave every other message for later."""
-        self._hear(is_blocking=False)
-        self._duties.do_due()
+    def begin_skipped(self, num_skipped: int) -> None:
+        """The run goes on, and so many had changed nothing."""
+        self._first_skipped = num_skipped
 
-    def _settle(self, is_there: Callable[[], bool]) -> None:
-        """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
-        start = time.perf_counter()
-        while not is_there():
-            self._take_jobs()
-        self._clock.wait_s += time.perf_counter() - start
+    def _pin(self, number: int) -> None:
+        """A job among those of the updates: no other one changes a block meanwhile."""
+        self.snapshots.take(number, self.store.version, self.store.blocks[self.store.current])
+
+    def _snap(self, message: Message) -> None:
+        """All others wait or stop: this version stands, or is on its way."""
+        _, number, version, is_first = message
+        if not is_first:
+            self.snapshots.add_own(number, version)
+            return
+        self._mail.settle(lambda: self._control.wait_for_version(version, POLL_S))
+        self.snapshots.take(number, version, *self._standing())
+
+    def _standing(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The block of the newest version, and the buffers where it holds none."""
+        return self.store.blocks[self.store.current], None
 
     def _digest_hyper(self) -> int:
         """A number that is equal for two members exactly when their optimizers' settings are."""
@@ -354,25 +421,22 @@ class MediatedSession(Session):
         return self._hyper_digest
 
 
-_ANSWERS = frozenset(("range", "totals", "summed"))
-
-
 class _LaneCensus(Census):
     """An evaluation whose ranges come from the coordinator."""
 
-    def __init__(self, session: MediatedSession) -> None:
-        self._session = session
+    def __init__(self, lane: Lane, mail: Mailbox) -> None:
+        self._lane = lane
+        self._mail = mail
         self._start = -1
 
     def next(self) -> tuple[int, int] | None:
-        _, start, stop = self._session._expect("range")
+        _, start, stop = self._mail.expect("range")
         self._start = start
         return None if start < 0 else (start, stop)
 
     def report(self, totals: Totals) -> None:
-        self._session._lane.send(("counted", self._start, totals))
+        self._lane.send(("counted", self._start, totals))
 
     def totals(self) -> Totals:
-        return {
-            name: (pair[0], pair[1]) for name, pair in self._session._expect("totals")[1].items()
-        }
+        totals = self._mail.expect("totals")[1]
+        return {name: (pair[0], pair[1]) for name, pair in totals.items()}

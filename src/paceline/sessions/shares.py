@@ -61,6 +61,31 @@ def _pieces(layout: Layout, ranges: Ranges) -> list[Piece]:
     return pieces
 
 
+def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """The weighted mean of the parts of one gradient, in member order."""
+    if len(parts) == 1:
+        mean.copy_(parts[0])
+    elif len(parts) == 2:
+        torch.lerp(parts[0], parts[1], weights[1], out=mean)
+    else:
+        torch.mul(parts[0], weights[0], out=mean)
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            mean.add_(part, alpha=weight)
+
+
+def average_of_buffers(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Of a float buffer the weighted mean, of a counter the maximum."""
+    if parts[0].is_floating_point():
+        total = parts[0] * weights[0]
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            total.add_(part, alpha=weight)
+        return total
+    most = parts[0]
+    for part in parts[1:]:
+        most = torch.maximum(most, part)
+    return most
+
+
 class Share:
     """One member's part of the update of the current block.
 
@@ -101,16 +126,9 @@ class Share:
         """The weighted mean of all slots' gradients in this share; its plain sum, to see nan."""
         check = 0.0
         used = [seat for seat, weight in enumerate(weights) if weight]
+        shares = [weights[seat] for seat in used]
         for i, mean in enumerate(self._mean):
-            parts = [self._slots[seat][i] for seat in used]
-            if len(parts) == 1:
-                mean.copy_(parts[0])
-            elif len(parts) == 2:
-                torch.lerp(parts[0], parts[1], weights[used[1]], out=mean)
-            else:
-                torch.mul(parts[0], weights[used[0]], out=mean)
-                for part, seat in zip(parts[1:], used[1:], strict=True):
-                    mean.add_(part, alpha=weights[seat])
+            average_into(mean, [self._slots[seat][i] for seat in used], shares)
             check += float(mean.sum())
         return check
 
@@ -146,17 +164,10 @@ class Share:
         used = [seat for seat, weight in enumerate(weights) if weight]
         if not used:
             return
+        shares = [weights[seat] for seat in used]
         for buffer, place in zip(self._replica.buffers, self._buffers, strict=True):
             parts = [place.view(self._store.slot(seat)) for seat in used]
-            if buffer.is_floating_point():
-                total = parts[0] * weights[used[0]]
-                for part, seat in zip(parts[1:], used[1:], strict=True):
-                    total.add_(part, alpha=weights[seat])
-            else:
-                total = parts[0]
-                for part in parts[1:]:
-                    total = torch.maximum(total, part)
-            buffer.copy_(total)
+            buffer.copy_(average_of_buffers(parts, shares))
 
 
 def conflict_between(entries: Sequence[Sequence[float]], column: int) -> ConfigError:

@@ -18,6 +18,7 @@ class SoloSession(Session):
         self._leases: list[Lease] = []
         self._next = 0
         self._version = 0
+        self._skipped = 0
         self._grant: Grant | None = None
         self._held: list[Lease] = []
         self.begun_s = time.perf_counter()
@@ -48,6 +49,14 @@ class SoloSession(Session):
     def push(self, work: Work) -> None:
         self._version += 1
         self._advance()
+
+    def skip(self, work: Work) -> None:
+        """As ``push``, for an update that changed nothing."""
+        self._skipped += 1
+        self.push(work)
+
+    def applied(self, version: int) -> int:
+        return version - self._skipped
 
     def extend(self) -> Lease | None:
         if self._next >= len(self._leases):

@@ -1,8 +1,8 @@
 """The page of words through which the members of one machine see each other.
 
     line 0..15   the run: version, jobs, alarm, ...
-    then 6 lines a seat: [cancelled, gone] [arrived] [undo mark] [what it pushed last: numbers]
-                         [the loss scale that it began with]
+    then 6 lines a seat: [cancelled, gone, beats] [arrived] [undo mark]
+                         [what it pushed last: numbers] [the loss scale that it began with]
 
 A seat is a worker's place; at any time one member sits on it. Every word has one writer at a
 time, named below. This module must not know what a version or an arrival leads to.
@@ -37,10 +37,19 @@ BY_VERSION: Final = 7 * _WORDS_A_LINE
 """1 when some member's schedule counts versions (writer: any member)."""
 NORM: Final = 8 * _WORDS_A_LINE
 """A float64: the norm of the last averaged gradient that was clipped (writer: who executes)."""
+PUSH_SCALE: Final = 8 * _WORDS_A_LINE + 2
+"""A float64: what distance has left of the push under way (writer: who executes)."""
 HAS_SCALE: Final = 9 * _WORDS_A_LINE
 """1 when some member scales its losses (writer: any member)."""
 SCALE: Final = (10 * _WORDS_A_LINE, 11 * _WORDS_A_LINE)
 """For even and odd versions: six float64, the loss scale (writer: who executes)."""
+BEGAN: Final = 14 * _WORDS_A_LINE
+"""A float64: the machine's clock when the first epoch opened, seconds (writer: coordinator)."""
+
+SKIPPED: Final = (12 * _WORDS_A_LINE, 13 * _WORDS_A_LINE)
+"""For even and odd versions: updates until then that changed nothing (writer: who executes)."""
+SNAPSHOT: Final = 15 * _WORDS_A_LINE
+"""Number of the checkpoint that was asked for last (writer: coordinator)."""
 
 
 class Control(Words):
@@ -57,6 +66,9 @@ class Control(Words):
         """Per seat: serials below this are cancelled (writer: coordinator)."""
         self.gone = [index + 1 for index in self.cancelled]
         """Per seat: 1 when its member has ended, what it wrote is final (writer: coordinator)."""
+        self.beats = [index + 2 for index in self.cancelled]
+        """Per seat: grows where its member gets on, and stands still while it does not (writer:
+        the member)."""
         self.arrived = [self._seat(seat, 1) for seat in range(num_seats)]
         """Per seat: barriers reached (writer: the member)."""
         self.marks = [self._seat(seat, 2) for seat in range(num_seats)]

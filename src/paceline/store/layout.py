@@ -112,6 +112,27 @@ class Layout:
         text = repr([(p.name, p.shape, p.strides, str(p.dtype), p.offset) for p in self._places()])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def rows(self) -> dict[str, list[list[object]]]:
+        """Every tensor in a block as plain data, for who writes blocks to a disk without torch.
+
+        By section: name, dtype, bytes an element, shape, strides in elements, offset in bytes.
+        """
+        sections = {"parameters": self.parameters, "buffers": self.buffers, "state": self.state}
+        return {
+            name: [
+                [
+                    one.name,
+                    str(one.dtype).removeprefix("torch."),
+                    one.dtype.itemsize,
+                    list(one.shape),
+                    list(one.strides),
+                    one.offset,
+                ]
+                for one in section.places
+            ]
+            for name, section in sections.items()
+        }
+
     def _places(self) -> Iterator[Place]:
         yield from self.parameters.places
         yield from self.buffers.places

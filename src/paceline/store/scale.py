@@ -69,6 +69,11 @@ class LossScales:
         self._write(self._control.offers[seat], scale)
         self._control[HAS_SCALE] = 1
 
+    def begin(self, version: int, scale: LossScale) -> None:
+        """The run goes on at ``version`` with this scale."""
+        self._write(SCALE[version & 1], scale)
+        self._control[HAS_SCALE] = 1
+
     def of(self, version: int) -> LossScale | None:
         """The scale of one of the two newest versions; None: nobody scales."""
         return self._read(SCALE[version & 1]) if self._control[HAS_SCALE] else None

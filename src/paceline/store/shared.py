@@ -3,6 +3,7 @@
     block A, block B    parameters, buffers, optimizer state; one holds the newest version
     accumulator         the sum of the gradients of the update under way
     slot of each seat   the gradients and buffers of its last push
+    pinned block        a whole version that stands still while a checkpoint of it is written
 
 An update reads version v and writes version v + 1 into the other block, so a reader of v is never
 disturbed and an executor that dies half-way leaves nothing behind: somebody else does it again.
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, VERSION, Control
+from .applied import Applied
+from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, PUSH_SCALE, VERSION, Control
 from .layout import ALIGN_BYTES, Layout
 from .scale import NO_OVERFLOW, LossScale, LossScales
 from .update import Groups, Updater
@@ -47,16 +49,23 @@ class SharedStore:
         layout: the same in all members.
         arena: ``(arena_bytes(layout, num_seats),)`` uint8, shared and zeroed at first.
         control: the run's words.
+        has_peers: whether other processes read it and may take a job over; if not, nothing is
+            kept for them and nobody is woken.
     """
 
-    def __init__(self, layout: Layout, arena: Tensor, control: Control) -> None:
+    def __init__(
+        self, layout: Layout, arena: Tensor, control: Control, *, has_peers: bool = True
+    ) -> None:
         self.layout = layout
+        self._has_peers = has_peers
         self.control = control
         size = _aligned(layout.block_bytes)
         slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
         self.blocks = (arena[: layout.block_bytes], arena[size : size + layout.block_bytes])
         starts = [2 * size + i * slot for i in range(control.num_seats + 1)]
         self._slots = [arena[start : start + slot] for start in starts]
+        pinned = pinned_at(layout, control.num_seats)
+        self._pinned = arena[pinned : pinned + layout.block_bytes]
         count = len(layout.parameters.places)
         self._present = [
             _as_bytes(one[layout.slot_bytes : layout.slot_bytes + count]) for one in self._slots
@@ -67,6 +76,8 @@ class SharedStore:
         self._chunks = [chunk for run in self._runs for chunk in _split(run)]
         self._buffers = layout.buffers
         self._gradients: dict[int, list[Tensor]] = {}
+        self.applied = Applied(control)
+        self._parts: dict[tuple[int, int], Tensor] = {}
         self.scales = LossScales(control)
         self.scale: LossScale | None = None
         """Of the version that this member pulled last; None: nobody scales."""
@@ -131,23 +142,39 @@ class SharedStore:
             if control[generation] == before:
                 return newest >> 1
 
+    def pin(self, block: Tensor, buffers: Tensor | None = None) -> None:
+        """Copy a whole version to where a checkpoint is written from; nobody may change it now.
+
+        Args:
+            block: with parameters and optimizer state.
+            buffers: the model's, where the block holds none while peers run.
+        """
+        self._pinned.copy_(block)
+        if buffers is not None:
+            self.layout.buffers.of(self._pinned).copy_(buffers)
+
     # -- jobs -----------------------------------------------------------------------------------
 
-    def add(self, job: int, seat: int, weight: float, is_first: bool) -> None:
-        """Add ``weight`` times this seat's slot to the sum; ``is_first`` begins a new one."""
-        total, slot = self._slots[0], self._slots[seat + 1]
+    def add(self, job: int, seat: int, weight: float, is_first: bool, scale: float = 1.0) -> None:
+        """Add ``weight`` times this seat's slot to the sum; ``is_first`` begins a new one.
+
+        Args:
+            scale: of gradients besides: what the push's staleness leaves of them.
+        """
         present, mine = self._present[0], self._present[seat + 1]
+        gradients_stop = self.layout.parameters.stop
         if is_first:
             self._begin_writing()
 
         def add_chunk(run: Run) -> None:
-            into, value = run.of(total), run.of(slot)
+            into, value = self._part(0, run), self._part(seat + 1, run)
+            factor = weight * scale if run.start < gradients_stop else weight
             if not run.dtype.is_floating_point and not run.dtype.is_complex:
                 into.copy_(value if is_first else torch.maximum(into, value))
             elif is_first:
-                torch.mul(value, weight, out=into)
+                torch.mul(value, factor, out=into)
             else:
-                into.add_(value, alpha=weight)
+                into.add_(value, alpha=factor)
 
         self._over_chunks(2 * job, add_chunk)
         for i in range(len(mine)):
@@ -171,6 +198,8 @@ class SharedStore:
         Args:
             updater: one for each block.
             seat: the seat whose slot is the whole gradient, or -1 for the accumulator.
+            scale: makes a mean of the accumulator; of a seat's slot, what its staleness leaves of
+                the gradient (its buffers are taken as they are).
             max_norm: clip the averaged gradient to this norm; 0: do not.
         """
         old, new = self.current, 1 - self.current
@@ -178,7 +207,7 @@ class SharedStore:
         clip = self._clip_factor(job, seat, scale, max_norm) if max_norm else 1.0
         slot, present = self._slots[seat + 1], self._present[seat + 1]
         if scale != 1.0 or clip != 1.0:
-            self._scale(job, slot, scale, clip)
+            self._scale(job, slot, scale * clip, scale if seat < 0 else 1.0)
             slot = self._slots[0]
         self.blocks[new].copy_(self.blocks[old])
         updater[new].step(slot, present, groups)
@@ -199,14 +228,22 @@ class SharedStore:
         self._publish(is_update=False, overflow_version=overflow_version)
         self.finished(job)
 
-    def _scale(self, job: int, slot: Tensor, scale: float, clip: float) -> None:
-        """The accumulator becomes ``slot`` times ``scale``, gradients also times ``clip``."""
+    def scale_once(self, number: int, measure: Callable[[], float]) -> float:
+        """The scale of a push in pass ``number``; who takes the pass over uses the same."""
+        if self.control[PASS] != number:
+            self.control.set_double(PUSH_SCALE, measure())
+        return self.control.double(PUSH_SCALE)
+
+    def _scale(self, job: int, slot: Tensor, of_gradients: float, of_buffers: float) -> None:
+        """The accumulator becomes ``slot`` times these."""
         total, gradients_stop = self._slots[0], self.layout.parameters.stop
 
         def scale_chunk(run: Run) -> None:
             into, value = run.of(total), run.of(slot)
             if run.dtype.is_floating_point or run.dtype.is_complex:
-                torch.mul(value, scale * clip if run.start < gradients_stop else scale, out=into)
+                torch.mul(
+                    value, of_gradients if run.start < gradients_stop else of_buffers, out=into
+                )
             elif slot is not total:
                 into.copy_(value)
 
@@ -233,19 +270,35 @@ class SharedStore:
             self._gradients[seat] = found
         return found
 
+    def _part(self, slot: int, run: Run) -> Tensor:
+        """A run of a slot; without peers runs are few and whole, and their views are kept."""
+        if self._has_peers:
+            return run.of(self._slots[slot])
+        part = self._parts.get((slot, run.start))
+        if part is None:
+            part = self._parts[slot, run.start] = run.of(self._slots[slot])
+        return part
+
     def _begin_writing(self) -> None:
         """From here on the other block is no version: it holds undo copies, then the next one."""
         self.control[GENERATION[1 - self.current]] |= 1
 
     def _publish(self, *, is_update: bool, overflow_version: int = NO_OVERFLOW) -> None:
         version, new = self.version + 1, 1 - self.current
+        self.applied.bring(version, is_update=is_update)
         self.scales.bring(version, is_update=is_update, overflow_version=overflow_version)
         self.control[GENERATION[new]] += 1
-        self.control.set_and_wake(VERSION, 2 * version + new)
+        self._tell(VERSION, 2 * version + new)
 
     def finished(self, job: int) -> None:
         """Note that this job is done."""
-        self.control.set_and_wake(JOBS, job)
+        self._tell(JOBS, job)
+
+    def _tell(self, index: int, value: int) -> None:
+        if self._has_peers:
+            self.control.set_and_wake(index, value)
+        else:
+            self.control[index] = value
 
     def _over_chunks(self, number: int, change: Callable[[Run], None]) -> None:
         """Change the accumulator chunk by chunk so that a death in the middle can be mended.
@@ -253,6 +306,10 @@ class SharedStore:
         Before a chunk is changed its old content is copied to the block that is no version now;
         who takes the pass over puts it back and goes on from there.
         """
+        if not self._has_peers:  # nobody dies in the middle
+            for run in self._runs:
+                change(run)
+            return
         control = self.control
         undo = self.blocks[1 - self.current]
         total = self._slots[0]
@@ -270,8 +327,13 @@ class SharedStore:
             control[CHUNK] = i + 1
 
 
-def arena_bytes(layout: Layout, num_seats: int) -> int:
-    """Memory of the store: two blocks, the accumulator, a slot a seat."""
+def arena_bytes(layout: Layout, num_seats: int, *, pins: bool = False) -> int:
+    """Memory of the store: two blocks, the accumulator, a slot a seat; one block more to pin."""
+    return pinned_at(layout, num_seats) + (layout.block_bytes if pins else 0)
+
+
+def pinned_at(layout: Layout, num_seats: int) -> int:
+    """Where the pinned block begins, in bytes."""
     slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
     return 2 * _aligned(layout.block_bytes) + (num_seats + 1) * slot
 

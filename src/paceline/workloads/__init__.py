@@ -43,6 +43,8 @@ TASKS: dict[str, Entry] = {
         Entry(name="mlp", data_set="fashion-mnist"),
         Entry(name="lenet", data_set="fashion-mnist"),
         Entry(name="resnet18", data_set="fashion-mnist"),
+        Entry(name="resnet50", data_set="fashion-mnist"),
+        Entry(name="transformer", data_set=None),
         Entry(name="quadratic", data_set=None),
     )
 }

@@ -5,16 +5,17 @@ package, scaled up so that the networks fit, and with batches and epochs for 1,4
 must not know any network.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ..data.choice import Chooser
 from ..data.load import load
 from ..errors import unknown
-from .base import Task, classification_metrics
+from .base import Task, classification_metrics, sgd
 
 WISHED = "fashion-mnist"
 SIDE_PX = 28
@@ -36,6 +37,7 @@ def image_task(
     digits_recipe: Recipe,
     chooser: Chooser,
     notes: tuple[str, ...] = (),
+    optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] = sgd,
 ) -> Task:
     """A task that classifies images into ten classes."""
     choice = chooser(WISHED)
@@ -51,6 +53,7 @@ def image_task(
         batch_size=recipe.batch_size,
         epochs=recipe.epochs,
         metrics=classification_metrics,
+        optimizer=optimizer,
         notes=notes,
     )
 

@@ -8,25 +8,30 @@ simulation of time alone does not need. This module must not know terminals.
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from .checkpoint import save_model
-from .config import RunSettings
-from .engines.simulated import SimulatedRun
-from .engines.training import TrainingCraft
-from .ledger import Ledger
-from .protocols import parse
-from .records import Scalar
-from .report.files import write_report
-from .report.forecast import Forecast
-from .report.summary import Summary
+import torch
+
+from ..checkpoint import save_model
+from ..config import RunSettings
+from ..engines.simulated import SimulatedRun
+from ..engines.training import TrainingCraft
+from ..ledger import Ledger
+from ..program import TaskProgram, written
+from ..protocols import parse
+from ..protocols.base import SyncProtocol
+from ..records import Scalar
+from ..report.files import write_report
+from ..report.forecast import Forecast
+from ..report.summary import Summary
+from ..trace import Trace
+from ..workloads import load_task
+from ..workloads.base import Task
 from .simulation import World, describe, open_trace
-from .trace import Trace
-from .workloads import load_task
-from .workloads.base import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,61 +71,67 @@ def rehearse(
     run_dir: Path,
     watcher: Watcher | None = None,
     evaluations: int = 1,
+    *,
+    is_batched: bool = False,
 ) -> Rehearsed:
     """Train a task in virtual time.
+
+    Seven parameters: the last two are how it is computed, and no setting of a live run.
 
     Args:
         settings: of them, those that say what is trained: workers, protocol, batch sizes, lr,
             epochs, updates, seconds (virtual), target_accuracy, dropped, nonfinite, init, seed.
         run_dir: where the run's files go.
-        evaluations: an epoch; they take no virtual time.
+        evaluations: an epoch; they take no virtual time. Of more than one, one is at the start.
+        is_batched: gradients at equal parameters in one go, within ``engines.batching.TOLERANCE``.
 
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         WorkerError: a gradient is not finite.
     """
     start_s = time.perf_counter()
-    protocol = parse(settings.protocol, settings.workers)
+    protocol = parse(settings.protocol, settings.workers, settings.staleness)
     task = load_task(spec, settings.workers, settings.init) if isinstance(spec, str) else spec
     batch_size = settings.batch_size or task.batch_size
     if settings.mini_batch_size is not None:
         batch_size = settings.mini_batch_size * protocol.num_pushes
     craft = TrainingCraft(
         task, protocol, batch_size=batch_size, lr=settings.lr, seed=settings.seed,
-        nonfinite=settings.nonfinite,
+        nonfinite=settings.nonfinite, is_batched=is_batched,
     )  # fmt: skip
     conditions = world.conditions(settings.workers, craft.update_bytes)
     ledger = Ledger(craft.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
-    trace = open_trace(run_dir)
-    rehearsal = _Rehearsal(task, settings, craft, trace, watcher or Unwatched())
-    try:
-        trace.header(**_header(task, settings, craft, batch_size))
+    with closing(open_trace(run_dir)) as trace:
+        trace.header(**_header(spec, task, settings, craft, batch_size, protocol))
+        rehearsal = _Rehearsal(task, settings, craft, trace, watcher or Unwatched())
         run = SimulatedRun(
             protocol, ledger, conditions, craft=craft, trace=trace, hear_epoch=rehearsal.ended
         )
-        every = max(1, craft.num_samples * protocol.num_pushes // (batch_size * evaluations))
-        counts = run.run(settings.updates, partial(rehearsal.progress, run, every))
-        rehearsal.stopped(run.coordinator.epoch, counts.times_s[-1])
-        run.close()
-    finally:
-        trace.close()
+        craft.on_scaled = lambda ticket, scale: trace.scaled(run.now_s, ticket, scale)
+        an_update = batch_size * protocol.num_steps
+        rehearsal.play(run, craft.num_samples * protocol.num_pushes / an_update, evaluations)
     craft.load_newest()
     save_model(craft.model, run_dir / "model.safetensors")
     return Rehearsed(
         summary=write_report(run_dir),
-        forecast=describe(protocol, conditions, counts, time.perf_counter() - start_s),
+        forecast=describe(protocol, conditions, run.counts, time.perf_counter() - start_s),
         most_versions_kept=craft.most_versions_kept,
     )
 
 
 def _header(
-    task: Task, settings: RunSettings, craft: TrainingCraft, batch_size: int
+    spec: "str | Task",
+    task: Task,
+    settings: RunSettings,
+    craft: TrainingCraft,
+    batch_size: int,
+    protocol: SyncProtocol,
 ) -> dict[str, Scalar | list[Scalar]]:
-    protocol = parse(settings.protocol, settings.workers)
     return {
         "task": task.name,
         "source": craft.splits.source,
-        "protocol": settings.protocol,
+        "protocol": str(protocol),
+        "staleness": str(protocol.staleness),
         "workers": settings.workers,
         "engine": "simulated",
         "path": "virtual time",
@@ -135,6 +146,13 @@ def _header(
         "num_parameters": craft.replica.layout.num_parameters,
         "update_bytes": craft.update_bytes,
         "epochs": settings.epochs or task.epochs,
+        "program": written(TaskProgram(task=spec)),
+        "threads": torch.get_num_threads(),
+        "lookahead": 0,
+        "drop_last": False,
+        "init": settings.init,
+        "dropped": settings.dropped,
+        "nonfinite": settings.nonfinite,
     }
 
 
@@ -157,8 +175,17 @@ class _Rehearsal:
         self._evaluated_version = -1
         self._num_evaluated = 0
 
-    def progress(self, run: SimulatedRun, every: int, done: int) -> None:
-        """So many updates are made; within an epoch it is evaluated ``every`` so many pushes."""
+    def play(self, run: SimulatedRun, epoch_pushes: float, evaluations: int) -> None:
+        """The run to its end, with so many evaluations an epoch of so many pushes."""
+        if evaluations > 1:
+            self._evaluate(0, 0.0)  # nothing is learned yet: the curve begins here
+        every = max(1, int(epoch_pushes / evaluations))
+        counts = run.run(self._settings.updates, partial(self._progress, run, every))
+        if self._craft.store.version != self._evaluated_version:
+            self._evaluate(run.coordinator.epoch, counts.times_s[-1])  # as a live run does
+        run.close()
+
+    def _progress(self, run: SimulatedRun, every: int, done: int) -> None:
         self.watcher.progress(done)
         num_due = run.counts.pushes // every
         if num_due <= self._num_evaluated:
@@ -170,11 +197,6 @@ class _Rehearsal:
         target = self._settings.target_accuracy
         if target is not None and accuracy >= target and not run.ending:
             run.stop(f"accuracy {accuracy:.4f} reached {target:g}")
-
-    def stopped(self, epoch: int, at_s: float) -> None:
-        """The run is over; within an epoch its end is evaluated, as in a live run."""
-        if self._craft.store.version != self._evaluated_version:
-            self._evaluate(epoch, at_s)
 
     def _evaluate(self, epoch: int, at_s: float) -> dict[str, float]:
         """The means of all metrics; empty where there is no test data."""

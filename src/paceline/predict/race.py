@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .conditions.world import Conditions
-from .engines.simulated import SimulatedRun
-from .engines.training import TrainingCraft
-from .ledger import Ledger
-from .protocols import parse
-from .report.ranking import RACE_SEEDS, Standing
-from .workloads.base import Task
+from ..conditions.world import Conditions
+from ..engines.simulated import SimulatedRun
+from ..engines.training import TrainingCraft
+from ..ledger import Ledger
+from ..protocols import parse
+from ..report.ranking import RACE_SEEDS, Standing
+from ..workloads.base import Task
 
 PROBE_SAMPLES = 1000
 """Training samples on which the contenders' losses are compared."""

@@ -11,25 +11,26 @@ This module must not know terminals.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from .conditions.delays import parse_delays, parse_slow
-from .conditions.world import Conditions
-from .config import resolve
-from .engines.timing import TimingRun
-from .errors import ConfigError
-from .launcher import launch_run, num_cores
+from ..compute.cores import num_cores
+from ..conditions.delays import NO_DELAY, parse_delays, parse_slow
+from ..conditions.world import Conditions
+from ..config import resolve
+from ..engines.timing import TimingRun
+from ..errors import ConfigError
+from ..launcher import launch_run
+from ..program import TaskProgram
+from ..protocols import parse
+from ..report.forecast import Forecast
+from ..report.live import QuietObserver
+from ..report.ranking import Advice, Candidate, Target
+from ..workloads import load_task
+from ..workloads.base import Task
 from .profiles import Profile, read_profile
-from .program import TaskProgram
-from .protocols import parse
 from .race import Contender, Training, race
-from .report.forecast import Forecast
-from .report.live import QuietObserver
-from .report.ranking import Advice, Candidate, Target
 from .simulation import describe
-from .workloads import load_task
-from .workloads.base import Task
 
 Say = Callable[[str], None]
 _FORECAST_PUSHES, _FEWEST_UPDATES = 20_000, 200
@@ -44,6 +45,7 @@ class Question:
 
     Attributes:
         profile: a recorded run; None: take a profile now, ``profile_s`` long.
+        cores: that the workers share; None: one each.
         delay, slow: on top of what the profile measured, as on the command line.
         mini_batch_size: None: the task's batch, shared by all workers.
         protocols: None: the family, with K on a grid.
@@ -54,7 +56,9 @@ class Question:
     workers: int
     profile: Path | None = None
     profile_s: float = 20.0
+    cores: int | None = None
     protocols: tuple[str, ...] | None = None
+    staleness: str = "none"
     delay: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
     mini_batch_size: int | None = None
@@ -71,13 +75,7 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     Raises:
         ConfigError: something asked for does not exist, or the profile is of something else.
     """
-    if asked.workers < 2:
-        raise ConfigError(f"a protocol joins at least 2 workers, got --workers {asked.workers}")
-    names = asked.protocols or family(asked.workers)
-    for name in names:
-        parse(name, asked.workers)
-    parse_delays(asked.delay, asked.workers)
-    parse_slow(asked.slow, asked.workers)
+    names = _names(asked)
     task = load_task(asked.task, asked.workers, asked.init)
     size = asked.mini_batch_size or max(1, task.batch_size // asked.workers)
     profile = _profile(asked, task, size, say)
@@ -88,17 +86,25 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     ranking = race(names, training, conditions, asked.race_s, say)
     candidates = tuple(Candidate(forecast=forecasts[one.protocol], standing=one) for one in ranking)
     return Advice(
-        task=task.name,
-        workers=asked.workers,
-        mini_batch_size=size,
-        profile_dir=str(profile.run_dir),
-        profile_steps=profile.num_steps,
-        step_s=profile.mean_step_s,
-        push_s=profile.push_s,
-        candidates=candidates,
+        task=task.name, workers=asked.workers, cores=asked.cores, mini_batch_size=size,
+        profile_dir=str(profile.run_dir), profile_steps=profile.num_steps,
+        step_s=profile.mean_step_s, push_s=profile.push_s, candidates=candidates,
         are_alike=_are_alike([one.standing.loss for one in candidates[:2]]),
         target=_reach(asked, candidates[0], training, conditions, say),
-    )
+    )  # fmt: skip
+
+
+def _names(asked: Question) -> tuple[str, ...]:
+    """The protocols to race; what is nonsense is refused before anything is loaded."""
+    if asked.workers < 2:
+        raise ConfigError(f"a protocol joins at least 2 workers, got --workers {asked.workers}")
+    names = asked.protocols or family(asked.workers)
+    if asked.cores is not None and asked.cores < 1:
+        raise ConfigError(f"cores must be >= 1, got {asked.cores}")
+    names = tuple(str(parse(name, asked.workers, asked.staleness)) for name in names)
+    parse_delays(asked.delay, asked.workers)
+    parse_slow(asked.slow, asked.workers)
+    return names
 
 
 def family(num_workers: int) -> tuple[str, ...]:
@@ -114,39 +120,41 @@ def family(num_workers: int) -> tuple[str, ...]:
 
 
 def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
-    num_parameters = sum(one.numel() for one in task.model().parameters())
-    folder = asked.profile
-    if folder is None:
-        workers = min(asked.workers, max(2, num_cores()))
-        say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
-        flags = {
-            "workers": workers, "protocol": "async", "path": "store", "mini_batch_size": size,
-            "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
-            "nonfinite": "skip", "name": f"profile-{task.name}-{time.strftime('%Y%m%d-%H%M%S')}",
-        }  # fmt: skip
-        given = {name: value for name, value in flags.items() if value is not None}
-        summary = launch_run(
-            TaskProgram(task=asked.task), resolve(given, env={}, is_call=True).settings,
-            QuietObserver(),
-        )  # fmt: skip
-        assert summary is not None
-        folder = Path(summary.run_dir)
-    profile = read_profile(folder)
-    profile.check(task.name, num_parameters, size)
+    """The profile that was named, or one that is taken now."""
+    profile = read_profile(asked.profile or _measure(asked, task, size, say))
+    profile.check(task.name, sum(one.numel() for one in task.model().parameters()), size)
     return profile
 
 
+def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
+    """A short run of workers on this machine; the folder where it lies."""
+    workers = min(asked.workers, max(2, num_cores()))
+    say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
+    flags = {
+        "workers": workers, "protocol": "k-batch-async:2", "path": "store",
+        "mini_batch_size": size,
+        "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
+        "nonfinite": "skip", "name": f"profile-{task.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+    }  # fmt: skip
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = resolve(given, env={}, is_call=True).settings
+    summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
+    assert summary is not None  # it is no dry run
+    return Path(summary.run_dir)
+
+
 def _conditions(asked: Question, profile: Profile) -> Conditions:
-    """What was measured, and the stragglers that were asked for on top of it."""
-    delays = list(profile.delays(asked.workers, profile.push_s))
-    for worker, more in enumerate(parse_delays(asked.delay, asked.workers)):
-        if more is not None:
-            text = f"{delays[worker].text} + {more.text}"
-            delays[worker] = replace(
-                delays[worker], text=text, terms=(*delays[worker].terms, *more.terms)
-            )
-    slow = parse_slow(asked.slow, asked.workers)
-    return Conditions(delays=tuple(delays), slow=slow, seed=asked.seed)
+    """What was measured, and the stragglers that are asked for.
+
+    Those that the profile was given are left out.
+    """
+    delays = parse_delays(asked.delay, asked.workers)
+    return Conditions(
+        delays=tuple(delay or NO_DELAY for delay in delays),
+        slow=parse_slow(asked.slow, asked.workers),
+        machine=profile.machine(asked.workers, asked.cores),
+        seed=asked.seed,
+    )
 
 
 def _forecast(name: str, conditions: Conditions) -> Forecast:

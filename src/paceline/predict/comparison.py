@@ -16,18 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from .conditions.delays import parse_delays, parse_slow
-from .config import RunSettings
-from .data.choice import choose
-from .errors import ConfigError, WorkerError
-from .folder import fresh_folder
-from .protocols import parse
-from .report.compared import Comparison, Contender, Outcome, outcome_of
-from .report.files import write_comparison
-from .report.live import Progress, QuietObserver
-from .report.summary import Summary
+from ..conditions.delays import parse_delays, parse_slowness
+from ..config import RunSettings
+from ..data.choice import choose
+from ..errors import ConfigError, Interrupted, WorkerError
+from ..folder import fresh_folder
+from ..protocols import parse
+from ..report.compared import Comparison, Contender, Outcome, outcome_of
+from ..report.files import write_comparison
+from ..report.live import Progress, QuietObserver
+from ..report.summary import Summary
+from ..workloads import find_task
 from .simulation import World
-from .workloads import find_task
 
 
 class Watcher(Protocol):
@@ -75,34 +75,28 @@ class Contest:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)}")
         workers, world = self.settings.workers, self.world
-        names = [str(parse(text, workers)) for text in self.protocols]
+        rule = self.settings.staleness
+        names = [str(parse(text, workers, rule)) for text in self.protocols]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise ConfigError(f"{twice[0]} is given twice: each protocol runs once a seed")
         find_task(self.task)
         if self.is_simulated:
             world.conditions(workers, 1.0)
+            if self.settings.device not in ("auto", "cpu"):
+                raise ConfigError(
+                    f"--device {self.settings.device} is for live workers, virtual time computes "
+                    "on the CPU: leave out --device or --simulated"
+                )
             return
         if self.evaluations > 1:
             raise ConfigError("--evaluations within an epoch are for virtual time: add --simulated")
         parse_delays(world.delay, workers)
-        parse_slow(world.slow, workers)
-        for name in ("away", "link", "server", "num_bytes", "like"):
+        parse_slowness(world.slow, workers)
+        for name in ("away", "link", "server", "num_bytes", "like", "cores"):
             if getattr(world, name):
                 flag = "bytes" if name == "num_bytes" else name
                 raise ConfigError(f"--{flag} is for workers in virtual time: add --simulated")
-
-
-class ContestInterrupted(KeyboardInterrupt):
-    """The user ended a contest.
-
-    Args:
-        summary: what came of it until then.
-    """
-
-    def __init__(self, summary: Comparison) -> None:
-        super().__init__()
-        self.summary = summary
 
 
 def compare(contest: Contest, watcher: Watcher, run_dir: Path | None = None) -> Comparison:
@@ -110,7 +104,7 @@ def compare(contest: Contest, watcher: Watcher, run_dir: Path | None = None) -> 
 
     Raises:
         ConfigError: something asked for does not exist or cannot work.
-        ContestInterrupted: the user ended it after at least one run.
+        Interrupted: the user ended it after at least one run.
     """
     contest.check()
     settings = _with_batch(contest, watcher)
@@ -126,8 +120,8 @@ def compare(contest: Contest, watcher: Watcher, run_dir: Path | None = None) -> 
                 result = str(error).partition("\n")[0].rstrip(":")
             except KeyboardInterrupt:
                 if not results.has_any:
-                    raise
-                raise ContestInterrupted(results.compared(f"{text}, seed {seed}")) from None
+                    raise KeyboardInterrupt from None  # the summary of one run is no comparison
+                raise Interrupted(results.compared(f"{text}, seed {seed}")) from None
             results.add(text, result)
             watcher.ended(result)
     return results.compared()
@@ -185,7 +179,7 @@ def _with_batch(contest: Contest, watcher: Watcher) -> RunSettings:
     settings = contest.settings
     if settings.batch_size is not None or settings.mini_batch_size is not None:
         return settings
-    from .workloads import load_task  # here: it imports torch
+    from ..workloads import load_task  # here: it imports torch
 
     chooser = partial(choose, fetch_missing=not contest.is_simulated, say=watcher.note)
     task = load_task(contest.task, settings.workers, settings.init, chooser)
@@ -203,6 +197,7 @@ def _in_words(contest: Contest, settings: RunSettings) -> str:
         *(f"away {one}" for one in world.away),
         *([f"link {world.link}"] if world.link else []),
         *([f"times as in {world.like}"] if world.like else []),
+        *([f"staleness {settings.staleness}"] if settings.staleness != "none" else []),
         batch,
     ]
     return ", ".join(parts)
@@ -215,8 +210,8 @@ def _run(contest: Contest, settings: RunSettings, run_dir: Path, watcher: Watche
         world = replace(contest.world, seed=settings.seed)
         rehearsed = rehearse(contest.task, settings, world, run_dir, watcher, contest.evaluations)
         return rehearsed.summary
-    from .launcher import launch_run
-    from .program import TaskProgram
+    from ..launcher import launch_run
+    from ..program import TaskProgram
 
     live = replace(
         settings, run_dir=str(run_dir), delay=contest.world.delay, slow=contest.world.slow

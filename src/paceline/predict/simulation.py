@@ -7,24 +7,26 @@ This module must not know terminals, nor how time is made to pass.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import theory
-from .conditions.absences import parse_absences
-from .conditions.delays import Delay, parse_delays, parse_phases, parse_slow
-from .conditions.links import parse_bytes, parse_link
-from .conditions.world import Conditions
-from .engines.counts import Counts
-from .engines.simulated import SimulatedRun, endless_ledger
-from .engines.timing import TimingRun
-from .errors import ConfigError
-from .profiles import read_profile
-from .protocols import parse
-from .protocols.base import SyncProtocol
-from .report.forecast import Forecast, forecast_of
-from .trace import FILE_NAME, Trace
+from .. import theory
+from ..conditions.absences import parse_absences
+from ..conditions.delays import NO_DELAY, Delay, parse_delays, parse_slowness
+from ..conditions.links import parse_bytes, parse_link
+from ..conditions.machine import Machine
+from ..conditions.world import Conditions
+from ..engines.counts import Counts
+from ..engines.simulated import SimulatedRun, endless_ledger
+from ..engines.timing import TimingRun
+from ..errors import ConfigError
+from ..protocols import parse
+from ..protocols.base import SyncProtocol
+from ..report.forecast import Forecast, forecast_of
+from ..staleness import StalenessRule
+from ..trace import FILE_NAME, Trace
+from .profiles import Profile, read_profile
 
 OnProgress = Callable[[int], None]
 
@@ -40,7 +42,9 @@ class World:
     server: str | None = None
     num_bytes: str | None = None
     like: Path | None = None
-    """A run to draw the times from, instead of ``delay``."""
+    """A run whose measured times are drawn from; ``delay`` and ``slow`` replace what it ordered."""
+    cores: int | None = None
+    """That the workers share, with ``like``; None: as many as that run had."""
     seed: int = 0
 
     def conditions(self, num_workers: int, update_bytes: float | None = None) -> Conditions:
@@ -54,30 +58,39 @@ class World:
         """
         if num_workers < 1:
             raise ConfigError(f"workers must be >= 1, got {num_workers}")
-        phases = [value for value in self.slow if "@" in value]
+        profile = None if self.like is None else read_profile(self.like)
+        delay, slow_texts = self.delay, self.slow
+        if profile is not None:
+            delay, slow_texts = delay or profile.delay, slow_texts or profile.slow
+        slow, phases = parse_slowness(slow_texts, num_workers)
         given = None if self.num_bytes is None else parse_bytes(self.num_bytes)
         return Conditions(
-            delays=self._delays(num_workers),
-            slow=parse_slow([one for one in self.slow if "@" not in one], num_workers),
-            phases=parse_phases(phases, num_workers),
+            delays=_delays(delay, num_workers, has_machine=profile is not None),
+            slow=slow,
+            phases=phases,
             absences=parse_absences(self.away, num_workers),
             link=parse_link(self.link, self.server, update_bytes if given is None else given),
+            machine=self._machine(profile, num_workers),
             seed=self.seed,
         )
 
-    def _delays(self, num_workers: int) -> tuple[Delay, ...]:
-        if self.like is not None:
-            if self.delay:
-                raise ConfigError("--like takes the times from a run, --delay names them: give one")
-            return read_profile(self.like).delays(num_workers)
-        delays = parse_delays(self.delay, num_workers)
-        without = [worker for worker, delay in enumerate(delays) if delay is None]
-        if without:
-            who = "the workers have" if len(without) == num_workers else f"worker {without[0]} has"
-            raise ConfigError(
-                f"{who} no time for a step: give one for all, as in --delay 10ms+exp:5ms"
-            )
-        return tuple(delay for delay in delays if delay is not None)
+    def _machine(self, profile: Profile | None, num_workers: int) -> Machine | None:
+        if self.cores is not None and self.cores < 1:
+            raise ConfigError(f"cores must be >= 1, got {self.cores}")
+        if profile is None:
+            if self.cores is not None:
+                raise ConfigError("--cores is for times that were measured: add --like RUN")
+            return None
+        return profile.machine(num_workers, self.cores or profile.cores)
+
+
+def _delays(texts: Sequence[str], num_workers: int, *, has_machine: bool) -> tuple[Delay, ...]:
+    delays = parse_delays(texts, num_workers)
+    without = [worker for worker, delay in enumerate(delays) if delay is None]
+    if without and not has_machine:
+        who = "the workers have" if len(without) == num_workers else f"worker {without[0]} has"
+        raise ConfigError(f"{who} no time for a step: give one for all, as in --delay 10ms+exp:5ms")
+    return tuple(delay or NO_DELAY for delay in delays)
 
 
 def forecast(
@@ -86,6 +99,7 @@ def forecast(
     world: World,
     num_updates: int,
     *,
+    staleness: str = "none",
     run_dir: Path | None = None,
     on_progress: OnProgress = lambda done: None,
 ) -> Forecast:
@@ -100,7 +114,7 @@ def forecast(
     if num_updates < 1:
         raise ConfigError(f"updates must be >= 1, got {num_updates}")
     conditions = world.conditions(num_workers)
-    protocol = parse(protocol_text, num_workers)
+    protocol = parse(protocol_text, num_workers, staleness)
     start_s = time.perf_counter()
     if run_dir is None:
         counts = TimingRun(protocol, conditions).run(num_updates, on_progress)
@@ -120,6 +134,7 @@ def _traced(
     try:
         trace.header(
             task="timing", source="no data: only time", protocol=str(protocol),
+            staleness=str(protocol.staleness),
             workers=conditions.num_workers, engine="simulated", path="virtual time",
             batch_size=protocol.num_pushes, mini_batch_size=1,
             pushes_per_update=protocol.num_pushes, num_samples=0, seed=conditions.seed,
@@ -147,18 +162,17 @@ def describe(
 ) -> Forecast:
     """The forecast that counts add up to, beside theory."""
     theory_s, source = expected_update_s(protocol, conditions)
-    num_pushes = protocol.num_pushes
+    num_pushes, rule = protocol.num_pushes, protocol.staleness
     staleness = None
-    if not conditions.absences:
+    if not conditions.absences and not rule.drops:
         staleness = theory.staleness_versions(protocol.name, conditions.num_workers, num_pushes)
-    texts = list(dict.fromkeys(delay.text for delay in conditions.delays))
     return forecast_of(
         counts.staleness,
         (counts.times_s[-1], counts.mean_update_s(), counts.error_update_s()),
         (counts.used_s, counts.wasted_s, counts.there_s),
         protocol=str(protocol),
         workers=conditions.num_workers,
-        delay=texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}",
+        delay=in_words(conditions),
         seed=conditions.seed,
         updates=counts.updates,
         pushes=counts.pushes,
@@ -167,16 +181,42 @@ def describe(
         theory_staleness_versions=staleness,
         cancelled=counts.cancelled,
         discarded=counts.discarded,
+        staleness_rule=str(rule),
+        mean_scale=_mean_scale(rule, counts),
+        note=protocol.idle_note(),
         lost=counts.lost,
         wall_s=wall_s,
     )
 
 
+def in_words(conditions: Conditions) -> str:
+    """What a step takes."""
+    texts = list(dict.fromkeys(delay.text for delay in conditions.delays))
+    delay = texts[0] if len(texts) == 1 else f"one of {', '.join(texts[:4])}"
+    machine = conditions.machine
+    if machine is None:
+        return delay
+    cores = "" if machine.cores is None else f" on {machine.cores} cores"
+    beside = "" if texts == [NO_DELAY.text] else f" and {delay}"
+    return f"{machine.text}{cores}{beside}"
+
+
+def _mean_scale(rule: StalenessRule, counts: Counts) -> float | None:
+    """What the rule left of a push, in the mean; None where only tensors could tell."""
+    if rule.distance_limit or not counts.pushes:
+        return None
+    return sum(rule.scale(lag) * count for lag, count in counts.staleness.items()) / counts.pushes
+
+
 def expected_update_s(protocol: SyncProtocol, conditions: Conditions) -> tuple[float | None, str]:
     """What theory says of the time of an update, and what that is or why there is nothing."""
     name, num_workers = protocol.name, conditions.num_workers
+    if protocol.staleness.drops:
+        return None, "none where stale pushes are dropped"
     if conditions.absences or conditions.link is not None:
         return None, "none for workers that come and go, or bytes that cost time"
+    if conditions.machine is not None:
+        return None, "none for times that were measured: they differ, and cores may be shared"
     if not conditions.is_alike:
         if name not in ("async", "k-batch-async"):
             return None, "none for workers that differ"

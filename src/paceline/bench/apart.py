@@ -1,0 +1,152 @@
+"""An object in a process of its own that answers questions, one line of JSON each.
+
+    here                          there (python -m paceline.bench.apart)
+    Apart("module:Class", {...})  Class(**arguments)
+    .ask("block", count=50)  -->  .block(count=50)
+                             <--  what it returned, or what went wrong
+
+What is measured apart has caches, counters, threads and a peak of memory of its own, and what it
+breaks breaks alone. The process ends when this side closes or dies: its standard input ends then.
+This module must not know what is measured.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import ConfigError, PacelineError, WorkerError
+
+Answer = Mapping[str, Any]
+
+
+class Apart:
+    """A process with one object in it.
+
+    Args:
+        target: "package.module:Class", imported there.
+        arguments: what the class is made with; plain JSON.
+        environment: variables that differ from ours.
+    """
+
+    def __init__(
+        self, target: str, arguments: Answer, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._errors = tempfile.TemporaryFile(  # noqa: SIM115, closed by close()
+            mode="w+", encoding="utf-8", errors="replace"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._send(dict(arguments))
+
+    def ask(self, what: str, **arguments: object) -> Answer:
+        """Call a method there and wait for what it returns.
+
+        Raises:
+            ConfigError: the method, or making the object, refused.
+            WorkerError: it raised something else, or the process died.
+        """
+        self.begin(what, **arguments)
+        return self.end()
+
+    def begin(self, what: str, **arguments: object) -> None:
+        """Call a method there and do not wait."""
+        self._send({"do": what, "with": arguments})
+
+    def end(self) -> Answer:
+        """What the method that was begun returned; raises as `ask` does."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerError(
+                f"the process ended with {self._process.wait()}: {self._last_words()}"
+            )
+        answer: Answer = json.loads(line)
+        if "refused" in answer:
+            raise ConfigError(answer["refused"])
+        if "failed" in answer:
+            raise WorkerError(answer["failed"])
+        return answer
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(OSError):
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _send(self, message: Mapping[str, object]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # that it died is said where it is read
+            print(json.dumps(message), file=self._process.stdin, flush=True)
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def serve(target: str) -> None:
+    """Make the object and answer until the input ends."""
+    # Standard output is for answers: whatever else is printed goes to standard error.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    made: object = None
+    arguments = json.loads(sys.stdin.readline() or "{}")
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if made is None:
+                module, _, name = target.partition(":")
+                made = getattr(importlib.import_module(module), name)(**arguments)
+            answer = getattr(made, request["do"])(**request["with"])
+        except PacelineError as error:
+            answer = {"refused": str(error)}
+        except Exception as error:
+            from ..exports.reasons import reason
+
+            answer = {"failed": reason(error)}
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(sys.argv[1])
+    # What a compiler left running must not hold the process.
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,171 @@
+"""``paceline.Benchmark``: how long something takes, with all of the work that it queued.
+
+    with paceline.Benchmark("without torchscript"):        # without torchscript: 0.1234 sec
+        for _ in range(1000):
+            net(x)
+
+It prints what the chapter's `Benchmark` prints (Zhang, Lipton, Li, Smola, "Dive into Deep
+Learning", 13.1), and differs in what it measures: it waits for the accelerators in use before it
+starts and before it stops, so that the time is that of the work and not of queueing it. This
+module must not import torch.
+"""
+
+import contextvars
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+from ..errors import ConfigError
+from .samples import Timing
+from .waiting import Queue, synchronize
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_depth: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
+"""How many benchmarks of this thread are running; inner ones print further to the right."""
+
+
+class Benchmark:
+    """Measures a block, or every call of a function, and prints it.
+
+    As a context manager each entry is one time. As a decorator, and by `measure`, each call runs
+    the function ``warmup`` times in advance (only once in all) and ``repeat`` times for the clock.
+
+    Args:
+        name: what is printed before the time.
+        warmup: how many of the first entries do not count, >= 0.
+        repeat: times that a decorated or measured function runs for one call, >= 1.
+        waits_for: queues besides the accelerators in use: streams, `WorkQueue` objects, anything
+            with ``synchronize()``.
+        quiet: print nothing.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    Example:
+        >>> bench = Benchmark("sum", warmup=1, repeat=5, quiet=True)
+        >>> timing = bench.measure(sum, range(1000))
+        >>> len(timing.samples_s), timing.least_s <= timing.median_s <= timing.most_s
+        (5, True)
+    """
+
+    def __init__(
+        self,
+        name: str = "Done",
+        *,
+        warmup: int = 0,
+        repeat: int = 1,
+        waits_for: Sequence[Queue] = (),
+        quiet: bool = False,
+    ) -> None:
+        if warmup < 0:
+            raise ConfigError(f"warmup must be >= 0, got {warmup}")
+        if repeat < 1:
+            raise ConfigError(f"repeat must be >= 1, got {repeat}")
+        self.name = name
+        self.warmup = warmup
+        self.repeat = repeat
+        self.quiet = quiet
+        self._queues = tuple(waits_for)
+        self._starts: list[float] = []
+        self._samples: list[float] = []
+        self._num_warmed = 0
+
+    @property
+    def seconds(self) -> float:
+        """The last time that counted.
+
+        Raises:
+            ConfigError: there is none yet.
+        """
+        return self.timing.samples_s[-1]
+
+    @property
+    def timing(self) -> Timing:
+        """All times that counted.
+
+        Raises:
+            ConfigError: there is none yet.
+        """
+        return Timing(name=self.name, samples_s=tuple(self._samples))
+
+    def measure(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Timing:
+        """Run a function ``repeat`` times, after its warm-ups; the times of this call."""
+        _, timing = self._repeated(functools.partial(function, *args, **kwargs))
+        return timing
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, measured at each call; it returns what the last of its runs returned."""
+
+        @functools.wraps(function)
+        def measured(*args: P.args, **kwargs: P.kwargs) -> R:
+            result, _ = self._repeated(functools.partial(function, *args, **kwargs))
+            return result
+
+        return measured
+
+    def __enter__(self) -> Self:
+        _depth.set(_depth.get() + 1)
+        synchronize(self._queues)
+        self._starts.append(time.perf_counter())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                synchronize(self._queues)
+            stop_s = time.perf_counter()
+        finally:
+            start_s = self._starts.pop()
+            _depth.set(_depth.get() - 1)
+        if kind is None:  # a block that raised was not measured
+            self._take(stop_s - start_s)
+
+    def _take(self, seconds: float) -> None:
+        if self._num_warmed < self.warmup:
+            self._num_warmed += 1
+            which = f" (warm-up {self._num_warmed} of {self.warmup}, not counted)"
+        else:
+            self._samples.append(seconds)
+            which = ""
+        self._print(f"{seconds:.4f} sec{which}")
+
+    def _repeated(self, function: Callable[[], R]) -> tuple[R, Timing]:
+        samples: list[float] = []
+        with self._silence():
+            while len(samples) < self.repeat:
+                is_counted = self._num_warmed == self.warmup
+                with self:
+                    result = function()
+                if is_counted:  # what the function itself measured lies before it
+                    samples.append(self._samples[-1])
+        timing = Timing(name=self.name, samples_s=tuple(samples))
+        spread = (
+            f" (median of {self.repeat}, {timing.least_s:.4f} to {timing.most_s:.4f})"
+            if self.repeat > 1
+            else ""
+        )
+        self._print(f"{timing.median_s:.4f} sec{spread}")
+        return result, timing
+
+    @contextmanager
+    def _silence(self) -> Iterator[None]:
+        """Only the summary of repeats is printed, not each of them."""
+        before, self.quiet = self.quiet, True
+        try:
+            yield
+        finally:
+            self.quiet = before
+
+    def _print(self, text: str) -> None:
+        if not self.quiet:
+            print(f"{'  ' * _depth.get()}{self.name}: {text}", flush=True)

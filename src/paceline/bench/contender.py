@@ -1,0 +1,112 @@
+"""One way of running a model, in a process of its own: what `compiling` asks it for.
+
+It must not know the other ways.
+"""
+
+import gc
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from ..exports.base import Run
+from ..exports.subject import find_subject
+from .memory import peak_bytes, reset_peak
+from .waiting import synchronize
+from .ways import WAYS
+
+SETTLING_CALLS = 5
+"""TorchScript optimises in its first calls, too; after these a way has settled."""
+
+
+class Contender:
+    """Holds the model and runs blocks of calls.
+
+    Args:
+        way: one of WAYS.
+        spec: what `find_subject` takes.
+        batch_size: samples a call, >= 1.
+        device: "cpu", "cuda", ...
+        threads: that torch uses, >= 1.
+    """
+
+    def __init__(self, way: str, spec: str, batch_size: int, device: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        subject = find_subject(spec)
+        self._way = WAYS[way]
+        self._device = torch.device(device)
+        self._model = subject.model.to(self._device)
+        self._make = subject.inputs
+        self._inputs = tuple(one.to(self._device) for one in subject.inputs(batch_size))
+        self._batch_size = batch_size
+        self._folder = tempfile.TemporaryDirectory(prefix="paceline-ways-")
+        self._run: Run | None = None
+
+    def prepare(self) -> Mapping[str, object]:
+        """Build it, call it the first times, and hold its output against the model's."""
+        with torch.no_grad():
+            synchronize()
+            reset_peak(self._device)
+            start_s = time.perf_counter()
+            self._run = self._way(self._model, self._inputs, Path(self._folder.name))
+            output = self._run(*self._inputs)
+            synchronize()
+            first_s = time.perf_counter() - start_s
+            for _ in range(SETTLING_CALLS - 1):
+                self._run(*self._inputs)
+            synchronize()
+            settled_s = time.perf_counter() - start_s
+            wanted = self._model(*self._inputs)
+        gc.collect()
+        gc.freeze()  # what a compiler made is not looked through again while calls are timed
+        return {
+            "first_call_s": first_s,
+            "settled_s": settled_s,
+            "max_difference": (output - wanted).abs().max().item(),
+        }
+
+    def block(self, count: int) -> Mapping[str, object]:
+        """Call it so many times; the seconds of all of them."""
+        run, inputs = self._run, self._inputs
+        assert run is not None
+        with torch.no_grad():
+            run(*inputs)  # what cooled down while others had their turn
+            synchronize()
+            start_s = time.perf_counter()
+            for _ in range(count):
+                run(*inputs)
+            synchronize()
+            return {"seconds": time.perf_counter() - start_s}
+
+    def finish(self) -> Mapping[str, object]:
+        """Peak memory so far; then two other batch sizes: what is compiled anew for them."""
+        peak = peak_bytes(self._device)
+        before = _graphs()
+        seconds = []
+        assert self._run is not None
+        with torch.no_grad():
+            for batch_size in (self._batch_size + 1, self._batch_size + 2):
+                inputs = tuple(one.to(self._device) for one in self._make(batch_size))
+                synchronize()
+                start_s = time.perf_counter()
+                self._run(*inputs)
+                synchronize()
+                seconds.append(time.perf_counter() - start_s)
+        return {
+            "peak_bytes": peak,
+            "graphs": before,
+            "graph_breaks": _graph_breaks(),
+            "recompiles": _graphs() - before,
+            "other_batches_s": seconds,
+        }
+
+
+def _graphs() -> int:
+    """Graphs that ``torch.compile`` made in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _graph_breaks() -> int:
+    return int(sum(torch._dynamo.utils.counters["graph_break"].values()))

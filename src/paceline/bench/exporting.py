@@ -1,0 +1,202 @@
+"""An export as a whole: the file proved, its size, its latency and its accuracy beside the model's.
+
+It must not know how it is printed.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..exports import find_format
+from ..exports.proof import Written, accuracy_of, write_proved
+from ..exports.reduced import Precision
+from ..exports.subject import Subject
+from .samples import Timing, take_turns
+
+_ROUNDS = 15
+_ACCURACY_S = 10.0
+"""About how long accuracy is measured at most."""
+_BLOCK_S = 0.05
+"""About how long the model's block of calls is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """One call with one batch, of the model as it was written and of the file."""
+
+    batch: int
+    model: Timing
+    file: Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What was written, and what it came to.
+
+    Args:
+        form: the format that was used.
+        fell_back: why it is not the one that was asked for; "" where it is.
+        weights_bytes: parameters and buffers of the model as it was, float32.
+        accuracy: of the model in float32; None where its weights are fresh, or without test data.
+        file_accuracy: of the file, on the same ``accuracy_samples`` test samples.
+    """
+
+    subject: str
+    is_trained: bool
+    form: str
+    precision: Precision
+    fell_back: str
+    path: Path
+    num_bytes: int
+    weights_bytes: int
+    differences: dict[int, float]
+    latencies: tuple[Latency, ...]
+    accuracy: float | None
+    file_accuracy: float | None
+    accuracy_samples: int
+
+    def to_json(self) -> dict[str, object]:
+        """As one JSON object."""
+        return {
+            "subject": self.subject,
+            "is_trained": self.is_trained,
+            "format": self.form,
+            "precision": self.precision.value,
+            "fell_back": self.fell_back,
+            "path": str(self.path),
+            "num_bytes": self.num_bytes,
+            "weights_bytes": self.weights_bytes,
+            "max_differences": {str(batch): value for batch, value in self.differences.items()},
+            "latencies": [
+                {"batch": one.batch, "model": one.model.to_json(), "file": one.file.to_json()}
+                for one in self.latencies
+            ],
+            "accuracy": self.accuracy,
+            "file_accuracy": self.file_accuracy,
+            "accuracy_samples": self.accuracy_samples,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked for.
+
+    Args:
+        form: a format's name.
+        path: of the file; None: named after the subject, here.
+        precision: of the weights.
+        fixed_batch: the only batch that it must run with; None: any.
+        fallback: the format to use when ``form`` is not possible; "" for none.
+    """
+
+    form: str
+    path: Path | None = None
+    precision: Precision = Precision.FP32
+    fixed_batch: int | None = None
+    fallback: str = ""
+
+    def __post_init__(self) -> None:
+        if self.fixed_batch is not None and self.fixed_batch < 1:
+            raise ConfigError(f"--fixed-batch must be >= 1, got {self.fixed_batch}")
+
+
+def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Export:
+    """Write, prove and measure.
+
+    Raises:
+        ConfigError: it cannot be written or differs, and no fallback was asked for or it fails.
+    """
+    form, fell_back = wanted.form, ""
+    if wanted.fallback:
+        find_format(wanted.fallback)
+    try:
+        written = _write(subject, wanted, form)
+    except ConfigError as error:
+        if not wanted.fallback:
+            raise
+        form, fell_back = wanted.fallback, str(error)
+        say(f"{fell_back}\nfalling back to {form}, as asked")
+        written = _write(subject, wanted, form)
+    say("the file computes what the model computes; measuring")
+    batches = tuple(written.differences)
+    accuracies, count = _accuracies(subject, written, wanted.fixed_batch)
+    return Export(
+        subject=subject.name,
+        is_trained=subject.checkpoint is not None,
+        form=form,
+        precision=wanted.precision,
+        fell_back=fell_back,
+        path=written.path,
+        num_bytes=written.num_bytes,
+        weights_bytes=sum(
+            value.numel() * value.element_size() for value in subject.model.state_dict().values()
+        ),
+        differences=written.differences,
+        latencies=tuple(_latency(subject, written, batch) for batch in batches),
+        accuracy=accuracies[0],
+        file_accuracy=accuracies[1],
+        accuracy_samples=count,
+    )
+
+
+def _accuracies(
+    subject: Subject, written: Written, fixed_batch: int | None
+) -> tuple[tuple[float | None, float | None], int]:
+    """Of the model and of the file, on the same samples: all, or as many as take a few seconds."""
+    if subject.task is None or subject.checkpoint is None:
+        return (None, None), 0
+    batch = fixed_batch or 60
+    start_s = time.perf_counter()
+    if accuracy_of(subject.model, subject, batch, most=batch) is None:
+        return (None, None), 0
+    batch_s = time.perf_counter() - start_s
+    most = batch * max(1, round(_ACCURACY_S / batch_s))
+    model = accuracy_of(subject.model, subject, batch, most)
+    file = accuracy_of(written.run, subject, batch, most)
+    assert model is not None
+    assert file is not None
+    return (model[0], file[0]), model[1]
+
+
+def _write(subject: Subject, wanted: Wanted, name: str) -> Written:
+    form = find_format(name)
+    suffix = "" if wanted.precision is Precision.FP32 else f"-{wanted.precision.value}"
+    path = wanted.path or Path(f"{subject.name}{suffix}{form.suffix}")
+    return write_proved(
+        subject, form, path, precision=wanted.precision, fixed_batch=wanted.fixed_batch
+    )
+
+
+def _latency(subject: Subject, written: Written, batch: int) -> Latency:
+    inputs = subject.inputs(batch)
+    with torch.no_grad():
+        count = _calls(lambda: subject.model(*inputs))
+        found = take_turns(
+            {
+                "model": lambda: _call_s(lambda: subject.model(*inputs), count),
+                "file": lambda: _call_s(lambda: written.run(*inputs), count),
+            },
+            _ROUNDS,
+        )
+    return Latency(batch=batch, model=found["model"], file=found["file"])
+
+
+def _calls(call: Callable[[], Tensor]) -> int:
+    """How many calls make a block."""
+    for _ in range(3):
+        call()
+    return max(1, min(1000, round(_BLOCK_S / _call_s(call, 3))))
+
+
+def _call_s(call: Callable[[], Tensor], count: int) -> float:
+    """The mean of a block, after one call that does not count."""
+    call()
+    start_s = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start_s) / count

@@ -1,0 +1,176 @@
+"""Images a second against model, batch size and precision, up to where memory ends.
+
+Every model and precision has a process of its own (`stepping.py`); its batch is doubled until
+memory ends or it gets no faster for long. The tables of several machines merge into one: they are
+the same JSON with the machine's name in each row. This module must not know how it is printed.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from ..errors import ConfigError, PacelineError
+from .apart import Apart
+from .stepping import DTYPES
+
+SHARE = 0.8
+"""Of the memory that is free: what a search may use."""
+_BLOCKS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One model at one batch size.
+
+    Args:
+        images_per_s: median of the blocks; None where memory ended or it failed.
+        least_per_s, most_per_s: the spread.
+        peak_bytes: on a GPU of the allocator, on a CPU of the process.
+        ended: why there is no figure, or "".
+    """
+
+    machine: str
+    device: str
+    model: str
+    precision: str
+    batch_size: int
+    images_per_s: float | None = None
+    least_per_s: float | None = None
+    most_per_s: float | None = None
+    peak_bytes: int | None = None
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What is to be measured.
+
+    Args:
+        models: tasks.
+        precisions: names of DTYPES.
+        batch_sizes: from small to large; a model's column ends where memory does.
+        seconds: of each cell, about.
+        limit_bytes: of memory for model and batch; None: 80 % of what is free.
+    """
+
+    models: tuple[str, ...]
+    precisions: tuple[str, ...] = ("fp32",)
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024)
+    seconds: float = 2.0
+    device: str = "cpu"
+    threads: int = 1
+    limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.precisions:
+            if name not in DTYPES:
+                raise ConfigError(f"--precision {name}: known are {', '.join(DTYPES)}")
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ConfigError(f"--batch-sizes must be >= 1, got {self.batch_sizes}")
+        if self.seconds <= 0:
+            raise ConfigError(f"--seconds must be > 0, got {self.seconds}")
+
+
+def free_bytes(device: str) -> int:
+    """Memory that a search may use: a share of what is free here, or on the GPU."""
+    if device.startswith("cuda"):
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * SHARE)
+    free = psutil.virtual_memory().available
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return int(free * SHARE)
+
+
+def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[Row]:
+    """Measure every model, precision and batch size; smaller batches first."""
+    rows: list[Row] = []
+    for model in asked.models:
+        for precision in asked.precisions:
+            for row in _column(asked, machine, model, precision):
+                rows.append(row)
+                said = f"{row.images_per_s:,.0f} images/s" if row.images_per_s else row.ended
+                say(f"{model} {precision} batch {row.batch_size}: {said}")
+    return rows
+
+
+def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Row]:
+    rows: list[Row] = []
+    place = {"machine": machine, "device": asked.device, "model": model, "precision": precision}
+    limit_bytes = asked.limit_bytes or free_bytes(asked.device)
+    arguments = {
+        "spec": model,
+        "precision": precision,
+        "device": asked.device,
+        "threads": asked.threads,
+        "limit_bytes": limit_bytes,
+    }
+    with Apart("paceline.bench.stepping:Stepper", arguments) as seat:
+        for batch_size in asked.batch_sizes:
+            row = _row(seat, place, batch_size, asked.seconds)
+            rows.append(row)
+            if row.ended:
+                break
+    return rows
+
+
+def _row(seat: Apart, place: Mapping[str, str], batch_size: int, seconds: float) -> Row:
+    try:
+        answer = seat.ask("measure", batch_size=batch_size, seconds=seconds, blocks=_BLOCKS)
+    except PacelineError as error:
+        return Row(**place, batch_size=batch_size, ended=str(error))  # type: ignore[arg-type]
+    if "ended" in answer:
+        ended = f"memory ends: {answer['ended']}"
+        return Row(**place, batch_size=batch_size, ended=ended)  # type: ignore[arg-type]
+    per_s = [float(value) for value in answer["per_s"]]
+    return Row(
+        **place,
+        batch_size=batch_size,
+        images_per_s=statistics.median(per_s),
+        least_per_s=min(per_s),
+        most_per_s=max(per_s),
+        peak_bytes=int(answer["peak_bytes"]),
+    )
+
+
+def days(images: int, epochs: int, images_per_s: float) -> float:
+    """How many days so many images take, so many times.
+
+    Example: AlexNet on Places, 2.5 million images, was 6 days on a K40 (notes on GPU training).
+        >>> round(days(2_500_000, 90, 434.0), 1)
+        6.0
+    """
+    return images * epochs / images_per_s / 86_400
+
+
+def to_json(rows: Sequence[Row]) -> dict[str, object]:
+    """As one JSON object, which `merged` reads."""
+    return {"rows": [asdict(row) for row in rows]}
+
+
+def merged(files: Sequence[Path], rows: Sequence[Row]) -> list[Row]:
+    """The rows of other machines' tables, then ours; of equal cells the last one counts.
+
+    Raises:
+        ConfigError: a file cannot be read or is no such table.
+    """
+    found: list[Row] = []
+    for file in files:
+        try:
+            found += [Row(**one) for one in json.loads(file.read_text())["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{file} is no table of paceline bench throughput --json: {error}"
+            ) from error
+    cells = {
+        (row.machine, row.device, row.model, row.precision, row.batch_size): row
+        for row in (*found, *rows)
+    }
+    return list(cells.values())

@@ -1,0 +1,119 @@
+"""Throughput as a table and as a picture; this module must not know how it was measured."""
+
+import math
+from collections.abc import Sequence
+
+from ..report.summary import Point
+from ..report.svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, nice_ticks, rule, text
+from .lines import size, table
+from .throughput import Row, days
+
+_COLOURS = ("#1b4f8f", "#b5541c", "#2d7a3e", "#7a2d6f", "#6b5b00", "#333333")
+_DASHES = ("", "7 4", "2 3")
+_TOP, _HEIGHT = 64, 260
+
+
+def render_throughput(rows: Sequence[Row], images: int, epochs: int) -> list[str]:
+    """The table, and for each model how long ``images`` times ``epochs`` take at its best."""
+    is_several = len({row.machine for row in rows}) > 1
+    cells = [
+        (
+            *((row.machine,) if is_several else ()),
+            row.model,
+            row.device,
+            row.precision,
+            f"{row.batch_size:,}",
+            *_figures(row),
+        )
+        for row in rows
+    ]
+    header = ("model", "device", "numbers", "batch", "images/s", "least to most", "peak memory")
+    lines = table(("machine", *header) if is_several else header, cells)
+    ends = [
+        f"{row.model} {row.precision} batch {row.batch_size}: {row.ended}"
+        for row in rows
+        if row.ended
+    ]
+    return [*lines, "", *ends, *crossings(rows), *_days(rows, images, epochs)]
+
+
+def crossings(rows: Sequence[Row]) -> list[str]:
+    """The batch from which one device is ahead of the CPU, for each model and precision."""
+    speeds = {(row.model, row.precision, row.device, row.batch_size): _speed(row) for row in rows}
+    lines = []
+    for model, precision, device in dict.fromkeys(key[:3] for key in speeds):
+        if device == "cpu":
+            continue
+        ahead = {
+            batch: speed > speeds[(model, precision, "cpu", batch)]
+            for (*key, batch), speed in speeds.items()
+            if key == [model, precision, device] and (model, precision, "cpu", batch) in speeds
+        }
+        first = next((batch for batch in sorted(ahead) if ahead[batch]), None)
+        if ahead:
+            where = "at no batch measured" if first is None else f"from batch {first:,} on"
+            lines.append(f"{model} {precision}: {device} is ahead of the CPU {where}")
+    return lines
+
+
+def _figures(row: Row) -> tuple[str, str, str]:
+    if row.images_per_s is None:
+        return "-", "-", "-"
+    return (
+        f"{row.images_per_s:,.0f}",
+        f"{row.least_per_s:,.0f} to {row.most_per_s:,.0f}",
+        size(row.peak_bytes),
+    )
+
+
+def _days(rows: Sequence[Row], images: int, epochs: int) -> list[str]:
+    best: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        key = (row.machine, row.device, row.model, row.precision)
+        if _speed(row) > (_speed(best[key]) if key in best else 0.0):
+            best[key] = row
+    work = f"{images:,} images x {epochs} epochs"
+    return [
+        f"{row.model} on {row.device}, {row.precision}, batch {row.batch_size:,}: {work} take "
+        f"{days(images, epochs, _speed(row)):.2g} days"
+        for row in best.values()
+    ]
+
+
+def _speed(row: Row) -> float:
+    return row.images_per_s or 0.0
+
+
+def draw_throughput(rows: Sequence[Row]) -> str:
+    """The text of an SVG file: images a second against the batch size, a line a series."""
+    series: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.images_per_s:
+            named = (row.model, row.device, row.precision, row.machine)
+            series.setdefault(named, []).append(row)
+    largest = max((row.batch_size for row in rows), default=1)
+    most = max((_speed(row) for row in rows), default=0.0) or 1.0
+    ticks = nice_ticks(0.0, most, 5)
+    panel = Panel(
+        top=_TOP, low=0.0, high=ticks[-1], stop=max(1.0, math.log2(largest)), height=_HEIGHT
+    )
+    height = _TOP + _HEIGHT + 70 + 18 * len(series)
+    parts = [*head("throughput", height), *frame(panel, "images a second", ticks)]
+    for number, (key, found) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        points = [Point(t=math.log2(row.batch_size), value=_speed(row)) for row in found]
+        parts += line(panel, points, colour, dash)
+        y = _TOP + _HEIGHT + 66 + 18 * number
+        parts += [rule(LEFT, y - 4, LEFT + 24, y - 4, colour), text(LEFT + 32, y, ", ".join(key))]
+    return "\n".join([*parts, *_batch_axis(panel, largest), "</svg>"]) + "\n"
+
+
+def _batch_axis(panel: Panel, largest: int) -> list[str]:
+    parts = [rule(LEFT, panel.bottom, WIDTH - RIGHT, panel.bottom, FAINT)]
+    for power in range(0, math.floor(math.log2(largest)) + 1, 2):
+        x = panel.x(power)
+        parts.append(rule(x, panel.bottom, x, panel.bottom + 5, FAINT))
+        parts.append(text(x, panel.bottom + 20, f"{2**power:,}", anchor="middle"))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return [*parts, text(middle, panel.bottom + 40, "samples a batch", anchor="middle")]

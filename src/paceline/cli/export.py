@@ -1,0 +1,103 @@
+"""``paceline export``: a model to a file that runs without the Python that made it."""
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from ..exports.subject import Subject
+
+
+def register(app: App) -> None:
+    """Put the verb into the application."""
+    app.command(export)
+
+
+def export(
+    task: str | None = None,
+    /,
+    *,
+    format: str = "export",
+    checkpoint: Path | None = None,
+    model: str | None = None,
+    input: list[str] | None = None,
+    output: Path | None = None,
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32",
+    fixed_batch: int | None = None,
+    fallback: str = "",
+    json: Annotated[bool, Parameter(negative=(), help="One JSON object.")] = False,
+) -> None:
+    """Write a model to a file, prove that it computes the same, and measure it.
+
+    Example: paceline export runs/latest --format aoti
+
+    Parameters
+    ----------
+    task
+        A built-in task, package.module:task, or the folder of a run with its weights.
+    format
+        torchscript, torchscript-trace, export, aoti or onnx.
+    checkpoint
+        Weights: a run's folder or a .safetensors file.
+    model
+        Instead of a task: package.module:function, which returns an nn.Module.
+    input
+        With --model, once for each input: sizes with the batch first, as 1,1,28,28 or 1,128:int64.
+    output
+        The file [default: named after the model].
+    precision
+        int8 holds weights only; fp16 and bf16 compute so, too.
+    fixed_batch
+        Write a file for this batch only [default: any batch].
+    fallback
+        The format to use where the first one is not possible [default: none].
+    """
+    from ..bench.exporting import Wanted
+    from ..bench.exporting import export as export_
+    from ..bench.exporting_lines import render_export
+    from ..exports import find_format
+    from ..exports.reduced import Precision
+
+    find_format(format)
+    wanted = Wanted(
+        form=format,
+        path=output,
+        precision=Precision(precision),
+        fixed_batch=fixed_batch,
+        fallback=fallback,
+    )
+    found = export_(_subject(task, model, input, checkpoint), wanted, _say)
+    if json:
+        print(json_format.dumps(found.to_json(), allow_nan=False))
+    else:
+        print("\n".join(render_export(found)))
+
+
+def _subject(
+    task: str | None, model: str | None, inputs: list[str] | None, checkpoint: Path | None
+) -> "Subject":
+    """The model that was asked for, by exactly one of the two ways."""
+    from ..errors import ConfigError
+    from ..exports.shapes import parse_input
+    from ..exports.subject import find_subject, own_subject
+
+    if (task is None) == (model is None):
+        raise ConfigError(
+            "what is to be exported? Give a task or a run's folder (paceline export lenet), or "
+            "--model package.module:function with --input, and not both"
+        )
+    if model is not None:
+        if not inputs:
+            raise ConfigError("--model needs --input, such as --input 1,1,28,28 (batch first)")
+        return own_subject(model, [parse_input(text) for text in inputs], checkpoint)
+    assert task is not None
+    if inputs:
+        raise ConfigError("--input belongs to --model; a task's data says what goes in")
+    return find_subject(task, checkpoint)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

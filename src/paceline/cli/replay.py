@@ -1,0 +1,92 @@
+"""``paceline replay``: a run made again from its trace, bit for bit."""
+
+import json as json_format
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from ..replay import Replayed
+
+_EVERY_S = 2.0
+
+
+def register(app: App) -> None:
+    """Put the verb into the application."""
+    app.command(replay)
+
+
+def replay(
+    run: Path = Path("runs/latest"),
+    /,
+    *,
+    until: int | None = None,
+    save: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Make a run again from its trace, in one process, and say whether it comes out equal.
+
+    Every decision and every gradient is made again, at the parameters that its worker held. On
+    the machine of the run it is equal in every bit; where it is not, the first difference is
+    named and the exit code is 1. For example: paceline replay runs/latest --until 400
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    until
+        Stop when so many updates are made, and show the metrics there.
+    save
+        Put the model as it is then into this file (safetensors).
+    json
+        One JSON object.
+    """
+    from ..replay import replay as make_again
+
+    start_s = time.perf_counter()
+    found = make_again(run, until=until, save=save, on_progress=_Progress().progress)
+    if json:
+        print(json_format.dumps(found.to_json(), allow_nan=False))
+    else:
+        print("\n".join(_say(found, time.perf_counter() - start_s)))
+        if save is not None:
+            print(f"model: {save}")
+    if not found.is_equal:
+        sys.exit(1)
+
+
+def _say(found: "Replayed", seconds: float) -> list[str]:
+    """The result in a few lines."""
+    lines = [f"{found.pushes:,} pushes, {found.version:,} updates made again in {seconds:.1f} s"]
+    if found.difference:
+        lines.append(f"different: {found.difference}")
+        lines.append(
+            "the run before it is equal; what changed is the code, the data, the number of "
+            "threads or the machine"
+        )
+    elif found.is_model_equal is False:
+        lines.append("different: every loss and decision is equal, but not the model that was left")
+    elif found.is_model_equal:
+        lines.append("equal: every decision, every loss, and every bit of the model that was left")
+    else:
+        lines.append("equal so far: every decision and every loss")
+    if found.metrics:
+        values = ", ".join(f"test {name} {value:.4f}" for name, value in found.metrics.items())
+        lines.append(f"at version {found.version:,}: {values}")
+    return lines
+
+
+class _Progress:
+    """A line on standard error every two seconds, so that results stay clean."""
+
+    def __init__(self) -> None:
+        self._next_s = time.perf_counter() + _EVERY_S
+
+    def progress(self, version: int) -> None:
+        now_s = time.perf_counter()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _EVERY_S
+            print(f"version {version:,}", file=sys.stderr, flush=True)

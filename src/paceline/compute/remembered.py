@@ -1,0 +1,82 @@
+"""The outcome of a trial, kept for this model on this machine.
+
+    ~/.cache/paceline/fast/KEY.json      KEY: digest of all that the outcome depends on
+
+Whoever comes first measures while it holds the file's lock; other workers of the run wait for it
+and read, so all of them compute alike. A run that begins again reads what was found before, but
+for a trial that ran out of time on a busy machine: that one counts for ten minutes, for the
+workers of one run. This module must not know what is measured.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from .speed import Outcome
+
+FORMAT = 2
+"""Grows when an outcome of before says nothing of today's candidates."""
+
+
+_PARTIAL_S = 600.0
+"""So long counts an outcome that lacks something for want of time."""
+
+
+def key_of(parts: Sequence[object]) -> str:
+    """A name from everything that the outcome depends on."""
+    return hashlib.sha256(repr((FORMAT, *parts)).encode()).hexdigest()[:16]
+
+
+def folder() -> Path:
+    """Where outcomes lie; a folder of the user's own that can be written to."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "fast"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            return cache
+    except OSError:
+        pass
+    scratch = Path(tempfile.gettempdir()) / f"paceline-fast-{os.getuid()}"
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    return scratch
+
+
+def remembered(key: str, measure: Callable[[], Outcome]) -> tuple[Outcome, bool]:
+    """The outcome of ``key``, and whether it was there; else it is measured and kept.
+
+    A file that is damaged or of another version is measured anew.
+    """
+    path = folder() / f"{key}.json"
+    with _locked(path.with_suffix(".lock")):
+        outcome = _read(path)
+        if outcome is not None:
+            return outcome, True
+        outcome = measure()
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(outcome.write()))
+        fresh.replace(path)
+        return outcome, False
+
+
+def _read(path: Path) -> Outcome | None:
+    try:
+        outcome = Outcome.read(json.loads(path.read_text()))
+        age_s = time.time() - path.stat().st_mtime
+        return outcome if outcome.is_whole or age_s < _PARTIAL_S else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; its end, also by a signal, lets the next one in."""
+    import fcntl
+
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,197 @@
+"""What goes wrong in a run, as data: who dies, stops, slows down, and when.
+
+    kill worker 1 at update 100                 as the kernel would: SIGKILL, nothing is cleaned up
+    stop worker 2 at step 50 for 5s             SIGSTOP, and SIGCONT after five seconds
+    slow worker 3 at 10s for 10s by 10x         ten times its own pace for ten seconds
+    raise in worker 0 at update 20              an exception in the middle of its step
+    drop push of worker 1 at update 30          what it sends is lost on the way
+    delay push of worker 1 at update 30 by 1s   or comes a second late
+    kill launcher at update 60                  the process that all others are children of
+    fill disk at 5s for 2s                      nothing can be written any more
+    corrupt trace.jsonl at update 40            a file of the run's folder has a byte flipped
+
+When: ``update N``, the worker's first step on parameters of version N or later; ``step N``, its
+own N-th step, from 1; ``10s``, so long after the first epoch has opened. A fault of a worker's step
+comes when its gradient is there and before it is pushed. One plan serves the simulated, the inline
+and the local engine, and each fault happens once, also where its worker has more than one life.
+It must not know how anything is done to a worker.
+"""
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from .delays import parse_seconds, parse_worker
+
+
+class Kind(enum.Enum):
+    """What goes wrong; the value is how it is written."""
+
+    KILL = "kill worker W at WHEN"
+    STOP = "stop worker W at WHEN for TIME"
+    SLOW = "slow worker W at WHEN for TIME by FACTORx"
+    RAISE = "raise in worker W at WHEN"
+    DROP = "drop push of worker W at WHEN"
+    DELAY = "delay push of worker W at WHEN by TIME"
+    KILL_LAUNCHER = "kill launcher at WHEN"
+    FILL_DISK = "fill disk at WHEN for TIME"
+    CORRUPT = "corrupt FILE at WHEN"
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether it happens to one worker, not to the machine."""
+        return " worker W " in self.value
+
+
+_PATTERNS = {
+    "W": r"(?P<worker>\S+)",
+    "WHEN": r"(?P<when>update \S+|step \S+|\S+)",
+    "FACTORx": r"(?P<factor>\S+)x",
+    "FILE": r"(?P<file>\S+)",
+}
+_EXAMPLE = "kill worker 1 at update 100"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong; exactly one of ``update``, ``step`` and ``at_s`` says when.
+
+    Attributes:
+        worker: whom it happens to; None: the machine.
+        update: at the worker's first step on this version (or once the run has it), from 0.
+        step: at this step of the worker, from 1.
+        at_s: so many seconds after the first epoch has opened.
+        for_s: how long a stop, a slow phase or a full disk lasts; how late a push is.
+        factor: how many times as slow.
+        file: below the run's folder.
+    """
+
+    kind: Kind
+    worker: int | None = None
+    update: int | None = None
+    step: int | None = None
+    at_s: float | None = None
+    for_s: float = 0.0
+    factor: float = 1.0
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        if sum(one is not None for one in (self.update, self.step, self.at_s)) != 1:
+            raise ConfigError(f"a fault has one time: an update, a step or seconds, got {self!r}")
+        if (self.worker is None) == self.kind.is_of_worker:
+            raise ConfigError(f"{self.kind.value!r}: the worker is missing, or one too many")
+        if self.worker is None and self.step is not None:
+            raise ConfigError(f"{self.kind.value!r}: only a worker has steps; name an update")
+
+    def __str__(self) -> str:
+        if self.update is not None:
+            when = f"update {self.update}"
+        else:
+            when = f"step {self.step}" if self.at_s is None else f"{self.at_s:.12g}s"
+        words = {
+            "W": str(self.worker), "WHEN": when, "TIME": f"{self.for_s:.12g}s",
+            "FACTORx": f"{self.factor:.12g}x", "FILE": self.file,
+        }  # fmt: skip
+        return " ".join(words.get(word, word) for word in self.kind.value.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """All that goes wrong in one run.
+
+    Example:
+        >>> plan = FaultPlan.parse(["kill worker 1 at update 100"], num_workers=2)
+        >>> [str(fault) for fault in plan.of_worker(1)]
+        ['kill worker 1 at update 100']
+    """
+
+    faults: tuple[Fault, ...] = ()
+
+    @classmethod
+    def parse(cls, texts: Sequence[str], num_workers: int) -> "FaultPlan":
+        """The plan that these lines describe.
+
+        Raises:
+            ConfigError: one is not of a known form, or names no worker of the run.
+        """
+        return cls(faults=tuple(_parse(text, num_workers) for text in texts))
+
+    def __bool__(self) -> bool:
+        return bool(self.faults)
+
+    def of_worker(self, worker: int) -> tuple[Fault, ...]:
+        """What happens to this worker."""
+        return tuple(one for one in self.faults if one.worker == worker)
+
+    @property
+    def of_machine(self) -> tuple[Fault, ...]:
+        """What happens to no worker."""
+        return tuple(one for one in self.faults if one.worker is None)
+
+    def without(self, happened: Sequence[str]) -> "FaultPlan":
+        """What is still to come, when these have happened already, one for each line."""
+        left = list(happened)
+        kept = []
+        for one in self.faults:
+            if str(one) in left:
+                left.remove(str(one))
+            else:
+                kept.append(one)
+        return FaultPlan(faults=tuple(kept))
+
+
+def _parse(text: str, num_workers: int) -> Fault:
+    line = " ".join(text.split())
+    for kind in Kind:
+        match = re.fullmatch(_pattern(kind), line, re.IGNORECASE)
+        if match is not None:
+            return _fault(kind, match.groupdict(), text, num_workers)
+    near = [kind.value for kind in Kind if kind.value.split()[0] == line.partition(" ")[0].lower()]
+    forms = "; ".join(near or [kind.value for kind in Kind])
+    raise ConfigError(f"fault {text!r} must read like {_EXAMPLE!r}; its forms: {forms}")
+
+
+def _pattern(kind: Kind) -> str:
+    patterns = {**_PATTERNS, "TIME": r"(?P<time>\S+)"}
+    return " ".join(patterns.get(word, re.escape(word)) for word in kind.value.split())
+
+
+def _fault(kind: Kind, words: dict[str, str | None], text: str, num_workers: int) -> Fault:
+    worker, when = words.get("worker"), (words["when"] or "").lower()
+    unit, _, number = when.partition(" ")
+    count = None
+    if number:
+        least = 1 if unit == "step" else 0
+        if not number.isdigit() or int(number) < least:
+            raise ConfigError(f"fault {text!r}: {number!r} is no {unit}; write {unit} {least + 99}")
+        count = int(number)
+    time, factor = words.get("time"), words.get("factor")
+    return Fault(
+        kind=kind,
+        worker=None if worker is None else parse_worker(worker, text, "fault", num_workers),
+        update=count if unit == "update" else None,
+        step=count if unit == "step" else None,
+        at_s=None if number else parse_seconds(when, text, "fault"),
+        for_s=0.0 if time is None else parse_seconds(time, text, "fault"),
+        factor=1.0 if factor is None else _factor(factor, text),
+        file=_file(words.get("file"), text),
+    )
+
+
+def _factor(number: str, text: str) -> float:
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor < 1e6:
+        raise ConfigError(f"fault {text!r}: {number!r} is no factor from 1 on; write 10x")
+    return factor
+
+
+def _file(name: str | None, text: str) -> str:
+    """A name below the run's folder: nothing else is anybody's to damage."""
+    if name is not None and (name.startswith("/") or ".." in name.split("/")):
+        raise ConfigError(f"fault {text!r}: name a file inside the run's folder: trace.jsonl")
+    return name or ""

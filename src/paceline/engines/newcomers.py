@@ -1,0 +1,142 @@
+"""New lives: a worker that died is begun again on its seat and joins the run under way.
+
+    left -> spawn -> born -> describe -> laid, with the epoch to begin with -> arrive -> Joined
+
+Until a newcomer has described itself nobody counts on it. From then on the end of the epoch that
+it begins with waits for it, since its script does with the others what follows that epoch; it
+works from the moment it arrives at its loop. This module must not know processes or tensors.
+"""
+
+from ..conditions.faults import FaultPlan
+from ..events import Joined
+from ..sessions.lane import Message
+from .describe import Description
+from .peers import Peers
+from .run import Run
+
+_MOST_IN_VAIN = 3
+"""New lives of a worker in a row that may end without a push."""
+
+
+class Newcomers:
+    """The new lives of one run."""
+
+    def __init__(self, run: Run, peers: Peers) -> None:
+        self._run = run
+        self._peers = peers
+        self._empty_seats: list[int] = []
+        self._in_vain: dict[int, int] = {}
+        self._settings = ""
+        self._has_lookahead = 0
+        self._arrived: list[int] = []
+        """Members that are at their loop, while peers run by themselves."""
+
+    # -- a life ends, another one begins --------------------------------------------------------
+
+    def replace(self, member: int) -> None:
+        """A member has left: its seat is free for another."""
+        run = self._run
+        one = run.roster[member]
+        if not (run.settings.respawn and run.has_begun) or run.ending or one.is_done:
+            return
+        in_vain = 0 if one.pushes else self._in_vain.get(one.seat, 0) + 1
+        self._in_vain[one.seat] = in_vain
+        if in_vain >= _MOST_IN_VAIN:
+            run.observer.note(
+                f"worker {one.seat} ended {in_vain} times without a push: it is not begun again"
+            )
+            return
+        self._empty_seats.append(one.seat)
+
+    def tick(self) -> None:
+        """Begin new lives; not while survivors still mend what the dead had begun."""
+        run = self._run
+        if run.ending or not run.has_begun:
+            return
+        if self._arrived and not self._peers.are_express:
+            arrived, self._arrived = self._arrived, []
+            for member in arrived:
+                self._enter(member)
+        if self._empty_seats and not self._peers.are_express:
+            seats, self._empty_seats = self._empty_seats, []
+            for seat in seats:
+                number = max(run.roster.members) + 1
+                run.roster.expect(number, seat)
+                plan = FaultPlan.parse(run.settings.fault, run.settings.workers)
+                left = [str(one) for one in plan.without(run.happened).faults]
+                run.engine.spawn(number, seat, {"is_newcomer": True, "fault": left})
+
+    def born(self, member: int, message: Message) -> None:
+        """``("born", seat, pid)``"""
+        self._run.roster[member].pid = message[2]
+
+    def note_settings(self, member: int, message: Message) -> None:
+        """``("settings", text)``: as they are from this epoch on."""
+        if self._run.roster[member].has_arrived:
+            self._settings = message[1]
+
+    # -- it joins -------------------------------------------------------------------------------
+
+    def described(self, member: int, own: Description, first: Description) -> None:
+        """``describe`` of a newcomer: it gets the store, and the epoch to begin with."""
+        run = self._run
+        one = run.roster[member]
+        if run.ending or own.digest != first.digest:
+            if not run.ending:
+                run.observer.note(
+                    f"worker {one.seat} came back with another model or other data than the run "
+                    "began with; it is sent away"
+                )
+            run.engine.tell(member, ("stop", run.coordinator.version))
+            return
+        self._has_lookahead = own.lookahead
+        one.is_starting = False
+        one.first_epoch = run.coordinator.epoch + (0 if run.is_open else 1)
+        protocol = run.protocol
+        words = (
+            first.arena_bytes, False, protocol.num_steps, protocol.update_rule == "mean",
+            run.settings.nonfinite == "error", one.first_epoch, protocol.staleness.distance_limit,
+            run.coordinator.version,
+        )  # fmt: skip
+        run.engine.tell(member, ("laid", *words))
+
+    def arrived(self, member: int, epoch: int) -> bool:
+        """A newcomer is at its loop; False when it waits for this epoch like all the others."""
+        run = self._run
+        run.roster[member].has_arrived = True
+        run.engine.tell(member, ("adopt", self._settings)) if self._settings else None
+        if epoch > run.coordinator.epoch:
+            return False
+        if run.is_open and self._peers.are_express:
+            self._arrived.append(member)
+        elif run.is_open:
+            self._enter(member)
+        return True  # else that epoch has ended meanwhile, and it was told
+
+    def _enter(self, member: int) -> None:
+        """It works from the newest version on."""
+        run = self._run
+        one = run.roster[member]
+        if not one.is_alive or not run.is_open:
+            return
+        run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
+        seats = [run.roster[number].seat for number in run.live]
+        words = (run.coordinator.epoch, "mediated", run.updates_left, 0, seats, 0)
+        run.engine.tell(member, ("open", *words))
+        self._join(member)
+
+    def join_all(self) -> None:
+        """An epoch is about to open: who came between epochs is a member from now on."""
+        known = self._run.coordinator_members
+        for one in self._run.roster.live:
+            if one.number not in known:
+                self._join(one.number)
+
+    def _join(self, member: int) -> None:
+        run = self._run
+        one = run.roster[member]
+        run.trace.joined(run.now_s(), member, one.seat, one.pid)
+        fact = Joined(member, run.now_s())
+        run.carry_out(run.coordinator.hear(fact), fact, None)
+        if self._has_lookahead:
+            run.coordinator.set_lookahead(member, self._has_lookahead)

@@ -1,0 +1,64 @@
+"""What a member tells of its work: pushed, superseded, given back, or one mini-batch more.
+
+    message -> fact -> run (coordinator, trace) -> orders, with what came beside the gradient
+
+This module must not know epochs, rounds among peers, processes or tensors.
+"""
+
+from collections.abc import Sequence
+
+from ..events import Apply, Discard, Grant, Late, Order, Ticket
+from ..sessions.base import conflict
+from ..sessions.lane import Message
+from .base import Push
+from .run import Run
+
+
+class Pushes:
+    """The handlers of messages about work, for runs through the store."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._hypers: dict[int, int] = {}
+
+    def pushed(self, member: int, message: Message) -> None:
+        _, serial, version, num_samples, loss, fault, clocks, hyper, max_norm = message
+        run = self._run
+        ticket = Ticket(member, serial, version)
+        fact, orders = run.hear_push(ticket, (num_samples, loss, fault), clocks, run.now_s())
+        if hyper and not any(type(order) in (Discard, Late) for order in orders):
+            self._compare_hyper(member, hyper, orders)
+        run.carry_out(orders, fact, Push(fault, hyper, max_norm))
+
+    def _compare_hyper(self, member: int, hyper: int, orders: Sequence[Order]) -> None:
+        """All pushes of one update must come with the same settings of the optimizer."""
+        hypers = self._hypers
+        hypers[member] = hyper
+        if not any(type(order) is Apply for order in orders):
+            return
+        for other, value in hypers.items():
+            if value != hyper:
+                raise conflict(self._run.roster[other].seat, self._run.roster[member].seat)
+        hypers.clear()
+
+    def extend(self, member: int, message: Message) -> None:
+        run = self._run
+        ticket = run.roster[member].ticket
+        lease = None
+        if ticket is not None and ticket.serial == message[1]:
+            lease = run.coordinator.extend(ticket)
+            if lease is not None:
+                run.trace.order(Grant(ticket, (lease,)), run.now_s())
+        run.engine.tell(member, ("extended", tuple(lease) if lease is not None else None))
+
+    def give_back(self, member: int, message: Message) -> None:
+        run = self._run
+        ticket = Ticket(member, message[1], run.coordinator.version)
+        run.carry_out(run.coordinator.give_back(ticket, run.now_s()), None, None)
+
+    def superseded(self, member: int, message: Message) -> None:
+        _, serial, wasted_s, left_s = message
+        one = self._run.roster[member]
+        one.superseded_s += wasted_s
+        saved_s = max(0.0, one.usual_s - wasted_s) if one.pushes else 0.0
+        self._run.trace.superseded(self._run.now_s(left_s), member, serial, wasted_s, saved_s)

@@ -1,0 +1,270 @@
+"""Checkpoints as the conductor sees them: when one is asked for, of what it is made, who writes it.
+
+    ask -> [ a border: the coordinator's state is taken ] + [ a member: "copied" ] -> desk -> answer
+
+    border    after an update inside an epoch, which members or jobs find by themselves
+    between   all members have arrived, and wait until the copy is made
+    at_stop   the run ends here; at_end  the script has no more epochs
+
+Whatever goes wrong with one of them is said in one line; the run goes on. This module must not know
+what a member remembers, nor how files are written.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.desk import Desk
+from ..checkpoints.every import Due, parse_every
+from ..checkpoints.shelf import Shelf
+from ..events import Order
+from ..protocols.base import SyncProtocol
+from ..resumption import COORDINATOR, FOLDER, RUN
+from ..sessions.lane import Message
+from .jobs import makes_border
+from .run import Run
+
+_RETRY_S = 5.0
+"""After a failure: a full disk is not asked at every border."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A checkpoint under way."""
+
+    number: int
+    aside: Path
+    is_last: bool = False
+    files: dict[str, Any] = field(default_factory=dict)
+    """Of the coordinator, once the border has come."""
+    version: int = -1
+    missing: set[int] = field(default_factory=set)
+    """Members that have not written their own part yet."""
+    is_pinned: bool = False
+    pinner: int = -1
+    """Who pins the version; -1: a job does, which another member takes over where one dies."""
+
+
+class Snapshots:
+    """The checkpoints of one run.
+
+    Args:
+        about: what runs: the program, as ``resumption`` compares it.
+        identity: what a checkpoint cannot be used without: the model's layout, the data's size.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        protocol: SyncProtocol,
+        about: Mapping[str, Any],
+        identity: Mapping[str, Any],
+    ) -> None:
+        settings = run.settings
+        every = parse_every(settings.checkpoint_every)
+        self.is_on = not every.is_never
+        self._run = run
+        self._protocol = protocol
+        self._saved = {"about": dict(about), "identity": dict(identity)}
+        self._shelf = Shelf(run.trace.path.parent / FOLDER, settings.keep)
+        if run.resumption is not None:
+            self._shelf.rewind(run.resumption.checkpoint.number)
+        self._desk = Desk(run.engine.memory)
+        self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
+        self._draft: _Draft | None = None
+        self._last_number = 0
+        has_one = run.resumption is not None
+        self._last_place = (run.coordinator.version, run.script_epoch) if has_one else (-1, -1)
+        """Version and epoch of the last one that was taken."""
+        self._retry_at_s = 0.0
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether members must not go on: a version is being pinned between epochs."""
+        return self._draft is not None and bool(self._draft.files)
+
+    # -- when -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Ask for one at the next border if it is due; hear what became of the last."""
+        self._hear_desk()
+        run = self._run
+        if not self.is_on or self._draft is not None or self._desk.is_busy or run.ending:
+            return
+        now_s = run.now_s()
+        if run.is_open and self._due.by_step(now_s, run.coordinator.version):
+            self._draft = self._begin(now_s)
+            if self._draft is not None:
+                run.engine.ask_copy(self._draft.number)
+
+    def at_orders(self, orders: list[Order]) -> None:
+        """Through the store: the border has come with these orders, which are not sent yet."""
+        if self._draft is not None and not self._draft.files and makes_border(orders):
+            self._capture(self._draft)
+
+    def at_round(self, number: int) -> None:
+        """Between peers: after this round they took checkpoint ``number``."""
+        if self._draft is not None and self._draft.number == number and not self._draft.files:
+            self._capture(self._draft)
+
+    def between(self, epoch: int) -> None:
+        """All members have arrived at ``epoch``; they wait where one is due."""
+        run = self._run
+        if self.is_on and self._due.by_epoch(run.now_s(), run.coordinator.version, epoch):
+            self._snap(is_last=False)
+
+    def at_stop(self) -> None:
+        """The run ends here: what is in flight has returned, all members are told to stop."""
+        self._snap(is_last=True)
+
+    # -- who ------------------------------------------------------------------------------------
+
+    def copied(self, member: int, message: Message) -> None:
+        """``("copied", number, version, is_pinned, fault)``"""
+        draft = self._draft
+        _, number, version, is_pinned, fault = message
+        if draft is None or draft.number != number:
+            return
+        if fault:
+            self._fail(fault)
+            return
+        draft.missing.discard(member)
+        draft.is_pinned |= is_pinned
+        if is_pinned and draft.files and version != draft.version:
+            self._fail(f"a worker pinned version {version}")
+        else:
+            self._hand_in_if_whole()
+
+    def left(self, member: int) -> None:
+        """A member is gone, perhaps with what it should have pinned or written."""
+        draft = self._draft
+        if draft is None or not draft.files:
+            return
+        draft.missing.discard(member)
+        if draft.pinner == member and not draft.is_pinned:
+            self._drop()
+        else:
+            self._hand_in_if_whole()
+
+    def close(self) -> None:
+        """The run is over: the last one is written, and nothing stays behind."""
+        if self._draft is not None:
+            self._drop()
+        self._desk.close()
+        self._hear_desk()
+
+    # -- what -----------------------------------------------------------------------------------
+
+    def _snap(self, *, is_last: bool) -> None:
+        """Everybody waits or stops: the first member pins what stands."""
+        run = self._run
+        run.engine.ask_copy(0)
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            self._shelf.drop(draft.aside)
+        live = [one.number for one in run.roster.live if not one.is_done]
+        place = (run.coordinator.version, run.script_epoch)
+        if not self.is_on or not live or place == self._last_place:
+            return
+        self._draft = self._begin(run.now_s())
+        if self._draft is None:
+            return
+        self._draft.is_last = is_last
+        self._capture(self._draft, first=live[0])
+
+    def _begin(self, now_s: float) -> _Draft | None:
+        if now_s < self._retry_at_s:
+            return None
+        try:
+            aside = self._shelf.begin(self._last_number + 1)
+        except OSError as error:
+            self._say_failed(error.strerror or str(error))
+            return None
+        self._last_number = int(aside.name.rpartition("-")[2])
+        return _Draft(number=self._last_number, aside=aside)
+
+    def _capture(self, draft: _Draft, first: int | None = None) -> None:
+        """The run as it is at this border; members that have something of their own are told.
+
+        Args:
+            first: who pins the version; None: that is found already.
+        """
+        run = self._run
+        version, now_s = run.coordinator.version, run.now_s()
+        draft.version = version
+        draft.files = {
+            COORDINATOR: run.coordinator.resting_state(),
+            RUN: {
+                **self._saved,
+                "version": version,
+                "epoch": run.script_epoch,
+                "elapsed_s": now_s,
+                "opened_s": run.watch.opened_s,
+                "trained_s": run.watch.trained_s(now_s),
+                "trace_bytes": run.trace.mark(),
+                "update_rule": self._protocol.update_rule,
+                "settings": dataclasses.asdict(run.settings),
+            },
+        }
+        self._due.taken(now_s, version, run.script_epoch)
+        self._last_place = (version, run.script_epoch)
+        remembers_all = self._protocol.update_rule == "mean"
+        are_told = first is not None or not run.are_express
+        if first is not None or run.are_express:
+            draft.pinner = run.live[0] if first is None else first
+        if remembers_all:
+            draft.missing = {one.number for one in run.roster.live if not one.is_done}
+        for number in draft.missing if are_told else ():
+            if number != first:
+                run.engine.tell(number, ("snap", draft.number, version, False))
+        if first is not None:
+            run.engine.tell(first, ("snap", draft.number, version, True))
+        self._hand_in_if_whole()
+
+    def _hand_in_if_whole(self) -> None:
+        draft = self._draft
+        if draft is None or not draft.files or not draft.is_pinned or draft.missing:
+            return
+        self._draft = None
+        request = {
+            "aside": str(draft.aside),
+            "shelf": str(self._shelf.folder),
+            "keep": self._run.settings.keep,
+            "files": draft.files,
+            "sync": [str(self._run.trace.path)],
+        }
+        self._desk.hand_in(request, is_last=draft.is_last)
+        self._hear_desk()
+
+    # -- what became of it ----------------------------------------------------------------------
+
+    def _hear_desk(self) -> None:
+        for answer in self._desk.answers():
+            if "failed" in answer:
+                self._say_failed(answer["failed"])
+            else:
+                self._due.wrote(answer["took_s"])
+
+    def _fail(self, reason: str) -> None:
+        self._drop()
+        self._say_failed(reason)
+
+    def _drop(self) -> None:
+        draft, self._draft = self._draft, None
+        self._last_place = (-1, -1)
+        if draft is not None:
+            self._run.engine.ask_copy(0)
+            self._shelf.drop(draft.aside)
+
+    def _say_failed(self, reason: str) -> None:
+        run = self._run
+        self._retry_at_s = run.now_s() + _RETRY_S
+        self._last_place = (-1, -1)
+        older = (
+            "the run goes on with the last one" if not self._shelf.is_empty else "the run goes on"
+        )
+        text = f"a checkpoint could not be written to {self._shelf.folder}: {reason}; {older}"
+        run.observer.note(text)
+        run.trace.note(run.now_s(), text)

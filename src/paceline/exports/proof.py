@@ -1,0 +1,195 @@
+"""A file that is only kept when it computes what the model computes.
+
+It is written beside its place, loaded, and run with several batch sizes on inputs that were not its
+example, and on their negatives (a branch that a trace forgot shows itself there). If it differs it
+is deleted and refused. This module must not know how long anything takes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ..data.arrays import ArrayDataset, collate_batch
+from ..errors import ConfigError, PacelineError
+from .base import Format, Run
+from .reasons import reason
+from .reduced import Precision, reduced
+from .subject import Subject
+
+BATCHES = (1, 7)
+_EXAMPLE_BATCH = 2
+"""A batch of one is a special case to torch.export."""
+_ALLOWED = {
+    Precision.FP32: 1e-5,
+    Precision.INT8: 1e-5,
+    Precision.FP16: 1e-2,
+    Precision.BF16: 8e-2,
+}
+"""Largest difference from the model in the same precision, absolute or of its largest output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file that was proved.
+
+    Args:
+        path: of the file.
+        num_bytes: of the file.
+        model: what it was made from, in its precision.
+        run: the file, loaded.
+        differences: batch -> the largest absolute difference of an output.
+    """
+
+    path: Path
+    num_bytes: int
+    model: nn.Module
+    run: Run
+    differences: dict[int, float]
+
+
+def write_proved(
+    subject: Subject,
+    form: Format,
+    path: Path,
+    *,
+    precision: Precision = Precision.FP32,
+    fixed_batch: int | None = None,
+) -> Written:
+    """Write the subject's model to ``path`` and prove the file.
+
+    Args:
+        precision: of the weights.
+        fixed_batch: the only batch that the file must run with; None: any.
+
+    Raises:
+        ConfigError: the model cannot be written so (which construct, which line), or the file
+            computes something else.
+    """
+    example = subject.inputs(fixed_batch or _EXAMPLE_BATCH)
+    model = reduced(subject.model, precision, example)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.stem.split('.')[0]}.new{form.suffix}")
+    try:
+        _write(subject, form, model, example, beside, fixed_batch)
+        batches = BATCHES if fixed_batch is None else (fixed_batch,)
+        run = form.load(beside)
+        differences = {
+            batch: _difference(subject, model, run, batch, precision) for batch in batches
+        }
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return Written(
+        path=path,
+        num_bytes=path.stat().st_size,
+        model=model,
+        run=run,
+        differences=differences,
+    )
+
+
+def _write(
+    subject: Subject,
+    form: Format,
+    model: nn.Module,
+    example: tuple[Tensor, ...],
+    path: Path,
+    fixed_batch: int | None,
+) -> None:
+    try:
+        form.write(model, example, path, is_batch_fixed=fixed_batch is not None)
+    except PacelineError:
+        raise
+    except Exception as error:
+        said = reason(error)
+        hint = "; --fixed-batch N writes one for N only" if "batch cannot vary" in said else ""
+        raise ConfigError(
+            f"{subject.name} cannot be written as {form.name}: {said}{hint}"
+        ) from error
+
+
+def _difference(
+    subject: Subject, model: nn.Module, run: Run, batch: int, precision: Precision
+) -> float:
+    """The largest one over two inputs.
+
+    Raises:
+        ConfigError: it is too large, or the file does not run.
+    """
+    inputs = subject.inputs(batch)
+    largest = 0.0
+    for values in (inputs, tuple(_negative(value) for value in inputs)):
+        with torch.no_grad():
+            wanted = model(*values)
+        if not isinstance(wanted, Tensor):
+            raise ConfigError(
+                f"{subject.name} must return one tensor to be exported, got {type(wanted).__name__}"
+            )
+        got = _output(subject, run, values, batch)
+        if got.shape != wanted.shape:
+            raise ConfigError(
+                f"refused: with batch {batch} the file's output is {tuple(got.shape)}, the "
+                f"model's {tuple(wanted.shape)}; nothing was kept"
+            )
+        allowed = _ALLOWED[precision] * max(1.0, wanted.abs().max().item())
+        difference = (got - wanted).abs().max().item()
+        if not difference <= allowed:  # also when it is not a number
+            raise ConfigError(
+                f"refused: with batch {batch} the file's output differs from the model's by "
+                f"{difference:.3g}, allowed are {allowed:.1g}; nothing was kept. A trace forgets "
+                f"branches and fixes sizes: --format export or torchscript keeps them or says why"
+            )
+        largest = max(largest, difference)
+    return largest
+
+
+def _output(subject: Subject, run: Run, values: tuple[Tensor, ...], batch: int) -> Tensor:
+    try:
+        with torch.no_grad():
+            output = run(*values)
+    except Exception as error:
+        raise ConfigError(
+            f"refused: the file of {subject.name} does not run with batch {batch}: "
+            f"{reason(error)}; nothing was kept. --fixed-batch N writes one for N only"
+        ) from error
+    return output
+
+
+def _negative(value: Tensor) -> Tensor:
+    return -value if value.is_floating_point() else value
+
+
+def accuracy_of(
+    run: Callable[..., Tensor], subject: Subject, batch: int, most: int
+) -> tuple[float, int] | None:
+    """How many of the task's test samples ``run`` gets right, and of how many.
+
+    Args:
+        run: the model, or its file.
+        batch: samples at a time; those that do not fill the last one are left out.
+        most: samples, from the first on.
+
+    Returns:
+        The share and the count; None where the task has no test data or no accuracy.
+    """
+    data = subject.task.data().test if subject.task is not None else None
+    if data is None:
+        return None
+    assert subject.task is not None
+    right = seen = 0.0
+    with torch.no_grad():
+        # Ours gathers a batch at once; samples of other data sets may be anything.
+        collate = collate_batch if isinstance(data, ArrayDataset) else None
+        loader = DataLoader(data, batch_size=batch, drop_last=True, collate_fn=collate)
+        for inputs, targets in loader:
+            found = subject.task.metrics(run(inputs), targets)
+            if "acc" not in found:
+                return None
+            right, seen = right + found["acc"][0], seen + found["acc"][1]
+            if seen + batch > most:
+                break
+    return (right / seen, int(seen)) if seen else None

@@ -1,0 +1,137 @@
+"""The same model in fewer bits: half precision, or int8 weights.
+
+    fp16, bf16   weights and arithmetic; inputs are cast on the way in, outputs back to float32
+    int8         the weights of linear and convolution layers, one scale an output channel:
+                     w ~ q * scale,   scale = max |w| / 127,   q in -127 .. 127
+                 arithmetic stays float32: the file is a quarter as large, and no faster
+
+Symmetric quantisation by channel is that of Krishnamoorthi, "Quantizing deep convolutional networks
+for efficient inference" (2018), section 2. torch.ao.quantization, which would also compute in
+integers, is deprecated and to be removed; what stands here are plain modules, which every format
+can write. This module must not know formats.
+"""
+
+import copy
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .reasons import reason
+
+
+class Precision(Enum):
+    """How many bits a number has."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
+_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+
+
+class _Half(nn.Module):
+    """A model in half precision behind float32 inputs and outputs."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model.to(dtype)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.to(self.dtype)).to(torch.float32)  # type: ignore[no-any-return]
+
+
+class _Int8Linear(nn.Module):
+    """A linear layer that holds its weights as int8."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        quantised, scale = quantise(layer.weight.detach())
+        self.register_buffer("weight", quantised)
+        self.register_buffer("scale", scale)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(torch.float32) * self.scale, self.bias)
+
+
+class _Int8Conv2d(nn.Module):
+    """A convolution that holds its weights as int8."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        quantised, scale = quantise(layer.weight.detach())
+        self.register_buffer("weight", quantised)
+        self.register_buffer("scale", scale)
+        self.bias = layer.bias
+        self.stride = layer.stride
+        self.padding = layer.padding
+        self.dilation = layer.dilation
+        self.groups = layer.groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(torch.float32) * self.scale
+        return torch.conv2d(
+            x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (out, ...) as int8 of the same shape, and the scale of each output channel.
+
+    Invariant: ``|weight - int8 * scale| <= scale / 2``, held by tests/exports/test_reduced.py.
+    """
+    axes = tuple(range(1, weight.dim()))
+    largest = weight.abs().amax(dim=axes, keepdim=True)
+    scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+    return torch.round(weight / scale).to(torch.int8), scale
+
+
+def reduced(model: nn.Module, precision: Precision, inputs: tuple[Tensor, ...]) -> nn.Module:
+    """A copy of the model with fewer bits; the model itself for fp32.
+
+    Raises:
+        ConfigError: the model has no layer for int8, more than one input, or does not run so here.
+    """
+    if precision is Precision.FP32:
+        return model
+    if len(inputs) != 1:
+        raise ConfigError(
+            f"--precision {precision.value} is for models with one input, got {len(inputs)}"
+        )
+    own = copy.deepcopy(model)
+    if precision is Precision.INT8:
+        made = _with_int8(own)
+        if not any(isinstance(one, _Int8Linear | _Int8Conv2d) for one in made.modules()):
+            raise ConfigError("--precision int8: the model has no nn.Linear or nn.Conv2d layer")
+    else:
+        made = _Half(own, _DTYPES[precision])
+    try:
+        with torch.no_grad():
+            made(*inputs)
+    except Exception as error:
+        raise ConfigError(
+            f"--precision {precision.value} does not run on {inputs[0].device}: {reason(error)}"
+        ) from error
+    return made.eval()
+
+
+def _with_int8(module: nn.Module) -> nn.Module:
+    """The module with its layers replaced; only torch's own classes, which are known whole."""
+    if type(module) is nn.Linear:
+        return _Int8Linear(module)
+    if type(module) is nn.Conv2d and module.padding_mode == "zeros":
+        return module if isinstance(module.padding, str) else _Int8Conv2d(module)
+    for name, child in module.named_children():
+        setattr(module, name, _with_int8(child))
+    return module

@@ -1,0 +1,179 @@
+"""The model that is exported or measured: found by its task, its run, or its function.
+
+    chapter-mlp          the MLP 512-256-128-2 of "Dive into Deep Learning", 13.1
+    lenet, pkg.mod:task  a task: its model, and images of its test data as inputs
+    runs/NAME            what a run trained; the task is the run's own
+    pkg.mod:function     with --input: a function that returns an nn.Module
+
+It must not know what is done with the model.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, PacelineError
+from ..workloads import TASKS, load_task
+from ..workloads.base import Task
+from .reasons import reason
+
+CHAPTER = "chapter-mlp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model in evaluation mode, and what goes in.
+
+    Args:
+        name: for tables.
+        model: on the CPU; its weights are those of the checkpoint, if there is one.
+        inputs: makes an example for a batch of so many; the same one each time.
+        task: what it was made from, or None: then there is no data to measure accuracy on.
+        checkpoint: where the weights came from, or None for fresh ones of seed 0.
+    """
+
+    name: str
+    model: nn.Module
+    inputs: Callable[[int], tuple[Tensor, ...]]
+    task: Task | None = None
+    checkpoint: Path | None = None
+
+
+def chapter_mlp() -> nn.Module:
+    """The chapter's network: (B, 512) -> (B, 2)."""
+    return nn.Sequential(
+        nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 2)
+    )
+
+
+def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
+    """The subject that a word names: the chapter's MLP, a task, or the folder of a run.
+
+    Raises:
+        ConfigError: there is no such thing, or the checkpoint is another model's.
+    """
+    torch.manual_seed(0)
+    if spec == CHAPTER:
+        return _loaded(CHAPTER, chapter_mlp(), random_inputs([((512,), torch.float32)]), checkpoint)
+    folder = Path(spec)
+    if spec not in TASKS and folder.is_dir():
+        return find_subject(_task_of_run(folder), checkpoint or folder)
+    task = load_task(spec)
+    return _loaded(task.name, task.model(), _inputs_of(task), checkpoint, task)
+
+
+def own_subject(
+    spec: str, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], checkpoint: Path | None = None
+) -> Subject:
+    """A model of the user's own.
+
+    Args:
+        spec: package.module:function, which takes no arguments and returns an ``nn.Module``.
+        shapes: of each input without the batch, and its type.
+        checkpoint: a run's folder or a .safetensors file.
+
+    Raises:
+        ConfigError: it cannot be imported or made, or is no module.
+    """
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigError(f"--model {spec!r} must read package.module:function")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python -m` has it
+    torch.manual_seed(0)
+    try:
+        made = getattr(importlib.import_module(module_name), attribute)()
+    except PacelineError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"--model {spec} could not be made: {reason(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"--model {spec} must return an nn.Module, got {type(made).__name__}")
+    return _loaded(attribute, made, random_inputs(shapes), checkpoint)
+
+
+def random_inputs(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+) -> Callable[[int], tuple[Tensor, ...]]:
+    """Inputs from N(0, 1), or small whole numbers, the same for the same batch."""
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(batch)
+        return tuple(
+            torch.randn(batch, *shape, generator=generator).to(dtype)
+            if dtype.is_floating_point
+            else torch.randint(0, 2, (batch, *shape), generator=generator).to(dtype)
+            for shape, dtype in shapes
+        )
+
+    return inputs
+
+
+def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
+    """The first samples of a task's data, opened when they are first wanted."""
+    opened: list[Tensor] = []
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        if len(opened) < batch:
+            splits = task.data()
+            data = splits.test if splits.test is not None else splits.train
+            count = len(data)  # type: ignore[arg-type]  # a map-style data set has a length
+            opened[:] = [data[i % count][0] for i in range(batch)]
+        return (torch.stack(opened[:batch]),)
+
+    return inputs
+
+
+def _task_of_run(folder: Path) -> str:
+    from ..report.summary import summarize
+
+    return summarize(folder).task
+
+
+def _loaded(
+    name: str,
+    model: nn.Module,
+    inputs: Callable[[int], tuple[Tensor, ...]],
+    checkpoint: Path | None,
+    task: Task | None = None,
+) -> Subject:
+    if checkpoint is not None:
+        _load(model, name, checkpoint)
+    return Subject(name=name, model=model.eval(), inputs=inputs, task=task, checkpoint=checkpoint)
+
+
+def _load(model: nn.Module, name: str, checkpoint: Path) -> None:
+    """Put the weights of a file, or of the file in a run's folder, into ``model``."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
+    if not path.is_file():
+        raise ConfigError(
+            f"no checkpoint at {path}: give a run's folder (runs/NAME) or a .safetensors file"
+        )
+    try:
+        state = load_file(path)
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is no whole .safetensors file: {error}") from error
+    wanted = model.state_dict()
+    differing = [
+        f"{key} is {tuple(state[key].shape)} there, {tuple(wanted[key].shape)} here"
+        for key in wanted
+        if key in state and state[key].shape != wanted[key].shape
+    ]
+    differing += [f"{key} is missing there" for key in wanted if key not in state]
+    differing += [f"{key} is only there" for key in state if key not in wanted]
+    if differing:
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise ConfigError(
+            f"{path} is a checkpoint of another model than {name}: {'; '.join(differing[:3])}{more}"
+        )
+    model.load_state_dict(state)

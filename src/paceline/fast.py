@@ -1,0 +1,275 @@
+"""What ``--fast`` and the flags beside it make of a script's objects, before they join the run.
+
+    given by hand -> [ trial, or what one found before ] -> Speed -> applied to model, optimizer
+
+It happens before memory is laid out, so the store takes over whatever strides there are then, and
+before the optimizer's step is replaced. This module must not know sessions or stores.
+"""
+
+import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, RandomSampler
+
+from .compute.candidate import Forward, Objects, Subject
+from .compute.candidates import CANDIDATES
+from .compute.cores import num_cores
+from .compute.remembered import folder, key_of, remembered
+from .compute.speed import Outcome, Speed
+from .compute.trial import try_all
+from .context import Context
+from .data.loader import fetch
+from .data.transfer import Transfer, move
+from .data.trees import apply
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What ``prepare`` was given, as far as speed depends on it.
+
+    Attributes:
+        sizes: samples of a mini-batch, but for an epoch's last ones.
+        steps_itself: whether the user's optimizer object makes the updates.
+        forward: (model, batch) -> loss; None: a loss is made up of the outputs.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loader: DataLoader[Any]
+    device: torch.device
+    sizes: frozenset[int]
+    num_workers: int
+    steps_itself: bool
+    forward: Forward | None
+
+    @property
+    def objects(self) -> Objects:
+        return Objects(model=self.model, optimizer=self.optimizer, sizes=self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """How this worker computes from now on.
+
+    Attributes:
+        notes: sentences on what was found, for the plan.
+        could_try: what a trial would try, where none was asked for.
+    """
+
+    speed: Speed
+    notes: tuple[str, ...] = ()
+    could_try: tuple[str, ...] = ()
+
+
+def settle(script: Script, context: Context, fast: str) -> Settled:
+    """Choose how to compute, and put it into effect on the script's objects.
+
+    Raises:
+        ConfigError: what was chosen by hand cannot be had; or a trial cannot make a step.
+    """
+    given = given_by_hand(context)
+    notes: tuple[str, ...] = ()
+    could_try: tuple[str, ...] = ()
+    if fast == "auto":
+        outcome, was_there = _found(script, context, given)
+        given = outcome.speed
+        notes = (*outcome.lines(), _source(outcome, was_there))
+    elif context.precision == "auto":
+        raise ConfigError(
+            "--precision auto lets a trial try 16 bits, and no trial was asked for: add --fast "
+            "auto, or name a precision: --precision bf16"
+        )
+    else:
+        could_try = _could_try(script, context, given)
+    for one in CANDIDATES:
+        one.apply(script.objects, getattr(given, one.name))
+    return Settled(speed=given, notes=notes, could_try=could_try)
+
+
+def given_by_hand(context: Context) -> Speed:
+    """The speed that the settings name; ``--precision auto`` begins with fp32."""
+    precision = context.precision
+    return Speed(
+        optimizer="fused" if context.fused_optimizer else Speed().optimizer,
+        channels_last=context.channels_last,
+        compile=context.compile,
+        precision=precision if precision in ("bf16", "fp16") else "fp32",
+        loader_workers=-1 if context.loader_workers is None else context.loader_workers,
+        ahead=context.copies_ahead,
+    )
+
+
+def _found(script: Script, context: Context, given: Speed) -> tuple[Outcome, bool]:
+    try:
+        subject = _subject(script, context, is_measured=True)
+        return remembered(_key(script, context, given), lambda: try_all(subject, given, CANDIDATES))
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"--fast auto could not make a training step of its own: {type(error).__name__}: {text}"
+            "; say how the loop computes its loss: pace.prepare(..., forward=lambda model, batch: "
+            "loss), or leave --fast out"
+        ) from error
+
+
+def _subject(script: Script, context: Context, *, is_measured: bool) -> Subject:
+    """What candidates look at; with a batch and a feed only where it is measured on."""
+    size = max(script.sizes)
+    batch, num_samples = None, size
+    if is_measured:
+        host = _host_batch(script.loader, size)
+        batch, num_samples = move(host, script.device, is_pinned=False), _num_samples(host, size)
+    return Subject(
+        objects=script.objects,
+        device=script.device,
+        batch=batch,
+        num_samples=num_samples,
+        forward=script.forward or made_up_loss,
+        feed=_Feed(script.loader, size, script.device) if is_measured else None,
+        num_cores=num_cores(),
+        num_workers=script.num_workers,
+        steps_itself=script.steps_itself,
+        may_change_numbers=context.precision == "auto",
+    )
+
+
+def _could_try(script: Script, context: Context, given: Speed) -> tuple[str, ...]:
+    """The candidates that have something to try here; no batch is loaded to find out."""
+    subject = _subject(script, context, is_measured=False)
+    names = {one.name: one.options(subject, given) for one in CANDIDATES}
+    return tuple(name.replace("_", " ") for name, values in names.items() if values)
+
+
+class _Feed:
+    """Endless batches of the user's data set, as the loader makes them."""
+
+    def __init__(self, loader: DataLoader[Any], size: int, device: torch.device) -> None:
+        num_samples = len(loader.dataset)  # type: ignore[arg-type]
+        self._loader, self._size, self._device = loader, min(size, num_samples), device
+
+    def __call__(self, speed: Speed) -> Iterator[Any]:
+        user = self._loader
+        workers = user.num_workers if speed.loader_workers < 0 else speed.loader_workers
+        loader: DataLoader[Any] = DataLoader(
+            user.dataset, batch_size=self._size, sampler=RandomSampler(user.dataset),  # type: ignore[arg-type]
+            num_workers=workers, collate_fn=user.collate_fn, drop_last=True,
+            pin_memory=user.pin_memory and torch.accelerator.is_available(),
+            worker_init_fn=user.worker_init_fn,
+            multiprocessing_context=user.multiprocessing_context if workers else None,
+        )  # fmt: skip
+        return self._ahead(loader) if speed.ahead else self._in_turn(loader)
+
+    def _in_turn(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        while True:
+            for batch in loader:
+                yield move(batch, self._device, is_pinned=loader.pin_memory)
+
+    def _ahead(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        transfer = Transfer(self._device)
+        while True:
+            arriving = None
+            for batch in loader:
+                coming = transfer.begin(batch)
+                if arriving is not None:
+                    yield transfer.finish(arriving)
+                arriving = coming
+            if arriving is not None:
+                yield transfer.finish(arriving)
+
+
+def _host_batch(loader: DataLoader[Any], size: int) -> Any:
+    """The first samples of the data set, collated."""
+    dataset: Any = loader.dataset
+    num_samples = min(size, len(dataset))
+    return loader.collate_fn(fetch(dataset, list(range(num_samples))))
+
+
+def _num_samples(batch: Any, size: int) -> int:
+    """Samples of a batch: what most of its tensors have as their first dimension."""
+    found: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.ndim:
+            found.append(len(tensor))
+        return tensor
+
+    apply(note, batch)
+    return max(set(found), key=found.count) if found else size
+
+
+def made_up_loss(model: nn.Module, batch: Any) -> Tensor:
+    """A loss for a model whose own is not known: of the same cost, nearly.
+
+    Cross entropy where there is a label for each row of logits, else the mean square of all that
+    the model returns; what has a ``loss`` of its own is believed.
+    """
+    if isinstance(batch, dict):
+        outputs = model(**batch)
+        targets = batch.get("labels")
+    else:
+        inputs, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+        outputs = model(inputs)
+        targets = rest[0] if rest else None
+    loss = getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim == 2:
+        is_labels = targets.dtype == torch.int64 and targets.shape == outputs.shape[:1]
+        if is_labels:
+            return nn.functional.cross_entropy(outputs.float(), targets)
+    squares: list[Tensor] = []
+
+    def square(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point() and tensor.requires_grad:
+            squares.append(tensor.float().square().mean())
+        return tensor
+
+    apply(square, outputs)
+    if not squares:
+        raise ConfigError(
+            f"the model returned {type(outputs).__name__}, and there is nothing in it to make a "
+            "loss of; give pace.prepare(..., forward=lambda model, batch: loss)"
+        )
+    return torch.stack(squares).sum()
+
+
+def _key(script: Script, context: Context, given: Speed) -> str:
+    """Everything that the outcome depends on: the model, its shapes, torch, the machine."""
+    model, groups = script.model, script.optimizer.param_groups
+    tensors = [(n, tuple(t.shape), str(t.dtype), t.stride()) for n, t in model.named_parameters()]
+    settings = [sorted(k for k, v in g.items() if k != "params" and v) for g in groups]
+    modules = [type(one).__qualname__ for one in model.modules()]
+    device = script.device
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    return key_of((
+        tensors, modules, repr(model), type(script.optimizer).__qualname__, settings,
+        sorted(script.sizes), script.num_workers,
+        script.steps_itself, script.loader.num_workers, type(script.loader.dataset).__qualname__,
+        len(script.loader.dataset), given, context.precision == "auto",  # type: ignore[arg-type]
+        torch.__version__, importlib.metadata.version("paceline"), machine, str(device.type),
+        num_cores(), torch.get_num_threads(), [one.name for one in CANDIDATES],
+    ))  # fmt: skip
+
+
+def _cpu_name() -> str:
+    import platform
+
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _source(outcome: Outcome, was_there: bool) -> str:
+    if was_there:
+        return f"fast: as it was measured before; to measure again, delete it from {folder()}"
+    return f"fast: measured in {outcome.took_s:.0f} s, and remembered in {folder()}"

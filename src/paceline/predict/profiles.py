@@ -1,0 +1,251 @@
+"""What a short real run tells: how long steps take, and what the exchange beside them costs.
+
+    trace of a run -> Profile -> a machine with any number of workers
+
+    grant ------ exchange ------ computing ---- ordered delay ---- push --> heard
+            (message, update,                   (--delay: known,      (slot,
+             pull)             compute           taken out)            message)
+
+The exchange of a step is the time from its grant to its push being heard, less the computing and
+the ordered delay: the messages both ways, adding the push to the sum, the pull, and the
+coordinator's own time. Where it began with a new version, writing that is in it as well: what such
+steps take longer is ``apply_s``. All of it is measured with the cores as busy as they were in that
+run, so an asynchronous run, where nobody is granted at the same time as others, is the best profile
+(paceline plan takes one of k-batch-async). A run between peers has no grants: its exchange is what
+its workers say they spent on it.
+
+A profile belongs to one task, one model and one mini-batch size; ``check`` refuses it for another.
+This module must not know what is predicted from it.
+"""
+
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..conditions.delays import Delay, parse_delays, parse_slowness
+from ..conditions.distributions import Empirical
+from ..conditions.machine import Machine
+from ..errors import ConfigError
+from ..events import Apply, Grant, Joined, Ticket
+from ..protocols import parse
+from ..records import Handed, Header, Heard, Ordered, Record
+from ..trace import FILE_NAME, read_trace
+
+_WARM_UP_STEPS = 2
+"""Left out at the start of each member: the first steps fill caches and allocate."""
+_FEWEST_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The timing of one recorded run.
+
+    Attributes:
+        work_s: by worker, the seconds of computing each mini-batch, warm-up left out, and what
+            ``delay`` and ``slow`` ordered taken out.
+        exchange_s: by worker, the seconds of each exchange beside them.
+        apply_s: what writing a new version takes; 0.0 where it could not be told apart.
+        delay, slow: as that run was given them.
+        cores: that its workers shared; None: it was not recorded.
+    """
+
+    run_dir: Path
+    task: str
+    mini_batch_size: int
+    num_parameters: int
+    work_s: Mapping[int, tuple[float, ...]]
+    exchange_s: Mapping[int, tuple[float, ...]]
+    apply_s: float
+    delay: tuple[str, ...]
+    slow: tuple[str, ...]
+    cores: int | None
+
+    @property
+    def num_steps(self) -> int:
+        return sum(len(one) for one in self.work_s.values())
+
+    @property
+    def mean_step_s(self) -> float:
+        """Seconds of computing a mini-batch."""
+        return statistics.fmean(value for one in self.work_s.values() for value in one)
+
+    @property
+    def push_s(self) -> float:
+        """Seconds beside it, from a grant to the next push."""
+        return statistics.fmean(value for one in self.exchange_s.values() for value in one)
+
+    def machine(self, num_workers: int, cores: int | None) -> Machine:
+        """What so many workers would meet, ``cores`` of them at the same time (None: all).
+
+        With as many workers as the run had each has its own times, otherwise all share all.
+        """
+        return Machine(
+            text=f"as in {self.run_dir}",
+            work=_delays(self.work_s, num_workers),
+            exchange=_delays(self.exchange_s, num_workers),
+            apply_s=self.apply_s,
+            cores=cores,
+        )
+
+    def check(self, task: str, num_parameters: int, mini_batch_size: int) -> None:
+        """Raises ConfigError where the profile is of something else; it says what differs."""
+        pairs = {
+            "task": (self.task, task),
+            "parameters": (self.num_parameters, num_parameters),
+            "mini-batch size": (self.mini_batch_size, mini_batch_size),
+        }
+        wrong = [f"{name} {a} there, {b} here" for name, (a, b) in pairs.items() if a != b]
+        if wrong:
+            raise ConfigError(
+                f"the profile {self.run_dir} is of something else ({'; '.join(wrong)}); "
+                "leave --profile out to take one now"
+                + (f", or ask for --mini-batch-size {self.mini_batch_size}" if len(wrong) == 1
+                   and self.mini_batch_size != mini_batch_size else "")
+            )  # fmt: skip
+
+
+def _delays(rows: Mapping[int, tuple[float, ...]], num_workers: int) -> tuple[Delay, ...]:
+    if sorted(rows) == list(range(num_workers)):
+        chosen = [rows[worker] for worker in range(num_workers)]
+    else:
+        chosen = [tuple(value for row in rows.values() for value in row)] * num_workers
+    return tuple(Delay(text="measured", terms=(Empirical(values_s=row),)) for row in chosen)
+
+
+def read_profile(run_dir: Path) -> Profile:
+    """The profile that a run's trace holds.
+
+    Raises:
+        ConfigError: there is no trace, it is damaged or of another version, or tells too little.
+    """
+    records = read_trace(run_dir / FILE_NAME)
+    header = next((one for one in records if isinstance(one, Header)), None)
+    if header is None:
+        raise ConfigError(f"the trace in {run_dir} is empty: that run never began")
+    found = _Steps(header)
+    for record in records:
+        found.hear(record)
+    if found.num_steps < _FEWEST_STEPS:
+        raise ConfigError(
+            f"{run_dir} has {found.num_steps} timed steps, at least {_FEWEST_STEPS} are needed for "
+            "a profile; take a longer run"
+        )
+    apply_s = found.apply_s()
+    return Profile(
+        run_dir=run_dir,
+        task=header.text("task"),
+        mini_batch_size=header.number("mini_batch_size"),
+        num_parameters=header.number("num_parameters"),
+        work_s=_by_worker(found.work_s),
+        exchange_s=_by_worker(found.exchange_s(apply_s)),
+        apply_s=apply_s,
+        delay=header.texts("delay"),
+        slow=header.texts("slow"),
+        cores=header.number("cores") or None,
+    )
+
+
+def _by_worker(rows: Mapping[int, Iterable[float]]) -> dict[int, tuple[float, ...]]:
+    return {worker: tuple(rows[worker]) for worker in sorted(rows)}
+
+
+class _Steps:
+    """The steps of a trace, one after the other.
+
+    Args:
+        header: of the trace.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.num_steps = 0
+        self.work_s: defaultdict[int, list[float]] = defaultdict(list)
+        self._beside_s: defaultdict[int, list[tuple[bool, float]]] = defaultdict(list)
+        self._ordered = _Ordered(header)
+        self._has_grants = header.text("engine") == "local" and header.text("path") == "store"
+        self._worker_of: dict[int, int] = {}
+        self._granted: dict[tuple[int, int], tuple[float, bool]] = {}  # when, with an update
+        self._num_of: defaultdict[int, int] = defaultdict(int)
+        self._is_updated = False
+
+    def hear(self, record: Record) -> None:
+        """The next line."""
+        match record:
+            case Heard(fact=Joined(member, _), worker=int(worker)):
+                self._worker_of[member] = worker
+            case Handed():
+                self._is_updated = False
+                self._pushed(record)
+            case Ordered(order=Apply()):
+                self._is_updated = True
+            case Ordered(order=Grant(ticket=ticket)):
+                self._granted[ticket[:2]] = (record.t_s, self._is_updated)
+
+    def _pushed(self, record: Handed) -> None:
+        ticket = record.fact.ticket
+        worker = self._worker_of.get(ticket.member, ticket.member)
+        work_s = self._ordered.rest_s(worker, ticket, record.compute_s)
+        granted = self._granted.pop(ticket[:2], None)
+        self._num_of[ticket.member] += 1
+        if self._num_of[ticket.member] <= _WARM_UP_STEPS or record.compute_s <= 0.0:
+            return
+        beside_s, is_updated = record.push_s, False
+        if self._has_grants and granted is not None:
+            beside_s = record.fact.at_s - granted[0] - record.compute_s
+            is_updated = granted[1]
+        self.num_steps += 1
+        self.work_s[worker].append(max(0.0, work_s))
+        self._beside_s[worker].append((is_updated, max(0.0, beside_s)))
+
+    def apply_s(self) -> float:
+        """What exchanges take longer that began with a new version."""
+        both = [one for row in self._beside_s.values() for one in row]
+        new, old = ([s for is_new, s in both if is_new is wanted] for wanted in (True, False))
+        if min(len(new), len(old)) < _FEWEST_STEPS:
+            return 0.0
+        return max(0.0, statistics.fmean(new) - statistics.fmean(old))
+
+    def exchange_s(self, apply_s: float) -> dict[int, list[float]]:
+        """The exchanges, without the writing of new versions."""
+        return {
+            worker: [max(0.0, beside_s - apply_s * is_updated) for is_updated, beside_s in row]
+            for worker, row in self._beside_s.items()
+        }
+
+
+class _Ordered:
+    """The delays that a run was given: they are known, so that the rest can be told.
+
+    Args:
+        header: of the trace.
+    """
+
+    def __init__(self, header: Header) -> None:
+        workers = header.number("workers", 1)
+        self._delays = parse_delays(header.texts("delay"), workers)
+        self._slow, phases = parse_slowness(header.texts("slow"), workers)
+        if phases:
+            raise ConfigError(
+                "a run whose workers are slow in phases is no profile: what it measured cannot be "
+                "told from the phases; take one without --slow and name it for what is predicted"
+            )
+        self._num_steps = parse(header.text("protocol"), workers).num_steps
+        self._seed = header.number("seed")
+        self._draws: dict[int, tuple[random.Random, int]] = {}  # of a member, and the next ticket
+
+    def rest_s(self, worker: int, ticket: Ticket, compute_s: float) -> float:
+        """Of the seconds of a ticket's computing, those that nobody ordered, a mini-batch."""
+        factor, delay = self._slow.get(worker, 1.0), self._delays[worker]
+        if delay is None:
+            return compute_s / factor / self._num_steps
+        # A new life at a seat begins with the seat's first draw, as its process does.
+        if ticket.member not in self._draws:
+            self._draws[ticket.member] = (random.Random(f"{self._seed}/{worker}"), 0)
+        rng, next_serial = self._draws[ticket.member]
+        for _ in range((ticket.serial - next_serial) * self._num_steps):
+            delay.sample(rng)
+        self._draws[ticket.member] = (rng, ticket.serial + 1)
+        ordered_s = sum(delay.sample(rng) for _ in range(self._num_steps))
+        return (compute_s / factor - ordered_s) / self._num_steps

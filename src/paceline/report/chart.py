@@ -1,0 +1,164 @@
+"""Curves over a common legend, in one diagram or several, as one SVG file.
+
+    +--------------------------------------+
+    | title                                |
+    | what is the same for all curves      |
+    | --- one curve   - o - another        |   the legend
+    | what goes up (unit)                  |
+    |   0.9 |\\___o                         |   thick: the curve; thin: its repeats; dots: its
+    |   0.1 |____\\__o______                |   measured points
+    |       0        20       40           |
+    |          what goes right (unit)      |
+    +--------------------------------------+
+
+A curve has the same look in every diagram. Colours differ in how dark they are and lines in their
+dashes, so a grey print can be read. The parts are those of svg.py. This module must not know runs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .summary import Point
+from .svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, nice_ticks, rule, text, x_axis
+
+COLOURS = ("#141414", "#c0392b", "#e08a00", "#5c1a8b", "#1f8a70", "#7fb2e5")
+"""Any two differ by about a tenth of the grey scale when they are printed without colour."""
+DASHES = ("", "9 4", "3 3", "12 3 3 3", "16 5", "1 4", "8 3 2 3 2 3")
+"""Of another length than the colours, so that more curves than colours still differ."""
+
+_LEGEND_TOP, _LEGEND_LINE = 66, 20
+_GAP, _AXIS, _BELOW = 52, 30, 56
+"""Pixels: between two diagrams, for an axis between them, below the last."""
+_THICK, _THIN = 'stroke-width="2.5"', 'stroke-width="1" stroke-opacity="0.45"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line; ``t`` of its points is whatever goes right. Curves of one name look alike."""
+
+    name: str
+    points: tuple[Point, ...] = ()
+    dots: tuple[Point, ...] = ()
+    others: tuple[tuple[Point, ...], ...] = ()
+    """The same with other seeds: thin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagram:
+    """One pair of axes.
+
+    Args:
+        label: what goes up, with its unit.
+        x_label: what goes right, with its unit; empty: it shares the axis of the next diagram.
+        mark: a value to draw a thin level line at, and its words.
+    """
+
+    label: str
+    curves: tuple[Curve, ...]
+    x_label: str = ""
+    height: float = 300.0
+    from_zero: bool = False
+    stop: float | None = None
+    """Where the axis ends; None: with the last point."""
+    mark: tuple[float, str] | None = None
+
+
+def draw_chart(title: str, subtitle: str, diagrams: Sequence[Diagram]) -> str:
+    """The text of an SVG file."""
+    names = list(dict.fromkeys(one.name for part in diagrams for one in part.curves))
+    stop = max((_last(part) for part in diagrams), default=0.0) or 1.0
+    top = _LEGEND_TOP + _LEGEND_LINE * -(-len(names) // 2) + 30.0
+    panels, all_ticks = [], []
+    for part in diagrams:
+        own = (part.stop or _last(part) or 1.0) if part.x_label else stop
+        ticks = _ticks(part, own)
+        all_ticks.append(ticks)
+        panels.append(Panel(top=top, low=ticks[0], high=ticks[-1], stop=own, height=part.height))
+        top = panels[-1].bottom + _GAP + (_AXIS if part.x_label else 0)
+    parts = head(title, panels[-1].bottom + _BELOW)
+    parts.append(text(LEFT, 44, subtitle))
+    dotted = {one.name for part in diagrams for one in part.curves if one.dots}
+    parts += _legend(names, dotted)
+    for part, panel, ticks in zip(diagrams, panels, all_ticks, strict=True):
+        parts += frame(panel, part.label, ticks)
+        parts += _mark(part, panel)
+        for curve in part.curves:
+            parts += _curve(curve, panel, *style(names.index(curve.name)))
+        if part.x_label:
+            parts += x_axis(panel, part.x_label)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def style(number: int) -> tuple[str, str]:
+    """Colour and dashes of the curve with this number."""
+    return COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+
+
+def _points(part: Diagram) -> list[Point]:
+    curves = part.curves
+    lists = [one for curve in curves for one in (curve.points, curve.dots, *curve.others)]
+    return [point for points in lists for point in points]
+
+
+def _last(part: Diagram) -> float:
+    return max((point.t for point in _points(part)), default=0.0)
+
+
+def _ticks(part: Diagram, stop: float) -> tuple[float, ...]:
+    """The values of its axis that goes up; the first and the last are its ends."""
+    points = [one for one in _points(part) if one.t <= stop and math.isfinite(one.value)]
+    values = [one.value for one in points] or [0.0, 1.0]
+    low, high = min(values), max(values)
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    return nice_ticks(0.0 if part.from_zero and low >= 0.0 else low, high, 5)
+
+
+def _legend(names: Sequence[str], dotted: set[str]) -> list[str]:
+    """Two columns: a piece of the line, and its name."""
+    parts = []
+    for number, name in enumerate(names):
+        x = LEFT + (number % 2) * (WIDTH - LEFT - RIGHT) / 2
+        y = _LEGEND_TOP + _LEGEND_LINE * (number // 2)
+        colour, dash = style(number)
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{y}" x2="{x + 44:.1f}" y2="{y}" stroke="{colour}" '
+            f"{_THICK}{dashes}/>"
+        )
+        if name in dotted:
+            parts.append(_dot(x + 22, y, colour))
+        parts.append(text(x + 52, y + 4, name))
+    return parts
+
+
+def _mark(part: Diagram, panel: Panel) -> list[str]:
+    if part.mark is None:
+        return []
+    value, words = part.mark
+    y = panel.y(value)
+    return [rule(LEFT, y, WIDTH - RIGHT, y, FAINT), text(LEFT + 6, y - 5, words)]
+
+
+def _curve(curve: Curve, panel: Panel, colour: str, dash: str) -> list[str]:
+    parts = []
+    for points, look in [*((one, _THIN) for one in curve.others), (curve.points, _THICK)]:
+        if inside := _until(points, panel.stop):
+            parts += line(panel, inside, colour, dash, look)
+    dots = [one for one in curve.dots if one.t <= panel.stop]
+    return [*parts, *(_dot(panel.x(one.t), panel.y(one.value), colour) for one in dots)]
+
+
+def _until(points: Sequence[Point], stop: float) -> list[Point]:
+    """A curve up to where the axis ends, to the pixel."""
+    inside = [one for one in points if one.t <= stop]
+    if inside and len(inside) < len(points):
+        before, after = inside[-1], points[len(inside)]
+        share = (stop - before.t) / (after.t - before.t)
+        inside.append(Point(t=stop, value=before.value + share * (after.value - before.value)))
+    return inside
+
+
+def _dot(x: float, y: float, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'

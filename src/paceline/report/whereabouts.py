@@ -1,0 +1,254 @@
+"""What became of one sample: which update used it, by which worker and how stale, epoch by epoch.
+
+    sample --order of the epoch--> position --lease--> tickets --> the update, or why there is none
+
+A run hands out positions of an epoch's order. The order is drawn by the user's sampler, which a
+trace does not hold; where the sampler is torch's own it is drawn again here from the run's seed.
+Everything else comes from the trace alone. This module must not know terminals or engines.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..events import Apply, Cancel, Discard, EpochEnd, Grant, Joined, Late, Lease, Left
+from ..records import Handed, Header, Heard, Ordered, Record
+from ..trace import FILE_NAME, read_trace
+
+OWN_ORDER = "own"
+"""The kind of an order that only the user's sampler can draw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of one sample in one epoch.
+
+    Attributes:
+        epoch: from 1, as it is shown.
+        position: in the epoch's order.
+        tries: how often its mini-batch was worked on.
+        update: that used it, from 1; None: none did.
+        worker: whose gradient that was.
+        staleness_versions: updates between the parameters of the gradient and its own.
+        reason: why no update used it, or what became of it before one did.
+    """
+
+    epoch: int
+    position: int
+    tries: int
+    update: int | None
+    worker: int | None
+    staleness_versions: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochLedger:
+    """The samples of one epoch, by what became of them: the parts add up to the whole."""
+
+    epoch: int
+    samples: int
+    used: int
+    dropped: int
+    open: int
+    """Of an epoch that was not finished: not used yet."""
+    twice: int
+    """In more than one update: 0, or something is wrong."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    lease: Lease
+    tickets: list[tuple[int, int]] = field(default_factory=list)
+    update: int | None = None
+    worker: int | None = None
+    staleness: int | None = None
+    num_updates: int = 0
+
+
+class Fates:
+    """The leases of a run, each with what became of it; ``add`` every record in order."""
+
+    def __init__(self) -> None:
+        self.header: Header | None = None
+        self.epochs: dict[int, dict[int, _Lease]] = {}
+        self.ended: set[int] = set()
+        self._seats: dict[int, int] = {}
+        self._work: dict[tuple[int, int], list[_Lease]] = {}
+        self._current: dict[int, tuple[int, int]] = {}
+        self._pushed: set[tuple[int, int]] = set()
+        self._given_up: dict[tuple[int, int], str] = {}
+        """Work that came to nothing, and why."""
+        self._gone: dict[int, str] = {}
+        self._version = 0
+
+    def add(self, record: Record) -> None:
+        """Take one record in."""
+        match record:
+            case Header():
+                self.header = record
+            case Heard(fact=Joined(member, _)):
+                self._seats[member] = member if record.worker is None else record.worker
+            case Heard(fact=Left(member, _)):
+                self._gone[member] = record.reason or "gone"
+            case Handed():
+                self._pushed.add(record.fact.ticket[:2])
+            case Ordered():
+                self._ordered(record)
+
+    def _ordered(self, record: Ordered) -> None:
+        match record.order:
+            case Grant(ticket, leases, _):
+                known = [self._lease(one) for one in leases]
+                self._work.setdefault(ticket[:2], []).extend(known)
+                self._current[ticket.member] = ticket[:2]
+                for one in known:
+                    one.tickets.append(ticket[:2])
+            case Apply(tickets, _):
+                self._applied(tickets)
+            case Cancel(member):
+                self._give_up(self._current[member], "called off")
+            case Discard(ticket):
+                self._give_up(ticket[:2], "its push was discarded")
+            case Late(ticket):
+                self._give_up(ticket[:2], "its push came late")
+            case EpochEnd(epoch, _):
+                self.ended.add(epoch)
+
+    def _applied(self, tickets: Iterable[tuple[int, int, int]]) -> None:
+        for member, serial, version in tickets:
+            for one in self._work.pop((member, serial), ()):
+                one.num_updates += 1
+                one.update = self._version + 1
+                one.worker = self._seats.get(member, member)
+                one.staleness = self._version - version
+        self._version += 1
+
+    def _give_up(self, ticket: tuple[int, int], why: str) -> None:
+        said = self._given_up.get(ticket)
+        self._given_up[ticket] = why if said is None else f"{said}, {why}"
+
+    def _history(self, one: _Lease) -> list[str]:
+        """What came to nothing before the update, or instead of one."""
+        said = []
+        for ticket in one.tickets:
+            why = self._given_up.get(ticket)
+            if why is None and ticket not in self._pushed:  # a trace may tell of a death early
+                why = self._gone.get(ticket[0])
+            if why is not None:
+                said.append(f"worker {self._seats.get(ticket[0], ticket[0])}: {why}")
+        return said
+
+    def _lease(self, lease: Lease) -> _Lease:
+        leases = self.epochs.setdefault(lease.epoch, {})
+        return leases.setdefault(lease.start, _Lease(lease))
+
+    def fate(self, epoch: int, position: int) -> Fate:
+        """What became of the sample at this position of an epoch's order."""
+        found = next(
+            (one for one in self.epochs[epoch].values() if _holds(one.lease, position)), None
+        )
+        reason = "" if found is None else "; then ".join(self._history(found))
+        if found is None or found.update is None:
+            last = "dropped" if epoch in self.ended else "the run ended before it was used"
+            if found is None and epoch in self.ended:
+                last = "left out: the last batch of the epoch was not full (drop_last)"
+            reason = f"{reason}; {last}" if reason else last
+        return Fate(
+            epoch=epoch + 1,
+            position=position,
+            tries=len(found.tickets) if found else 0,
+            update=found.update if found else None,
+            worker=found.worker if found else None,
+            staleness_versions=found.staleness if found else None,
+            reason=reason,
+        )
+
+    def ledger(self, epoch: int, num_samples: int) -> EpochLedger:
+        """How the samples of an epoch add up."""
+        counts: Counter[str] = Counter()
+        for one in self.epochs[epoch].values():
+            counts["used" if one.num_updates else "unused"] += one.lease.num_samples
+            counts["twice"] += one.lease.num_samples if one.num_updates > 1 else 0
+        is_over = epoch in self.ended
+        rest = num_samples - counts["used"]
+        return EpochLedger(
+            epoch=epoch + 1,
+            samples=num_samples,
+            used=counts["used"],
+            dropped=rest if is_over else 0,
+            open=0 if is_over else rest,
+            twice=counts["twice"],
+        )
+
+
+def _holds(lease: Lease, position: int) -> bool:
+    return lease.start <= position < lease.stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleReport:
+    """All of a run about one sample."""
+
+    sample: int
+    fates: tuple[Fate, ...]
+    ledgers: tuple[EpochLedger, ...]
+
+
+def report_sample(
+    run_dir: Path, sample: int, draw: Callable[[Header, int], Sequence[int]]
+) -> SampleReport:
+    """What became of ``sample`` in every epoch of the run.
+
+    Args:
+        sample: its index in the data set.
+        draw: the order of an epoch, where it can be drawn again.
+
+    Raises:
+        ConfigError: there is no such run or sample, or its order was the user's own.
+    """
+    if not run_dir.is_dir():
+        raise ConfigError(f"there is no run at {run_dir}; runs lie under runs/, see: ls runs")
+    fates = Fates()
+    for record in read_trace(run_dir / FILE_NAME):
+        fates.add(record)
+    header = fates.header
+    if header is None or not fates.epochs:
+        raise ConfigError(f"{run_dir} has no epoch: the run ended before its first mini-batch")
+    num_samples = header.number("num_samples")
+    found = []
+    for epoch in sorted(fates.epochs):
+        order = draw(header, epoch)
+        if sample in order:
+            found.append(fates.fate(epoch, list(order).index(sample)))
+    if not found:
+        raise ConfigError(
+            f"sample {sample} is in no epoch of {run_dir}: it has {num_samples} samples, "
+            f"0 to {num_samples - 1}"
+        )
+    ledgers = tuple(fates.ledger(epoch, num_samples) for epoch in sorted(fates.epochs))
+    return SampleReport(sample=sample, fates=tuple(found), ledgers=ledgers)
+
+
+def render_sample(report: SampleReport) -> list[str]:
+    """The report as lines for people."""
+    lines = [f"sample {report.sample}"]
+    for one in report.fates:
+        where = f"epoch {one.epoch}, position {one.position}"
+        if one.update is None:
+            lines.append(f"  {where}: in no update: {one.reason}")
+            continue
+        stale = one.staleness_versions or 0
+        age = "fresh" if not stale else f"{stale} version{'s' * (stale != 1)} stale"
+        lines.append(f"  {where}: update {one.update}, by worker {one.worker}, {age}")
+        if one.reason:
+            lines.append(f"    before that: {one.reason}")
+    lines += ["", "epoch   samples      used   dropped      open     twice"]
+    for ledger in report.ledgers:
+        lines.append(
+            f"{ledger.epoch:<5}{ledger.samples:>10,}{ledger.used:>10,}{ledger.dropped:>10,}"
+            f"{ledger.open:>10,}{ledger.twice:>10,}"
+        )
+    return lines

@@ -1,0 +1,134 @@
+"""A run without its members: what a checkpoint holds of it, and how others can go on from that.
+
+    state of the coordinator --1--> at rest --2--> cut anew --> a coordinator with other members
+
+    1  work in flight and pushes that are in no update return; members are gone, and the protocol
+       remembers what it learned, not who they were
+    2  another number of workers cuts batches into another number of mini-batches: those that
+       nobody has begun are cut anew, so an update still averages one batch
+
+States are what ``state()`` gives, as JSON can carry it. This module must not know files or time.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.batches import Batches, Cuts
+from paceline.events import Lease
+from paceline.protocols.base import SyncProtocol
+
+State = dict[str, Any]
+_NOT_YET = 0  # the fate of a lease that no update has used
+
+
+def at_rest(protocol: SyncProtocol, unheard: State) -> State:
+    """The protocol's state without members: as it began, but for what it learned."""
+    now = protocol.state()
+    return {**unheard, **{name: now[name] for name in protocol.learned}}
+
+
+def resting(state: State, protocol: State) -> State:
+    """The state that ``Coordinator.stop`` would leave; ``protocol`` is at rest.
+
+    Invariant: it *is* that state (tests/test_resting.py, for every protocol).
+    """
+    ledger, members, stats = state["ledger"], state["members"], dict(state["stats"])
+    stats["cancelled"] += sum(ticket is not None for *_, ticket in members["live"])
+    stats["discarded"] += len(ledger["pushed"])
+    gone = {number: serial for number, serial, *_ in members["live"]}
+    return {
+        **state,
+        "stats": stats,
+        "protocol": protocol,
+        "ledger": _ledger_at_rest(ledger),
+        "members": {
+            "live": [],
+            "departed": sorted(map(list, {**dict(members["departed"]), **gone}.items())),
+            "pending": [],
+        },
+    }
+
+
+def _ledger_at_rest(ledger: State) -> State:
+    held = {lease_id for lease_id, _ in ledger["held"]}
+    pushed = {lease_id for _, ids in ledger["pushed"] for lease_id in ids}
+    kept = {lease_id for _, ids in ledger["lookahead"]["kept"] for lease_id in ids}
+    return {
+        **ledger,
+        "returned": sorted(held | pushed | kept | set(ledger["returned"])),
+        "held": [],
+        "work": [],
+        "pushed": [],
+        "lookahead": {"depths": [], "kept": [], "told": []},
+    }
+
+
+def next_member(state: State) -> int:
+    """The lowest number that no member of this run has had."""
+    return max((number for number, _ in state["members"]["departed"]), default=-1) + 1
+
+
+def recut(ledger: State, batches: Batches) -> State:
+    """The ledger's state for ``batches`` with another number of parts; the same if it is equal.
+
+    A batch of which an update has used a part keeps its cuts. Leases get new ids, so that an id
+    never means two ranges.
+    """
+    cuts = ledger["cuts"]
+    if cuts["parts"] == batches.parts or cuts["epoch"] < 0:
+        return ledger
+    if cuts["batch_ends"] is not None:
+        batches = batches.with_ends(cuts["batch_ends"])
+    old = Cuts.from_state(cuts, batches)
+    fates = [*ledger["fate"], *[_NOT_YET] * (len(old.leases) - len(ledger["fate"]))]
+    by_batch = _by_batch(old.leases, fates, batches, cuts["next_batch"])
+    while by_batch and not any(fate for _, fate in by_batch[-1]):
+        by_batch.pop()
+    stops, new_fates, first_id = [], list[int](), old.next_id
+    for batch, rows in enumerate(by_batch):
+        if not any(fate for _, fate in rows):
+            rows = [(lease, _NOT_YET) for lease in batches.cut(batch, cuts["epoch"], 0)]
+        stops += [lease.stop for lease, _ in rows]
+        new_fates += [fate for _, fate in rows]
+    new_cuts = {
+        "batch_ends": cuts["batch_ends"],
+        "parts": batches.parts,
+        "epoch": cuts["epoch"],
+        "first_id": first_id,
+        "next_batch": len(by_batch),
+        "num_taken": len(stops),
+        "stops": stops,
+    }
+    returned = [first_id + i for i, fate in enumerate(new_fates) if not fate]
+    return {**ledger, "cuts": new_cuts, "fate": new_fates, "returned": returned}
+
+
+_Rows = list[tuple[Lease, int]]
+
+
+def _by_batch(
+    leases: Sequence[Lease], fates: Sequence[int], batches: Batches, num_batches: int
+) -> list[_Rows]:
+    """The leases that were cut, with their fates, batch by batch."""
+    rows: list[_Rows] = [[] for _ in range(num_batches)]
+    batch = 0
+    for lease, fate in zip(leases, fates, strict=True):
+        while lease.start >= batches.bounds(batch)[1]:
+            batch += 1
+        rows[batch].append((lease, fate))
+    return rows
+
+
+def frontier(ledger: State, batches: Batches) -> int | None:
+    """The position before which all samples are used and after which none is; None: no such one.
+
+    ``ledger`` is at rest. Where there is one, peers can go on from it by themselves.
+    """
+    cuts = Cuts.from_state(ledger["cuts"], batches)
+    num_used = 0
+    fates = ledger["fate"]
+    while num_used < len(fates) and fates[num_used]:
+        num_used += 1
+    if any(fates[num_used:]):
+        return None
+    return cuts.leases[num_used - 1].stop if num_used else 0

@@ -1,0 +1,106 @@
+"""What a member hears: jobs are done in their turn, all else is handed on in order.
+
+    lane -> [ jobs: duties ] -> queue -> next
+
+A member that waits, for a message or for a version, does the jobs that arrive meanwhile. This
+module must not know what a message leads to.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .base import Clock, Stopped
+from .duties import JOBS, Duties
+from .lane import Lane, Message
+
+_ANSWERS = frozenset(("range", "totals", "summed"))
+"""What is still answered after the run was told to stop."""
+
+
+class Mailbox:
+    """The messages of one member.
+
+    Args:
+        clock: the seconds that waiting takes are added to its ``wait_s``.
+        is_main: whether this member prints and saves from the start.
+    """
+
+    snap: Callable[[Message], None]
+    """Does what ``snap`` asks for; set by the session."""
+
+    def __init__(self, lane: Lane, duties: Duties, clock: Clock, *, is_main: bool) -> None:
+        self._lane = lane
+        self._duties = duties
+        self._clock = clock
+        self._queue: deque[Message] = deque()
+        self.is_main = is_main
+        self.has_stopped = False
+        """Whether a stop was taken."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop has come, be it that it waits behind other messages."""
+        if not self.has_stopped:
+            self.look()
+        return self.has_stopped or any(message[0] == "stop" for message in self._queue)
+
+    def next(self) -> Message:
+        """The next message that is not a job; jobs that came before it are done first."""
+        while True:
+            while self._duties:
+                self.settle(self._duties.wait)
+                self._duties.do_due()
+            if self._queue:
+                message = self._queue.popleft()
+                if message[0] == "snap":
+                    self.snap(message)
+                    continue
+                self.has_stopped |= message[0] == "stop"
+                return message
+            start = time.perf_counter()
+            self._hear()
+            self._clock.wait_s += time.perf_counter() - start
+
+    def expect(self, kind: str) -> Message:
+        """The next message, which must be of this kind. Raises Stopped: it is not, the run ends."""
+        message = self.next()
+        while message[0] == "stop" and kind in _ANSWERS:
+            message = self.next()  # the run ends at the next epoch; what was asked is answered
+        if message[0] != kind:
+            raise Stopped
+        return message
+
+    def answer(self, kind: str) -> Message:
+        """The next message of this kind; those before it stay, in order."""
+        others = []
+        while (message := self.next())[0] != kind:
+            others.append(message)
+        self._queue.extendleft(reversed(others))
+        return message
+
+    def look(self) -> None:
+        """Take in what has come, without waiting."""
+        self._hear(is_blocking=False)
+
+    def do_jobs(self) -> None:
+        """Do the jobs whose turn it is, leave every other message for later."""
+        self.look()
+        self._duties.do_due()
+
+    def settle(self, is_there: Callable[[], bool]) -> None:
+        """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
+        start = time.perf_counter()
+        while not is_there():
+            self.do_jobs()
+        self._clock.wait_s += time.perf_counter() - start
+
+    def _hear(self, is_blocking: bool = True) -> None:
+        """Take in what has come: jobs by their number, all else in order."""
+        for message in self._lane.receive(is_blocking):
+            if message[0] in JOBS:
+                self._duties.take(message)
+            elif message[0] == "main":
+                self.is_main = True
+            else:
+                self._queue.append(message)

@@ -1,0 +1,63 @@
+"""Apart: answers come back, errors are told apart, and no process stays."""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.bench.apart import Apart
+from paceline.errors import ConfigError, WorkerError
+
+SEAT = """
+import os
+from paceline.errors import ConfigError
+
+class Seat:
+    def __init__(self, start):
+        self.total = start
+
+    def add(self, number):
+        print("a library prints what it likes")
+        self.total += number
+        return {"total": self.total, "pid": os.getpid()}
+
+    def refuse(self):
+        raise ConfigError("not like this")
+
+    def fail(self):
+        raise ValueError("mine")
+
+    def die(self):
+        os.write(2, b"last words\\n")
+        os._exit(3)
+"""
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Apart:
+    (tmp_path / "seats.py").write_text(SEAT)
+    return Apart("seats:Seat", {"start": 40}, {"PYTHONPATH": str(tmp_path)})
+
+
+def test_the_object_lives_in_another_process_and_keeps_its_state(seat: Apart) -> None:
+    with seat:
+        assert seat.ask("add", number=1)["total"] == 41
+        answer = seat.ask("add", number=1)
+        assert answer["total"] == 42
+        assert answer["pid"] != os.getpid()
+    assert not psutil.pid_exists(answer["pid"])
+
+
+def test_errors_say_whose_they_are_and_the_process_goes_on(seat: Apart) -> None:
+    with seat:
+        with pytest.raises(ConfigError, match="not like this"):
+            seat.ask("refuse")
+        with pytest.raises(WorkerError, match="ValueError: mine"):
+            seat.ask("fail")
+        assert seat.ask("add", number=2)["total"] == 42
+
+
+def test_a_process_that_dies_leaves_its_last_words(seat: Apart) -> None:
+    with seat, pytest.raises(WorkerError, match="ended with 3: last words"):
+        seat.ask("die")

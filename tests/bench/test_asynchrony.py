@@ -1,0 +1,75 @@
+"""t1, t2 and t3 of a back end with known delays, what n calls cost, and the depth of the queue."""
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from paceline.bench.asynchrony import Asynchrony, measure_backend, numpy_and_torch
+from paceline.bench.asynchrony_lines import render_asynchrony
+from paceline.bench.backends import QueueBackend, make_backend
+
+Say = Callable[[str], tuple[int, str, str]]
+CALL_S = 0.002
+
+
+def wait() -> None:
+    """An operation that takes 2 ms, and no core."""
+    time.sleep(CALL_S)
+
+
+def measured(calls: int) -> Asynchrony:
+    backend = QueueBackend(wait, "a wait of 2 ms", depth=16)
+    try:
+        return measure_backend(backend, calls)
+    finally:
+        backend.close()
+
+
+def test_both_kinds_are_predicted_by_the_documents_formulas() -> None:
+    found = measured(60)
+    t1_s, t2_s, t3_s = found.t1.mean_s, found.t2.mean_s, found.t3.mean_s
+    assert found.blocking_predicted_s == pytest.approx(60 * (t1_s + t2_s + t3_s))
+    parts = found.parts  # queued, each part has a t1 and a t3 of its own
+    assert found.queued_predicted_s == pytest.approx(parts * (t1_s + t3_s) + 60 * found.busy.mean_s)
+    assert found.t2.least_s >= CALL_S
+    assert found.busy.least_s >= CALL_S
+    assert min(found.blocking_s, found.queued_s) >= 60 * CALL_S
+
+
+def test_the_depth_that_is_found_is_the_depth_that_was_made() -> None:
+    assert measured(10).depth == 16
+
+
+def test_the_cpus_operation_takes_longer_than_queueing_it() -> None:
+    backend = make_backend(torch.device("cpu"))
+    try:
+        assert "ours: torch on a CPU has none" in backend.title
+        spans = [backend.once() for _ in range(20)]
+        assert min(span.t2_s for span in spans) > min(span.t1_s for span in spans)
+    finally:
+        backend.close()
+
+
+def test_the_verb_says_what_it_is(say: Say) -> None:
+    code, out, err = say("bench async --calls 50 --device cpu --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["calls"] == 50
+    assert found["depth"] == 1024
+    assert [one["name"] for one in found["chapter"]] == ["numpy", "torch", "torch, synchronised"]
+    assert say("bench async --calls 3 --device cpu")[0] == 2
+
+
+def test_the_text_is_honest_about_a_cpu() -> None:
+    toy = numpy_and_torch(torch.device("cpu"), num_rounds=1)
+    text = "\n".join(render_asynchrony(measured(10), toy, "cpu"))
+    for word in (
+        "n (t1 + t2 + t3)",
+        "t1 + n t2 + t3",
+        "the queue holds 16",
+        "changes nothing here",
+    ):
+        assert word in text

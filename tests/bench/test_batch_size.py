@@ -1,0 +1,61 @@
+"""The largest batch: found for any limit, and on a real model within a stated memory."""
+
+import doctest
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.bench import batch_size
+from paceline.bench.batch_size import TOLERANCE, largest_batch
+
+Say = Callable[[str], tuple[int, str, str]]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 20_000))
+def test_what_is_found_fits_and_a_little_more_does_not(limit: int, most: int) -> None:
+    found = largest_batch(lambda batch: batch <= limit, most)
+    assert found.fits <= limit
+    if found.ends is None:
+        assert found.fits == most
+    else:
+        assert found.ends > limit
+        assert found.ends <= max(found.fits + 1, (1 + TOLERANCE) * found.fits)
+    assert len(found.tried) == len(set(found.tried)) <= 32
+
+
+def test_the_example_is_true() -> None:
+    assert doctest.testmod(batch_size).failed == 0
+
+
+@pytest.mark.timeout(600)
+def test_what_the_verb_finds_fits_and_a_tenth_more_does_not(say: Say) -> None:
+    line = "tune batch-size lenet --memory 200MiB --device cpu --json"
+    code, out, err = say(line)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["mini_batch_size"] > 16
+    assert found["does_not_fit"] <= 1.1 * found["mini_batch_size"]
+    assert "memory" in err
+    code, out, _ = say(line.replace("200MiB", "400MiB --workers 2"))
+    assert code == 0
+    halves = json.loads(out)["mini_batch_size"]  # two workers of 200 MiB each
+    assert halves == pytest.approx(found["mini_batch_size"], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("tune batch-size lenet --memory lots", "must read as 512MiB"),
+        ("tune batch-size lenet --workers 0", "--workers and --most must be >= 1"),
+        ("tune batch-size lenett --memory 1GiB", "did you mean 'lenet'"),
+        ("tune batch-size lenet --precision fp16 --device cpu", "fp16 training needs a GPU"),
+    ],
+)
+def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
+    code, _, err = say(line)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err

@@ -1,0 +1,202 @@
+"""Benchmark: right about known waits, also of queued work; counts, nests and prints as it says."""
+
+import doctest
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import paceline
+from paceline.bench import clock, waiting
+from paceline.bench.clock import Benchmark
+from paceline.bench.workqueue import WorkQueue
+from paceline.errors import ConfigError
+
+
+@pytest.fixture
+def queue() -> Iterator[WorkQueue]:
+    with WorkQueue() as made:
+        yield made
+
+
+class Wait:
+    """Operations of a known length that note when they began and ended.
+
+    The n-th ends n lengths after the first began, so one that is held up is made up for.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.spans: list[tuple[float, float]] = []
+
+    def __call__(self) -> None:
+        start_s = time.perf_counter()
+        first_s = self.spans[0][0] if self.spans else start_s
+        stop_s = first_s + self.seconds * (len(self.spans) + 1)
+        while time.perf_counter() < stop_s:
+            time.sleep(0)
+        self.spans.append((start_s, time.perf_counter()))
+
+
+def error_of(queue: WorkQueue, seconds: float, count: int) -> tuple[float, float]:
+    """How far the clock is from what the queue itself says, and from the known delays, in s."""
+    work = Wait(seconds)
+    with Benchmark("wait", waits_for=[queue], quiet=True) as bench:
+        for _ in range(count):
+            queue.put(work)
+    (start_s, _), (_, stop_s) = work.spans[0], work.spans[-1]
+    return bench.seconds - (stop_s - start_s), bench.seconds - seconds * count
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.05, 2), (0.01, 10), (0.002, 50)])
+def test_the_time_of_a_queue_with_known_delays_is_right(
+    queue: WorkQueue, seconds: float, count: int
+) -> None:
+    total_s = seconds * count
+    allowed_s = max(0.01 * total_s, 20e-6)
+    errors = []
+    for _ in range(10):  # what else the machine does only ever makes a try worse
+        errors.append(error_of(queue, seconds, count))
+        if max(abs(error) for error in errors[-1]) <= allowed_s:
+            return
+    pytest.fail(f"wanted within {allowed_s} s of the queue and the delays, got {errors}")
+
+
+def test_without_waiting_only_the_queueing_is_measured(queue: WorkQueue) -> None:
+    gate = threading.Event()
+    with Benchmark("queueing", quiet=True) as bench:
+        queue.put(gate.wait)
+    assert bench.seconds > 0
+    assert not gate.is_set()  # it came here while the work was still to be done
+    gate.set()
+
+
+def test_work_queued_before_does_not_count(queue: WorkQueue) -> None:
+    early = Wait(0.05)
+    queue.put(early)
+    with Benchmark("late", waits_for=[queue], quiet=True) as bench:
+        assert len(early.spans) == 1  # waited for before the clock started
+    assert bench.seconds < 0.05
+
+
+class Accelerator:
+    """Stands for ``torch.cuda``: two devices, of which the second was never touched."""
+
+    def __init__(self) -> None:
+        self.waited_for: list[int] = []
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 2
+
+    def synchronize(self, index: int) -> None:
+        self.waited_for.append(index)
+
+
+def test_only_accelerators_in_use_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    fake = Accelerator()
+    monkeypatch.setattr(torch, "cuda", fake)
+    monkeypatch.setattr(
+        torch._C, "_cuda_hasPrimaryContext", lambda index: index == 0, raising=False
+    )
+    assert "cuda:0" in waiting.devices_in_use()
+    assert "cuda:1" not in waiting.devices_in_use()
+    with Benchmark("both", quiet=True):
+        assert fake.waited_for == [0]
+    assert fake.waited_for == [0, 0]
+
+
+def test_it_prints_what_the_chapters_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    with paceline.Benchmark("Without torchscript") as bench:
+        pass
+    with paceline.Benchmark():
+        pass
+    assert capsys.readouterr().out == f"Without torchscript: {bench.seconds:.4f} sec\n" + (
+        "Done: 0.0000 sec\n"
+    )
+
+
+def test_inner_ones_are_part_of_the_outer_and_print_further_right(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Benchmark("outer") as outer, Benchmark("inner") as inner:
+        time.sleep(0.001)
+    assert outer.seconds >= inner.seconds >= 0.001
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("  inner: ")
+    assert second.startswith("outer: ")
+
+
+def test_warm_ups_are_printed_as_such_and_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Benchmark("step", warmup=2)
+    for _ in range(5):
+        with bench:
+            pass
+    assert len(bench.timing.samples_s) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert ["warm-up" in line for line in lines] == [True, True, False, False, False]
+
+
+def test_a_decorated_function_is_repeated_and_returns_its_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[int] = []
+    bench = Benchmark("step", warmup=2, repeat=3)
+
+    @bench
+    def step(number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    assert step(4) == 8
+    assert len(calls) == 5
+    assert len(bench.timing.samples_s) == 3
+    step(5)
+    assert len(calls) == 8  # warmed up already
+    assert step.__name__ == "step"
+    first, _ = capsys.readouterr().out.splitlines()
+    assert "sec (median of 3, 0." in first
+
+
+def test_a_function_may_call_itself() -> None:
+    bench = Benchmark("factorial", quiet=True)
+
+    @bench
+    def factorial(n: int) -> int:
+        return n * factorial(n - 1) if n else 1
+
+    assert factorial(4) == 24
+    assert sorted(bench.timing.samples_s) == list(bench.timing.samples_s)  # the inner end first
+
+
+def test_a_block_that_raises_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Benchmark("broken")
+    with pytest.raises(ValueError, match="mine"), bench:
+        raise ValueError("mine")
+    with pytest.raises(ConfigError, match="nothing was measured"):
+        _ = bench.seconds
+    with Benchmark("after"):
+        pass
+    assert capsys.readouterr().out.startswith("after: ")  # and the depth is right again
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Benchmark(warmup=-1), "warmup must be >= 0"),
+        (lambda: Benchmark(repeat=0), "repeat must be >= 1"),
+        (lambda: WorkQueue(depth=1), "depth must be >= 2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_the_example_is_true() -> None:
+    assert doctest.testmod(clock).failed == 0

@@ -1,0 +1,80 @@
+"""Throughput: rows up to where memory ends, tables that merge, days, and a picture."""
+
+import doctest
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.bench import throughput
+from paceline.bench.throughput import Row, Sweep, merged, sweep, to_json
+from paceline.bench.throughput_lines import crossings, draw_throughput, render_throughput
+from paceline.errors import ConfigError
+
+Say = Callable[[str], tuple[int, str, str]]
+
+
+def row(device: str, batch_size: int, images_per_s: float, machine: str = "a") -> Row:
+    return Row(
+        machine=machine, device=device, model="lenet", precision="fp32", batch_size=batch_size,
+        images_per_s=images_per_s, least_per_s=images_per_s, most_per_s=images_per_s, peak_bytes=1,
+    )  # fmt: skip
+
+
+def test_the_days_of_the_document() -> None:
+    assert doctest.testmod(throughput).failed == 0
+
+
+def test_where_two_devices_cross() -> None:
+    rows = [row("cpu", 1, 10), row("cpu", 16, 20), row("cuda:0", 1, 5), row("cuda:0", 16, 90)]
+    assert crossings(rows) == ["lenet fp32: cuda:0 is ahead of the CPU from batch 16 on"]
+
+
+def test_tables_of_several_machines_merge(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(to_json([row("cpu", 1, 7, "b"), row("cpu", 4, 8, "a")])))
+    found = merged([other], [row("cpu", 4, 9, "a")])
+    speeds = {(one.machine, one.batch_size): one.images_per_s for one in found}
+    assert speeds == {("b", 1): 7, ("a", 4): 9}  # what was measured now counts
+    assert render_throughput(found, 1000, 1)[0].startswith("machine")
+    other.write_text("{}")
+    with pytest.raises(ConfigError, match="is no table of paceline bench throughput"):
+        merged([other], [])
+
+
+def test_the_picture_is_xml_with_a_line_a_series() -> None:
+    rows = [row("cpu", 1, 10), row("cpu", 16, 20), row("cuda:0", 1, 5), row("cuda:0", 16, 90)]
+    root = ET.fromstring(draw_throughput(rows))
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_column_ends_where_memory_does() -> None:
+    asked = Sweep(
+        models=("lenet",), batch_sizes=(4, 16, 100_000, 200_000), seconds=0.1,
+        limit_bytes=300 * 2**20,
+    )  # fmt: skip
+    said: list[str] = []
+    rows = sweep(asked, "a", said.append)
+    assert [one.batch_size for one in rows] == [4, 16, 100_000]
+    assert "memory ends" in rows[-1].ended
+    for one in rows[:2]:
+        assert one.images_per_s is not None
+        assert one.least_per_s is not None
+        assert one.most_per_s is not None
+        assert one.least_per_s <= one.images_per_s <= one.most_per_s
+    assert "memory ends" in said[-1]
+
+
+@pytest.mark.timeout(600)
+def test_the_verb_prints_a_table_and_draws(say: Say, tmp_path: Path) -> None:
+    line = "bench throughput softmax --batch-sizes 8,32 --seconds 0.1 --device cpu --plot a.svg"
+    code, out, err = say(line)
+    assert code == 0, err
+    assert "images/s" in out
+    assert "2,500,000 images x 90 epochs take" in out
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    assert say(line.replace("8,32", "8,x"))[0] == 2
+    assert say(f"{line} --precision fp8")[0] == 2

@@ -1,0 +1,108 @@
+"""What members remember, as JSON and tensors: it comes back as it was, or is refused by name."""
+
+import contextlib
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from paceline.checkpoints.packed import pack, unpack
+from paceline.errors import ConfigError, PacelineError
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.builds(Counter, st.lists(st.integers()))
+    ),
+    max_leaves=20,
+)
+
+
+def back_and_forth(value: object) -> Any:
+    tensors: dict[str, Tensor] = {}
+    return unpack(json.loads(json.dumps(pack(value, tensors), allow_nan=False)), tensors)
+
+
+@given(PLAIN)
+def test_plain_values_come_back_as_they_were(value: object) -> None:
+    back = back_and_forth(value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_numbers_that_json_lacks_come_back() -> None:
+    assert back_and_forth([math.inf, -math.inf]) == [math.inf, -math.inf]
+    assert math.isnan(back_and_forth(math.nan))
+    assert back_and_forth(np.float64(0.1)) == 0.1
+    array = np.arange(6, dtype=np.uint32).reshape(2, 3)
+    assert (back_and_forth({"x": array})["x"] == array).all()
+
+
+def test_tensors_keep_their_type_and_bits() -> None:
+    values = [torch.randn(3, 4, dtype=torch.float64).t(), torch.tensor(3), torch.ones(2).bfloat16()]
+    for value, back in zip(values, back_and_forth(values), strict=True):
+        assert back.dtype == value.dtype
+        assert torch.equal(back, value)
+
+
+def schedulers() -> dict[str, Any]:
+    module = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1, momentum=0.9)
+    return {
+        "multistep": module.MultiStepLR(optimizer, [2, 4]),
+        "onecycle": module.OneCycleLR(optimizer, max_lr=1.0, total_steps=10),
+        "plateau": module.ReduceLROnPlateau(optimizer),
+        "cosine": module.CosineAnnealingWarmRestarts(optimizer, 3),
+        "sequential": module.SequentialLR(
+            optimizer, [module.ConstantLR(optimizer), module.ExponentialLR(optimizer, 0.9)], [3]
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", schedulers())
+def test_the_state_of_torchs_schedulers_can_be_kept(name: str) -> None:
+    state = schedulers()[name].state_dict()
+    fresh = schedulers()[name]
+    fresh.load_state_dict(back_and_forth(state))
+    assert {k: v for k, v in fresh.state_dict().items() if k != "_schedulers"} == {
+        k: v for k, v in state.items() if k != "_schedulers"
+    }
+
+
+class Own:
+    pass
+
+
+@pytest.mark.parametrize("value", [Own(), print, b"bytes", {1, 2}, np.array(["x"])])
+def test_what_cannot_be_kept_is_named(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"cannot hold ema\['deep'\]\[0\]: it is a "):
+        pack({"deep": [value]}, {}, "ema")
+
+
+BROKEN = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(("dict", "tuple", "tensor", "float", "counter", "array", "x")),
+            inner,
+            max_size=2,
+        )
+    ),
+)
+
+
+@given(BROKEN)
+def test_what_was_never_packed_is_refused_or_plain(value: Any) -> None:
+    with contextlib.suppress(PacelineError):
+        unpack(value, {"0": torch.ones(2)})

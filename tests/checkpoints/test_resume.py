@@ -1,0 +1,404 @@
+"""A run that was cut off goes on as if it had not been: bit for bit, each sample once."""
+
+import dataclasses
+import random
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from paceline import launcher
+from paceline.checkpoints.shelf import Shelf
+from paceline.config import RunSettings, resolve
+from paceline.errors import ConfigError
+from paceline.program import Program, ScriptProgram, TaskProgram
+from paceline.records import Evaluated, Handed, Resumed
+from paceline.report.live import QuietObserver
+from paceline.resumption import adopt
+from paceline.workloads.base import Task
+from reference import differ
+from runs import Run, nothing_left
+from tiny import NUM_SAMPLES, TASK, Tied, with_optimizer
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+EPOCHS = 4
+UPDATES = 5 * EPOCHS
+
+
+class Noisy(Tied):
+    """With batch norm and dropout: buffers and random states count."""
+
+    def __init__(self) -> None:
+        super().__init__(has_batch_norm=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(nn.functional.dropout(inputs, 0.2, self.training))
+        return outputs
+
+
+ADAM = with_optimizer(torch.optim.Adam, 0.05)
+NOISY = replace(with_optimizer(torch.optim.AdamW, 0.05), model=Noisy)
+
+
+def go(
+    program: Task | Program, folder: Path, observer: QuietObserver | None = None, **settings: Any
+) -> Run:
+    """Run, or with ``resume`` go on with the run in ``folder``."""
+    chosen = {"device": "cpu", "threads": 1, "epochs": EPOCHS, **settings}
+    if "resume" not in chosen:
+        chosen["run_dir"] = str(folder / "run")
+    resolved = resolve(chosen, env={}, is_call=True)
+    if isinstance(program, Task):
+        program = TaskProgram(task=program)
+    with nothing_left():
+        summary = launcher.launch_run(program, adopt(resolved), observer or QuietObserver())
+    assert summary is not None
+    return Run(folder=folder / "run", summary=summary)
+
+
+def cut_and_resumed(
+    program: Task | Program, folder: Path, cuts: list[int], last: dict[str, Any], **settings: Any
+) -> Run:
+    """The run, cut off after so many updates each time, and gone on with ``last``."""
+    run = go(program, folder, updates=cuts[0], **settings)
+    for cut in cuts[1:]:
+        run = go(program, folder, resume=str(run.folder), updates=cut)
+        assert run.summary.updates == cut
+    return go(program, folder, resume=str(run.folder), updates=10**6, **last)
+
+
+def is_same(run: Run, other: Run) -> bool:
+    mine, others = run.state, other.state
+    return mine.keys() == others.keys() and all(
+        torch.equal(value, others[name]) for name, value in mine.items()
+    )
+
+
+def assert_one_whole_run(run: Run, epochs: int = EPOCHS) -> None:
+    """The trace is of one run: dense versions, each sample once, all epochs."""
+    assert run.used() == [Counter(range(NUM_SAMPLES))] * epochs
+    assert run.num_epochs_ended() == epochs
+    assert [one.epoch for one in run.records if isinstance(one, Evaluated)] == [*range(epochs)]
+    assert run.summary.ended == "finished"
+
+
+# -- bit for bit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [ADAM, NOISY], ids=["adam", "noisy"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_inline_at_many_points(tmp_path: Path, task: Task, workers: int) -> None:
+    whole = go(task, tmp_path / "whole", workers=workers, engine="inline")
+    rng = random.Random(workers)
+    cuts = sorted(rng.sample(range(1, UPDATES), 10))
+    run = cut_and_resumed(task, tmp_path, cuts, {}, workers=workers, engine="inline")
+    assert is_same(run, whole)
+    assert_one_whole_run(run)
+
+
+@pytest.mark.parametrize("path", ["peers", "store"])
+def test_between_processes(tmp_path: Path, path: str) -> None:
+    whole = go(NOISY, tmp_path / "whole", workers=2, path=path)
+    run = cut_and_resumed(NOISY, tmp_path, [3, 5, 13], {}, workers=2, path=path)
+    assert is_same(run, whole)
+    assert_one_whole_run(run)
+
+
+@pytest.mark.parametrize("protocol", ["local-sgd:2", "local-sgd:1"])
+def test_local_sgd_keeps_each_workers_own_optimizer(tmp_path: Path, protocol: str) -> None:
+    settings: dict[str, Any] = {"workers": 2, "protocol": protocol, "path": "peers"}
+    whole = go(ADAM, tmp_path / "whole", **settings)
+    run = cut_and_resumed(ADAM, tmp_path, [2, 4], {}, **settings)
+    assert is_same(run, whole)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (1, 4)])
+def test_with_another_number_of_workers(tmp_path: Path, before: int, after: int) -> None:
+    whole = go(ADAM, tmp_path / "whole", workers=before, engine="inline")
+    settings: dict[str, Any] = {"workers": before, "engine": "inline"}
+    run = cut_and_resumed(ADAM, tmp_path, [7], {"workers": after}, **settings)
+    assert differ(run.state, whole.state) < 1e-6
+    assert_one_whole_run(run)
+
+
+def test_more_epochs_after_the_end(tmp_path: Path) -> None:
+    whole = go(ADAM, tmp_path / "whole", workers=2, engine="inline")
+    first = go(ADAM, tmp_path, workers=2, engine="inline", epochs=2)
+    run = go(ADAM, tmp_path, resume=str(first.folder), epochs=EPOCHS)
+    assert is_same(run, whole)
+    assert_one_whole_run(run)
+
+
+# -- each sample once ------------------------------------------------------------------------------
+
+PROTOCOLS = [
+    "async", "k-sync:2", "k-async:2", "k-batch-sync:2", "k-batch-async:2", "stale-synchronous:1",
+    "adaptive", "adaptive-local:2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2)])
+def test_every_protocol_uses_each_sample_once_across_the_cut(
+    tmp_path: Path, protocol: str, before: int, after: int
+) -> None:
+    settings: dict[str, Any] = {"workers": before, "engine": "inline", "protocol": protocol}
+    run = cut_and_resumed(ADAM, tmp_path, [3, 7], {"workers": after}, **settings)
+    assert_one_whole_run(run)
+    assert len([one for one in run.records if isinstance(one, Resumed)]) == 2
+
+
+@pytest.mark.parametrize("protocol", ["async", "k-batch-sync:3"])
+def test_checkpoints_in_flight_between_processes(tmp_path: Path, protocol: str) -> None:
+    """Taken while all work, by a job among those of the updates."""
+    every = {"checkpoint_every": "1 updates", "keep": 100, "workers": 3, "protocol": protocol}
+    run = go(ADAM, tmp_path, **every, delay=("20ms",))
+    versions = [
+        Shelf(run.folder / "checkpoints").check(int(one.name)).json("run.json")["version"]
+        for one in sorted((run.folder / "checkpoints").iterdir(), key=lambda one: one.name.zfill(9))
+        if one.name.isdigit()
+    ]
+    assert len(versions) >= 3
+    assert versions == sorted(set(versions))
+    for later in sorted((run.folder / "checkpoints").iterdir())[:]:
+        if later.name.isdigit() and int(later.name) > 2:
+            (later / "manifest.json").unlink()
+    (run.folder / "checkpoints" / "latest").unlink()
+    resumed = go(ADAM, tmp_path, resume=str(run.folder))
+    assert_one_whole_run(resumed)
+
+
+@pytest.mark.parametrize("path", ["peers", "store"])
+def test_a_checkpoint_in_flight_is_of_one_version(tmp_path: Path, path: str) -> None:
+    """Going on from it ends as the run that went on did."""
+    every = {"checkpoint_every": "2 updates", "keep": 100, "workers": 2, "path": path}
+    whole = go(NOISY, tmp_path, **every, delay=("120ms",))
+    state = whole.state
+    shelf = whole.folder / "checkpoints"
+    numbers = sorted(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
+    inside = [n for n in numbers if Shelf(shelf).check(n).json("run.json")["version"] % 5]
+    assert inside
+    (shelf / "latest").unlink()
+    for number in numbers:
+        if number > inside[-1]:
+            (shelf / str(number) / "manifest.json").unlink()
+    run = go(NOISY, tmp_path, resume=str(whole.folder))
+    assert all(torch.equal(value, run.state[name]) for name, value in state.items())
+    assert_one_whole_run(run)
+    (resumed,) = [one for one in run.records if isinstance(one, Resumed)]
+    assert resumed.lost == UPDATES - resumed.version
+
+
+# -- what is said, and what is refused -------------------------------------------------------------
+
+
+class Listener(QuietObserver):
+    """Remembers what a user would be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Run:
+    return go(ADAM, tmp_path, workers=2, engine="inline", updates=7, protocol="k-sync:2")
+
+
+def test_what_differs_is_said(cut: Run) -> None:
+    listener = Listener()
+    go(ADAM, cut.folder.parent, listener, resume=str(cut.folder), workers=3, protocol="async")
+    assert "not as it was: workers: 2, now 3" in listener.said
+    assert "not as it was: protocol: k-sync:2, now async" in listener.said
+    assert f"going on with {cut.folder} at version 7" in listener.said
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"seed": 3}, "cannot go on with seed = 3: it has 0"),
+        ({"batch_size": 20}, "cannot go on with batch_size = 20: it has None"),
+        ({"protocol": "local-sgd:2"}, "another kind of update: it has optimizer, this run mean"),
+    ],
+)
+def test_what_cannot_differ_is_refused_by_name(
+    cut: Run, settings: dict[str, Any], words: str
+) -> None:
+    before = (cut.folder / "trace.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=words):
+        go(ADAM, cut.folder.parent, resume=str(cut.folder), **settings)
+    assert (cut.folder / "trace.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (replace(ADAM, name="other"), "another task: it has tiny, this run other"),
+        (TASK, "another model or optimizer"),
+        (replace(ADAM, batch_size=10), "another batch size: it has 12, this run 10"),
+    ],
+)
+def test_another_task_is_refused(cut: Run, task: Task, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        go(task, cut.folder.parent, resume=str(cut.folder))
+
+
+def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path: Path) -> None:
+    place: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "resume": "auto"}
+    settings = {"workers": 2, "engine": "inline"}
+    listener = Listener()
+    first = go(ADAM, tmp_path, listener, **place, **settings, updates=7)
+    assert "there is no run to go on with yet: a new one begins" in listener.said
+    assert first.summary.updates == 7
+    run = go(ADAM, tmp_path, **place, updates=10**6)
+    assert_one_whole_run(run)
+
+
+def test_no_such_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no run 'nowhere' to go on with"):
+        go(ADAM, tmp_path, resume="nowhere")
+
+
+def test_never_writes_nothing(tmp_path: Path) -> None:
+    run = go(ADAM, tmp_path, engine="inline", checkpoint_every="never")
+    assert not (run.folder / "checkpoints").exists()
+    with pytest.raises(ConfigError, match="has no checkpoint to go on from"):
+        go(ADAM, tmp_path, resume=str(run.folder))
+
+
+def test_a_damaged_newest_is_said_in_one_line(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
+    whole = go(ADAM, tmp_path / "whole", **settings)
+    cut_run = cut_and_resumed(ADAM, tmp_path, [4, 8], {"epochs": 3}, **settings)
+    shelf = cut_run.folder / "checkpoints"
+    newest = max(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
+    path = shelf / str(newest) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+    listener = Listener()
+    run = go(ADAM, tmp_path, listener, resume=str(cut_run.folder), epochs=EPOCHS)
+    (line,) = [one for one in listener.said if "checkpoint is damaged" in one]
+    assert line.endswith(
+        f"its sha256 is another; checkpoint {newest - 1}, the one before, is used instead"
+    )
+    assert is_same(run, whole)
+    assert_one_whole_run(run)
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
+    """The place of the checkpoints is a device that is always full."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoints").mkdir(mode=0o500)
+    if list(Path("/dev").glob("full")) and not _can_write(folder / "checkpoints"):
+        listener = Listener()
+        run = go(ADAM, tmp_path, listener, workers=2, engine="inline")
+        assert run.summary.ended == "finished"
+        (line,) = [one for one in listener.said if "checkpoint" in one]
+        assert line.startswith(f"a checkpoint could not be written to {folder / 'checkpoints'}: ")
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        (folder / "x").mkdir()
+        (folder / "x").rmdir()
+    except OSError:
+        return False
+    return True
+
+
+# -- a user's own script ---------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(1)
+generator = torch.Generator().manual_seed(3)
+inputs = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+by_epoch = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], gamma=0.5)
+by_step = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.06, step_size_up=3)
+scheduler = by_step if "step" in sys.argv else by_epoch
+loader = DataLoader(data, batch_size=12, shuffle=True)
+model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
+
+class Mean:
+    def __init__(self):
+        self.values = {name: value.clone() for name, value in model.state_dict().items()}
+    def update(self):
+        for name, value in model.state_dict().items():
+            self.values[name].lerp_(value, 0.1)
+    def state_dict(self):
+        return self.values
+    def load_state_dict(self, values):
+        self.values = values
+
+mean = Mean()
+pace.keep(mean=mean)
+for epoch in pace.epochs(4):
+    for x, y in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            if "step" in sys.argv:
+                scheduler.step()
+    if "step" not in sys.argv:
+        scheduler.step()
+    mean.update()
+pace.save()
+if pace.is_main:
+    from safetensors.torch import save_file
+    save_file(mean.values, "mean.safetensors")
+"""
+
+
+@pytest.mark.parametrize("kind", ["epoch", "step"])
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_a_script_of_ones_own(
+    tmp_path: Path, kind: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.py"
+    path.write_text(SCRIPT)
+    program = ScriptProgram(path=str(path), args=(kind,))
+    settings: dict[str, Any] = {"workers": 2, "engine": engine}
+    whole = go(program, tmp_path / "whole", **settings)
+    mean = load_file(tmp_path / "mean.safetensors")
+    run = cut_and_resumed(program, tmp_path, [5, 8], {}, **settings)
+    assert is_same(run, whole)
+    again = load_file(tmp_path / "mean.safetensors")
+    assert all(torch.equal(value, again[name]) for name, value in mean.items())
+
+
+def test_settings_of_the_old_run_are_taken_over(cut: Run) -> None:
+    resolved = resolve({"resume": str(cut.folder), "lr": 0.01}, env={}, is_call=True)
+    settings = adopt(resolved)
+    assert (settings.workers, settings.protocol, settings.lr) == (2, "k-sync:2", 0.01)
+    assert dataclasses.asdict(RunSettings())["resume"] is None
+
+
+def test_times_go_on(cut: Run) -> None:
+    before = [one.fact.at_s for one in cut.records if isinstance(one, Handed)]
+    run = go(ADAM, cut.folder.parent, resume=str(cut.folder), updates=12)
+    times = [one.fact.at_s for one in run.records if isinstance(one, Handed)]
+    assert times[: len(before)] == before
+    assert times == sorted(times)
+    assert times[len(before)] - before[-1] < 5.0

@@ -1,0 +1,208 @@
+"""Checkpoints on disk: whole or not there at all, whatever ends the writer; never a wrong one."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.checkpoints import shelf as shelf_module
+from paceline.checkpoints.shelf import MANIFEST, POINTER, Checkpoint, Shelf
+from paceline.errors import ConfigError
+
+NAMES = ("a.json", "b.bin", MANIFEST)
+
+
+def save(shelf: Shelf, value: int) -> Path:
+    aside = shelf.begin()
+    (aside / "a.json").write_text(json.dumps({"value": value}))
+    (aside / "b.bin").write_bytes(bytes([value % 251]) * 5000)
+    return shelf.seal(aside)
+
+
+def value_of(found: Checkpoint) -> int:
+    value = found.json("a.json")["value"]
+    assert (found.path / "b.bin").read_bytes() == bytes([value % 251]) * 5000
+    assert isinstance(value, int)
+    return value
+
+
+def test_the_newest_is_found_and_the_last_n_stay(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "checkpoints", keep=3)
+    for value in range(5):
+        save(shelf, value)
+        assert value_of(shelf.newest()) == value
+    assert shelf.newest().note == ""
+    assert sorted(one.name for one in shelf.folder.iterdir()) == ["3", "4", "5", POINTER]
+
+
+def test_an_empty_shelf_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        Shelf(tmp_path).newest()
+
+
+class Death(BaseException):
+    """The writer ends here: nothing after this point happens."""
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Die at the n-th call that changes the disk."""
+
+    def die_at(number: int) -> None:
+        calls = iter(range(number))
+
+        def counted(original: Callable[..., object]) -> Callable[..., object]:
+            def call(*arguments: object, **options: object) -> object:
+                if next(calls, None) is None:
+                    raise Death
+                return original(*arguments, **options)
+
+            return call
+
+        for place, names in ((os, ("fsync", "mkdir")), (Path, ("rename", "replace", "open"))):
+            for name in names:
+                monkeypatch.setattr(place, name, counted(getattr(place, name)))
+        monkeypatch.setattr(shelf_module.shutil, "rmtree", counted(shelf_module.shutil.rmtree))
+
+    return die_at
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_after_death_at_any_moment_a_whole_checkpoint_is_found(
+    tmp_path: Path, number: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path / "checkpoints")
+    for value in (1, 2):
+        save(shelf, value)
+    dying(number)
+    try:
+        save(shelf, 3)
+        has_died = False
+    except Death:
+        has_died = True
+    monkeypatch.undo()
+    assert value_of(shelf.newest()) in ((2, 3) if has_died else (3,))
+    assert shelf.newest().note == ""
+    save(shelf, 4)
+    assert value_of(shelf.newest()) == 4
+
+
+def _flip(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+
+
+def _swap(data: bytes, rng: random.Random) -> bytes:
+    half = len(data) // 2
+    return data[half:] + data[:half] if data[half:] + data[:half] != data else data + b"\0"
+
+
+DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "flipped": _flip,
+    "cut": lambda data, rng: data[: rng.randrange(len(data))],
+    "swapped": _swap,
+    "enlarged": lambda data, rng: data + rng.randbytes(rng.randint(1, 99)),
+    "emptied": lambda data, rng: b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(5))
+def test_damage_is_found_and_the_one_before_is_used(
+    tmp_path: Path, damage: str, name: str, seed: int
+) -> None:
+    shelf = Shelf(tmp_path)
+    save(shelf, 1)
+    newest = save(shelf, 2)
+    before = (newest / name).read_bytes()
+    (newest / name).write_bytes(DAMAGES[damage](before, random.Random(seed)))
+    if (newest / name).read_bytes() == before:
+        return
+    found = shelf.newest()
+    assert value_of(found) == 1
+    assert str(newest / name) in found.note
+    assert "checkpoint 1, the one before, is used instead" in found.note
+    assert "\n" not in found.note
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_pointer_hides_nothing(tmp_path: Path, damage: str) -> None:
+    shelf = Shelf(tmp_path)
+    save(shelf, 1)
+    save(shelf, 2)
+    pointer = tmp_path / POINTER
+    pointer.write_bytes(DAMAGES[damage](pointer.read_bytes(), random.Random(1)))
+    assert value_of(shelf.newest()) in (1, 2)
+
+
+def test_if_all_are_damaged_each_fault_is_named(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for value in (1, 2):
+        (save(shelf, value) / "b.bin").unlink()
+    with pytest.raises(ConfigError, match=r"2/b\.bin: No such file.*; .*1/b\.bin: No such file"):
+        shelf.newest()
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    path = save(shelf, 1) / MANIFEST
+    body = json.loads(path.read_text())
+    body["files"]["../latest"] = body["files"]["a.json"]
+    del body["sha256"]
+    path.write_text(json.dumps({**body, "sha256": shelf_module._digest_of(body)}))
+    with pytest.raises(ConfigError, match=r"its line for '\.\./latest' is none"):
+        shelf.newest()
+
+
+def test_going_on_from_an_older_one_takes_the_later_ones_away(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for value in (1, 2):
+        save(shelf, value)
+    shelf.begin()
+    shelf.rewind(1)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["1", POINTER]
+    assert value_of(shelf.newest()) == 1
+    save(shelf, 7)
+    assert value_of(shelf.newest()) == 7
+
+
+SAVES_FOR_EVER = """
+import sys
+from pathlib import Path
+from paceline.checkpoints.shelf import Shelf
+shelf, value = Shelf(Path(sys.argv[1])), 0
+while True:
+    value += 1
+    aside = shelf.begin()
+    (aside / "a.json").write_text('{"value": %d}' % value)
+    (aside / "b.bin").write_bytes(bytes([value % 251]) * 5000)
+    shelf.seal(aside)
+    print(value, flush=True)
+"""
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVES_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_real_kill_leaves_at_least_what_was_reported(
+    tmp_path: Path, saver: "subprocess.Popen[str]"
+) -> None:
+    assert saver.stdout is not None
+    said = [int(saver.stdout.readline()) for _ in range(10)]
+    saver.send_signal(signal.SIGKILL)
+    said += [int(line) for line in saver.stdout]
+    assert value_of(Shelf(tmp_path).newest()) in (said[-1], said[-1] + 1)

@@ -1,0 +1,33 @@
+"""``paceline replay`` as it is used: after a run, with a number, with JSON, with what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+Say = Callable[[str], tuple[int, str, str]]
+
+
+def test_a_run_by_the_command_line_is_made_again(say: Say) -> None:
+    assert say("train quadratic --workers 2 --protocol async --updates 30")[0] == 0
+    code, out, _ = say("replay")
+    assert code == 0
+    assert "30 updates made again" in out
+    assert "equal: every decision, every loss, and every bit of the model that was left" in out
+    code, out, _ = say("replay runs/latest --until 12 --json")
+    assert code == 0
+    said = json.loads(out)
+    assert (said["version"], said["is_equal"], said["is_model_equal"]) == (12, True, None)
+
+
+def test_a_difference_ends_with_1_and_is_named(say: Say) -> None:
+    say("train quadratic --updates 5")
+    trace = Path("runs/latest/trace.jsonl")
+    text = trace.read_text()
+    first = text.index('"loss":') + len('"loss":')
+    trace.write_text(text[:first] + "1" + text[first:])
+    code, out, _ = say("replay")
+    assert code == 1
+    assert "different: push 1 (member 0, of version 0" in out
+    code, _, err = say("replay nowhere")
+    assert code == 2
+    assert "cannot be read" in err

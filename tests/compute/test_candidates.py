@@ -1,0 +1,87 @@
+"""What every candidate promises, whichever it is; a new one is tested by being listed."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.compute.candidate import Candidate
+from paceline.compute.candidates import CANDIDATES
+from paceline.compute.precision import autocast
+from paceline.compute.speed import Speed, Value
+from subjects import batch, loss_of, subject
+
+OPTIONS = [
+    pytest.param(one, value, id=f"{one.name}={value}")
+    for one in CANDIDATES
+    for value in one.options(subject(), Speed())
+]
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def losses(candidate: Candidate, value: Value, num_steps: int = 3) -> list[float]:
+    """Of a few steps with ``value`` in effect."""
+    objects = subject().objects
+    candidate.apply(objects, value)
+    precision = value if candidate.name == "precision" else "fp32"
+    found = []
+    for _ in range(num_steps):
+        objects.optimizer.zero_grad()
+        with autocast(torch.device("cpu"), str(precision)):
+            loss = loss_of(objects.model, batch())
+        loss.backward()  # type: ignore[no-untyped-call]
+        objects.optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize(("candidate", "value"), OPTIONS)
+def test_an_option_changes_no_number_but_by_rounding(candidate: Candidate, value: Value) -> None:
+    wanted = losses(candidate, getattr(Speed(), candidate.name))
+    tolerance = 2e-2 if candidate.name == "precision" else 1e-5
+    assert losses(candidate, value) == pytest.approx(wanted, abs=tolerance)
+
+
+@pytest.mark.parametrize(("candidate", "value"), OPTIONS)
+def test_objects_stay_the_users_own(candidate: Candidate, value: Value) -> None:
+    objects = subject().objects
+    model, names = objects.model, list(objects.model.state_dict())
+    held = [id(one) for one in model.parameters()]
+    candidate.apply(objects, value)
+    assert [id(one) for one in model.parameters()] == held
+    assert list(model.state_dict()) == names
+    copied = copy.deepcopy(model)
+    wanted = loss_of(model.eval(), batch())
+    with torch.no_grad():
+        next(iter(model.parameters())).fill_(0.0)
+    assert loss_of(copied.eval(), batch()).item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
+def test_a_candidate_is_a_field_of_speed_and_its_default_does_nothing(candidate: Candidate) -> None:
+    default = getattr(Speed(), candidate.name)
+    before = subject()
+    strides = [one.stride() for one in before.objects.model.parameters()]
+    groups = [dict(group) for group in before.objects.optimizer.param_groups]
+    threads = torch.get_num_threads()
+    candidate.apply(before.objects, default)
+    assert [one.stride() for one in before.objects.model.parameters()] == strides
+    assert [dict(group) for group in before.objects.optimizer.param_groups] == groups
+    assert torch.get_num_threads() == threads
+    assert candidate.words(default)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
+def test_what_is_chosen_is_not_offered_again(candidate: Candidate) -> None:
+    for value in candidate.options(subject(), Speed()):
+        speed = Speed().having(candidate.name, value)
+        assert value != getattr(Speed(), candidate.name)
+        if isinstance(value, bool) or candidate.name == "loader_workers":
+            assert value not in candidate.options(subject(), speed)

@@ -1,0 +1,92 @@
+"""What a trial found is found once, also where several workers ask at the same time."""
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.compute.remembered import folder, key_of, remembered
+from paceline.compute.speed import Finding, Outcome, Speed
+
+OUTCOME = Outcome(
+    speed=Speed(compile="default", channels_last=True, threads=2),
+    findings=(Finding(name="compile", what="compile", gain=1.5, is_kept=True, once_s=12.0),),
+    before_s=0.042,
+    after_s=0.028,
+    num_samples=256,
+    batch_size=256,
+    took_s=21.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_the_second_asks_nobody_and_reads_the_same() -> None:
+    assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
+    assert remembered("a", pytest.fail) == (OUTCOME, True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"speed": {}}'])
+def test_a_damaged_file_is_measured_anew(text: str) -> None:
+    remembered("a", lambda: OUTCOME)
+    (folder() / "a.json").write_text(text)
+    assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
+
+
+def test_what_lacks_something_for_want_of_time_counts_for_ten_minutes() -> None:
+    partial = replace(OUTCOME, findings=(Finding(name="a", what="a", was_tried=False),))
+    remembered("a", lambda: partial)
+    assert remembered("a", pytest.fail) == (partial, True)
+    past_s = time.time() - 601
+    os.utime(folder() / "a.json", (past_s, past_s))
+    assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
+    os.utime(folder() / "a.json", (past_s, past_s))
+    assert remembered("a", pytest.fail) == (OUTCOME, True)
+
+
+def test_of_several_who_ask_at_once_one_measures() -> None:
+    counts: list[bool] = []
+    inside = threading.Event()
+
+    def measure() -> Outcome:
+        inside.set()
+        return OUTCOME
+
+    def ask() -> None:
+        counts.append(remembered("a", measure)[1])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert inside.is_set()
+    assert sorted(counts) == [False, True, True, True]
+
+
+def test_a_failed_measurement_leaves_nothing() -> None:
+    def fail() -> Outcome:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        remembered("a", fail)
+    assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
+
+
+def test_keys_differ_with_every_part() -> None:
+    assert key_of([1, "a"]) == key_of([1, "a"])
+    assert key_of([1, "a"]) != key_of([1, "b"])
+
+
+def test_the_lines_say_what_it_was_worth_and_when_it_is_repaid() -> None:
+    kept, *_ = OUTCOME.lines()
+    assert kept == (
+        "fast: compile 1.50x (12 s once, repaid after 857 steps); "
+        "together 1.50x, 42.0 -> 28.0 ms a step"
+    )

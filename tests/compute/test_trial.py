@@ -1,0 +1,163 @@
+"""A trial keeps what helps, refuses what changes the numbers, and leaves the user's objects alone.
+
+Candidates are planted: a step that takes a known time of a clock that only steps move, so that what
+each is worth is known on any machine.
+"""
+
+import signal
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.compute import pairs, trial
+from paceline.compute.candidate import Objects, Subject
+from paceline.compute.speed import Speed, Value
+from paceline.errors import ConfigError
+from subjects import batch, loss_of, network, subject
+
+SLOW_S, FAST_S = 0.02, 0.01
+
+
+class Clock:
+    """Moves when it is told."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+clock = Clock()
+
+
+@pytest.fixture(autouse=True)
+def _on_this_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (trial, pairs):
+        monkeypatch.setattr(module, "perf_counter", clock)
+
+
+class Waiting(nn.Module):
+    """A model whose forward pass takes a known time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.wait_s = SLOW_S
+        self.factor = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        clock.now_s += self.wait_s
+        outputs: Tensor = self.inner(inputs) * self.factor
+        return outputs
+
+
+@dataclass
+class Planted:
+    """A candidate that sets the wait of the model; its value is in the field ``compile``."""
+
+    wait_s: float
+    factor: float = 1.0
+    name: str = "compile"
+    needs_feed: bool = False
+    begins_s: float = 0.0
+
+    def options(self, of: Subject, speed: Speed) -> tuple[Value, ...]:
+        return ("planted",)
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value == "planted":
+            model = objects.model
+            assert isinstance(model, Waiting)
+            time.sleep(self.begins_s)
+            if self.wait_s < 0:
+                raise ConfigError("there is no compiler here")
+            model.wait_s, model.factor = self.wait_s, self.factor
+
+    def words(self, value: Value) -> str:
+        return "planted"
+
+
+def found(candidate: Planted, budget_s: float = 20.0) -> trial.Outcome:
+    return trial.try_all(subject(Waiting()), Speed(), [candidate], budget_s)
+
+
+def test_what_halves_a_step_is_kept_with_what_it_is_worth() -> None:
+    outcome = found(Planted(FAST_S))
+    (finding,) = outcome.findings
+    assert finding.is_kept
+    assert outcome.speed.compile == "planted"
+    assert finding.gain == pytest.approx(2.0)
+    assert outcome.before_s / outcome.after_s == pytest.approx(2.0)
+    assert "planted" in outcome.lines()[0]
+
+
+@pytest.mark.parametrize("wait_s", [0.99 * SLOW_S, SLOW_S, 2 * SLOW_S])
+def test_what_helps_by_nothing_is_not_kept(wait_s: float) -> None:
+    outcome = found(Planted(wait_s))
+    assert outcome.speed == Speed()
+    assert outcome.lines()[0].startswith("fast: nothing helps here")
+    assert outcome.before_s == pytest.approx(outcome.after_s)
+
+
+def test_what_changes_the_loss_is_refused_however_fast() -> None:
+    (finding,) = found(Planted(0.0, factor=1.5)).findings
+    assert not finding.is_kept
+    assert "changes the loss" in finding.reason
+
+
+def test_what_cannot_be_had_is_named_with_its_reason() -> None:
+    (finding,) = found(Planted(-1.0)).findings
+    assert finding.reason == "cannot be had: ConfigError: there is no compiler here"
+
+
+def test_what_takes_too_long_to_begin_is_given_up_and_another_alarm_goes_on() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 100.0)
+    start_s = time.perf_counter()
+    (finding,) = found(Planted(0.0, begins_s=50.0), budget_s=5.0).findings
+    assert time.perf_counter() - start_s < 40.0
+    assert not finding.was_tried
+    assert finding.reason == "no time was left"
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 10.0
+
+
+def test_what_begins_after_the_budget_is_not_begun() -> None:
+    (finding,) = found(Planted(0.0), budget_s=0.1).findings
+    assert not finding.was_tried
+    assert finding.reason == "no time was left"
+
+
+def test_what_was_chosen_by_hand_is_not_tried() -> None:
+    given = Speed(compile="planted")
+    outcome = trial.try_all(subject(Waiting()), given, [Planted(FAST_S)], 20.0)
+    assert outcome.findings == ()
+    assert outcome.before_s == pytest.approx(FAST_S)
+
+
+def test_the_users_objects_and_random_state_are_as_before() -> None:
+    mine = subject(Waiting())
+    model, optimizer = mine.objects.model, mine.objects.optimizer
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    threads = torch.get_num_threads()
+    trial.try_all(mine, Speed(), [Planted(FAST_S)], 20.0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not optimizer.state
+    assert all(one.grad is None for one in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_slow_step_is_measured_on_a_part_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+        clock.now_s += 0.05 * len(one[0])
+        return loss_of(model, one)
+
+    monkeypatch.setattr(trial, "_STEP_S", 0.2)
+    outcome = trial.try_all(replace(subject(), forward=slow), Speed(), [], 20.0)
+    assert outcome.batch_size == len(batch()[0])
+    assert outcome.num_samples in (3, 4)
+    assert f"on {outcome.num_samples} of 8 samples" in outcome.lines()[0]

@@ -1,0 +1,59 @@
+"""A machine: cores are shared in turn, what is called off gives its core back."""
+
+import pytest
+
+from paceline.conditions.delays import NO_DELAY, Delay, parse_delay
+from paceline.conditions.machine import Cores, Machine
+from paceline.conditions.world import Conditions
+from paceline.engines.timing import TimingRun
+from paceline.protocols import parse
+
+
+def update_s(
+    protocol: str, workers: int, *, delay: Delay = NO_DELAY, num_updates: int = 50,
+    apply_s: float = 0.0, cores: int | None = None,
+) -> float:  # fmt: skip
+    """Mean seconds of an update; work 2 ms, exchange 1 ms."""
+    machine = Machine(
+        text="made up",
+        work=(parse_delay("2ms"),) * workers,
+        exchange=(parse_delay("1ms"),) * workers,
+        apply_s=apply_s,
+        cores=cores,
+    )
+    conditions = Conditions(delays=(delay,) * workers, machine=machine)
+    return TimingRun(parse(protocol, workers), conditions).run(num_updates).mean_update_s()
+
+
+@pytest.mark.parametrize(("cores", "expected_s"), [(8, 3e-3), (4, 6e-3), (3, 9e-3), (1, 24e-3)])
+def test_workers_that_are_released_together_share_the_cores(cores: int, expected_s: float) -> None:
+    assert update_s("full-sync", 8, cores=cores) == pytest.approx(expected_s)
+
+
+def test_a_worker_holds_no_core_while_its_ordered_delay_lasts() -> None:
+    # The first computes and waits, the second computes meanwhile: 3 + 3 + 10 ms.
+    ten, three = parse_delay("10ms"), parse_delay("3ms")
+    assert update_s("full-sync", 2, cores=1, delay=ten) == pytest.approx(16e-3)
+    found_s = update_s("async", 2, cores=1, delay=three, num_updates=200)
+    assert found_s == pytest.approx(3e-3, rel=0.02)
+
+
+def test_an_update_delays_those_that_are_released_with_it() -> None:
+    found_s = update_s("full-sync", 4, apply_s=5e-3, num_updates=400)
+    assert found_s == pytest.approx(8e-3, rel=0.01)
+    found_s = update_s("k-batch-async:4", 4, apply_s=4e-3, num_updates=400)
+    assert found_s == pytest.approx(4e-3, rel=0.02)
+
+
+def test_who_is_called_off_gives_the_core_back() -> None:
+    cores = Cores(1)
+    first = cores.take(0.0, 5.0)
+    cores.give_back(first, 2.0)
+    second = cores.take(2.0, 1.0)
+    assert (second.from_s, second.until_s) == (2.0, 3.0)
+    third = cores.take(2.0, 1.0)
+    cores.give_back(second, 2.5)  # the third counts on its end
+    assert cores.take(2.5, 1.0).from_s == third.until_s
+    waiting = cores.take(2.5, 1.0)
+    cores.give_back(waiting, 2.5)  # it had not begun: not before those who stand before it
+    assert cores.take(2.5, 1.0).from_s == waiting.from_s

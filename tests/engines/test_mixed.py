@@ -1,0 +1,130 @@
+"""Mixed precision by ``pace.autocast`` and ``pace.backward``, under every protocol."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mixed
+from paceline.context import Context
+from paceline.errors import ConfigError
+from paceline.sessions.solo import SoloSession
+from paceline.worker import Pace
+from reference import differ
+from runs import Run, run_script
+from tiny import EPOCHS, grouped
+
+CLOSE = 1e-6
+SCRIPT = Path(mixed.__file__)
+
+
+def _run(case: str, folder: Path, **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
+    settings = {"workers": 2, "protocol": "full-sync", "precision": "fp16", **settings}
+    run = run_script(SCRIPT, folder, case, str(folder), **settings)
+    return run, [torch.load(folder / f"{case}-{n}.pt") for n in range(settings["workers"])]
+
+
+@pytest.mark.parametrize(
+    "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}, {"workers": 1}], ids=str
+)
+def test_the_loop_ends_where_the_one_by_hand_does(tmp_path: Path, where: dict[str, Any]) -> None:
+    """An update an epoch overflows; what is clipped is the averaged, unscaled gradient."""
+    run, results = _run("one sample", tmp_path, **where)
+    plain = mixed.plainly(mixed.in_one_sample)
+    assert run.summary.skipped_updates == EPOCHS
+    for result in results:
+        assert differ(result, plain) < CLOSE
+
+
+def test_so_does_a_worker_without_a_launcher() -> None:
+    alone = mixed.mixed(Pace(SoloSession(), Context(precision="fp16")), mixed.in_one_sample)
+    assert differ(alone, mixed.plainly(mixed.in_one_sample)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        "full-sync",
+        "k-sync:3",
+        "k-batch-sync:3",
+        "async",
+        "k-async:2",
+        "k-batch-async:2",
+        "stale-synchronous:2",
+        "adaptive",
+    ],
+)
+def test_one_overflow_of_four_workers_is_skipped_by_all_and_counted_by_no_schedule(
+    tmp_path: Path, protocol: str
+) -> None:
+    """The sample that overflows is somebody's once an epoch, whoever is called off."""
+    run, results = _run("one sample", tmp_path, workers=4, protocol=protocol, engine="inline")
+    skipped = run.summary.skipped_updates
+    assert skipped == sum(not one.is_finite for one in run.pushes) == EPOCHS
+    counted = run.summary.updates - skipped
+    parameters = [name for name in results[0] if name[0].isalpha() and name not in ("half",)]
+    for result in results:
+        wanted = mixed.LEARNING_RATE * mixed.GAMMA**counted
+        assert float(result["rates"][0]) == pytest.approx(wanted)
+        for name in parameters:
+            assert torch.isfinite(result[name]).all()
+            assert torch.equal(result[name], results[0][name])
+
+
+def test_under_local_sgd_a_worker_skips_a_step_of_its_own(tmp_path: Path) -> None:
+    run, results = _run("one worker", tmp_path, workers=4, protocol="local-sgd:2")
+    assert run.summary.skipped_updates == 0
+    assert all(torch.isfinite(one).all() for result in results for one in result.values())
+
+
+def test_forward_passes_are_in_half_precision_and_train(tmp_path: Path) -> None:
+    run, results = _run("half", tmp_path)
+    assert all(float(one["half"]) == 1.0 for one in results)
+    assert run.summary.skipped_updates <= 2  # torch's first scale, 65536, may be too much
+    assert run.summary.final_loss is not None
+    assert run.summary.final_loss < 1.2
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("without autocast", r"precision fp16 was asked for.*with pace.autocast\(\)"),
+        ("without scaling", r"pace.backward\(loss\) in place of loss.backward\(\)"),
+    ],
+)
+def test_a_script_that_does_not_follow_the_setting_is_refused(
+    tmp_path: Path, case: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _run(case, tmp_path, engine="inline")
+
+
+def test_backward_inside_autocast_is_outside_it_all_the_same() -> None:
+    """Its operations would otherwise be cast once more."""
+    seen = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, value: Tensor) -> Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return gradient
+
+    model = torch.nn.Linear(2, 1)
+    data = torch.utils.data.TensorDataset(torch.rand(8, 2), torch.rand(8, 1))
+    pace = Pace(SoloSession(), Context())
+    model, _, loader = pace.prepare(
+        model, grouped(model.parameters(), 0.1), torch.utils.data.DataLoader(data, batch_size=4)
+    )
+    for inputs, _ in loader:
+        with pace.autocast(torch.bfloat16):
+            loss = Watched.apply(model(inputs)).sum()
+            assert torch.is_autocast_enabled("cpu")
+            pace.backward(loss)
+        break
+    assert seen == [False]

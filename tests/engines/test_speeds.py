@@ -1,0 +1,172 @@
+"""However a worker computes, a run comes to the same: by hand, and by what a trial found."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import loops
+import speeds
+from paceline import fast
+from paceline.compute import channels_last, kernels
+from paceline.compute.speed import Speed
+from paceline.context import Context
+from paceline.errors import ConfigError
+from paceline.sessions.solo import SoloSession
+from paceline.worker import Pace
+from reference import differ
+from runs import Run, run_script
+
+CLOSE = 1e-6
+SCRIPT = Path(speeds.__file__)
+PROTOCOLS = ["full-sync", "k-batch-sync:2", "k-batch-async:2", "async", "local-sgd:2"]
+
+
+def _run(folder: Path, **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
+    settings = {"workers": 2, "protocol": "full-sync", **settings}
+    run = run_script(SCRIPT, folder, "train", str(folder), **settings)
+    return run, [torch.load(folder / f"train-{n}.pt") for n in range(settings["workers"])]
+
+
+def _plain(is_channels_last: bool = False) -> dict[str, Tensor]:
+    results = speeds.train(loops.Plain())
+    return {**results, "channels last": torch.tensor(float(is_channels_last))}
+
+
+@pytest.mark.parametrize(
+    "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}, {"path": "collective"}],
+    ids=str,
+)  # fmt: skip
+def test_the_store_keeps_strides_and_numbers(tmp_path: Path, where: dict[str, Any]) -> None:
+    _, results = _run(tmp_path, channels_last=True, **where)
+    plain = _plain(is_channels_last=True)
+    for result in results:
+        # Between accelerators the optimizer's state is in the store only when they have left it.
+        names = set(plain) if where != {"path": "collective"} else set(plain) & set(result)
+        assert {"0.weight", "channels last"} <= names
+        assert differ({n: result[n] for n in names}, {n: plain[n] for n in names}) < CLOSE
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_compiled_model_follows_every_protocol(
+    tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is run as it was captured: what is generated from it is torch's business."""
+    original, calls = torch.compile, []
+
+    def captured(function: Any, *, mode: str, dynamic: bool) -> Any:
+        def backend(graph: Any, _: Any) -> Any:
+            def run(*arguments: Any) -> Any:
+                calls.extend(len(one) for one in arguments if one.shape[1:] == (2, 6, 6))
+                return graph.forward(*arguments)
+
+            return run
+
+        return original(function, backend=backend, dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", captured)
+    torch._dynamo.reset()
+    settings = {"protocol": protocol, "engine": "inline"}
+    _, eager = _run(tmp_path / "eager", **settings)
+    assert not calls
+    _, results = _run(tmp_path / "compiled", compile="default", **settings)
+    # An epoch's last batch, of 4 samples, is computed eagerly.
+    assert set(calls) == {6 if protocol in ("full-sync", "k-batch-sync:2", "k-batch-async:2",
+                                            "local-sgd:2") else 12}  # fmt: skip
+    for one, other in zip(results, eager, strict=True):
+        assert differ(one, other) < CLOSE
+
+
+def test_a_compiled_member_is_called_off_between_its_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda one, mode, dynamic: original(one, backend="eager", dynamic=dynamic)
+    )
+    run, _ = _run(tmp_path, compile="default", protocol="k-sync:1", engine="inline")
+    assert run.superseded
+    assert run.summary.updates > 0
+
+
+def test_a_trial_is_made_once_and_its_choice_taken_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(fast, "CANDIDATES", (kernels, channels_last))
+    made: list[int] = []
+    original = fast.try_all
+
+    def counted(*arguments: Any) -> Any:
+        made.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(fast, "try_all", counted)
+    for number in range(2):
+        run, results = _run(tmp_path / str(number), fast="auto", engine="inline")
+        is_last = float(results[0]["channels last"])
+        for result in results:
+            assert differ(result, _plain(bool(is_last))) < CLOSE
+        assert run.summary.could_try == ()
+    assert made == [1]
+
+
+def test_a_run_without_a_trial_says_what_one_would_try(tmp_path: Path) -> None:
+    run, _ = _run(tmp_path, engine="inline")
+    assert "channels last" in run.summary.could_try
+    assert "optimizer" not in run.summary.could_try  # the store has kernels of its own
+
+
+def test_under_plain_python_a_script_asks_for_it_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fast, "CANDIDATES", (kernels, channels_last))
+    alone = speeds.train(Pace(SoloSession(), Context()), fast="auto")
+    assert differ(alone, _plain(bool(alone["channels last"]))) < CLOSE
+    assert "fast: measured in" in capsys.readouterr().out
+
+
+def test_a_model_that_a_trial_cannot_call_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def fails(model: Any, batch: Any) -> Tensor:
+        raise TypeError("forward() missing 1 required argument: 'mask'")
+
+    pace = Pace(SoloSession(), Context())
+    with pytest.raises(ConfigError, match=r"'mask'; say how the loop computes its loss.*forward="):
+        speeds.train(pace, fast="auto", forward=fails)
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(12, 12), (64, speeds.NUM_SAMPLES)])
+@pytest.mark.parametrize("speed", [Speed(), Speed(loader_workers=1), Speed(ahead=True)], ids=str)
+def test_a_trial_is_fed_without_end_with_batches_of_one_size(
+    size: int, wanted: int, speed: Speed
+) -> None:
+    batches = fast._Feed(speeds.loader(), size, torch.device("cpu"))(speed)
+    assert [len(next(batches)[0]) for _ in range(5)] == [wanted] * 5
+
+
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        (Context(compile="default"), r"--compile default needs a C\+\+ compiler"),
+        (Context(precision="auto"), "precision auto lets a trial.*add --fast auto"),
+        (Context(fused_optimizer=True), "Rprop has no fused kernel; leave --fused-optimizer out"),
+    ],
+    ids=["no compiler", "no trial", "no kernel"],
+)
+def test_what_cannot_be_had_is_refused_by_name(
+    context: Context, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    model = speeds.network()
+    with pytest.raises(ConfigError, match=words):
+        Pace(SoloSession(), context).prepare(
+            model, torch.optim.Rprop(model.parameters()), speeds.loader()
+        )

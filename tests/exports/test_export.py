@@ -1,0 +1,156 @@
+"""Files compute what their models compute, or are refused; the verb says why."""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.exports import FORMATS
+
+Say = Callable[[str], tuple[int, str, str]]
+OWN = "export --input 1,4 --model somenets"
+LACKING = {
+    "aoti": "" if shutil.which("g++") else "no C++ compiler: g++",
+    "onnx": ""
+    if all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    else "no onnx, onnxscript, onnxruntime",
+}
+
+
+def lacking(name: str) -> None:
+    if LACKING.get(name):
+        pytest.skip(LACKING[name])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [*(("lenet", name) for name in FORMATS), ("mlp", "export"), ("resnet18", "torchscript")],
+)
+def test_every_format_computes_what_the_model_computes(say: Say, name: str, task: str) -> None:
+    lacking(name)
+    code, out, err = say(f"export {task} --format {name} --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert set(found["max_differences"]) == {"1", "7"}
+    assert max(found["max_differences"].values()) <= 1e-5
+    assert found["num_bytes"] == Path(found["path"]).stat().st_size
+    assert found["num_bytes"] > 0.9 * found["weights_bytes"]
+    assert [one["batch"] for one in found["latencies"]] == [1, 7]
+    assert found["accuracy"] is None  # of fresh weights it says nothing
+
+
+@pytest.mark.parametrize("name", ["torchscript", "torchscript-trace", "export"])
+def test_any_batch_goes_into_the_file(say: Say, name: str) -> None:
+    code, out, err = say(f"{OWN}:Plain --format {name} --json")
+    assert code == 0, err
+    run = FORMATS[name].load(Path(json.loads(out)["path"]))
+    with torch.no_grad():
+        assert run(torch.randn(13, 4)).shape == (13, 2)
+
+
+def test_a_model_with_two_inputs(say: Say) -> None:
+    line = f"{OWN}:Pair --input 1,2:int64 --format export --json"
+    code, out, err = say(line)
+    assert code == 0, err
+    assert json.loads(out)["accuracy"] is None
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("Opens --format torchscript", ("open", "somenets.py:38")),
+        ("Branch --format export", ("a branch depends on the values", "somenets.py:22")),
+        ("Branch --format torchscript-trace", ("refused", "differs from the model's by")),
+        ("Fixed --format export", ("the batch cannot vary", "--fixed-batch N")),
+        ("Bare --format export --precision int8", ("no nn.Linear or nn.Conv2d",)),
+        ("no_module --format export", ("must return an nn.Module, got int",)),
+        ("absent --format export", ("could not be made", "absent")),
+        ("Plain --format exprot", ("did you mean 'export'",)),
+        ("Plain --format export --fixed-batch 0", ("--fixed-batch must be >= 1",)),
+        ("Plain --format export --checkpoint nowhere", ("no checkpoint at nowhere",)),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_with_the_reason(
+    say: Say, tmp_path: Path, rest: str, said: tuple[str, ...]
+) -> None:
+    code, _, err = say(f"{OWN}:{rest}")
+    assert code == 2
+    for words in said:
+        assert words in err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir() if path.suffix in (".pt", ".pt2")] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("export", "what is to be exported?"),
+        ("export lenet --model somenets:Plain", "and not both"),
+        ("export --model somenets:Plain", "--model needs --input"),
+        ("export --model somenets:Plain --input 1,x", "must be sizes >= 1"),
+        ("export --model somenets:Plain --input 1,4:int65", "did you mean 'int64'"),
+        ("export lenet --input 1,4", "--input belongs to --model"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(say: Say, line: str, said: str) -> None:
+    code, _, err = say(line)
+    assert code == 2
+    assert said in err
+
+
+def test_one_batch_only_where_that_is_asked_for(say: Say) -> None:
+    code, out, err = say(f"{OWN}:Fixed --format export --fixed-batch 2 --json")
+    assert code == 0, err
+    assert list(json.loads(out)["max_differences"]) == ["2"]
+
+
+def test_it_falls_back_only_if_asked(say: Say) -> None:
+    line = f"{OWN}:Branch --format export --fallback torchscript --json"
+    code, out, _ = say(line)
+    assert code == 0
+    found = json.loads(out)
+    assert found["format"] == "torchscript"
+    assert "somenets.py:22" in found["fell_back"]
+
+
+def test_no_compiler_is_said_and_leaves_nothing(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    code, _, err = say(f"{OWN}:Plain --format aoti")
+    assert code == 2
+    assert "no C++ compiler: no-such-compiler" in err
+    assert not list(tmp_path.glob("*.pt2"))
+
+
+def test_missing_onnx_is_said(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = say(f"{OWN}:Plain --format onnx")
+    assert code == 2
+    assert "pip install 'paceline[onnx]'" in err
+
+
+@pytest.mark.timeout(600)
+def test_a_runs_weights_are_exported_and_anothers_are_refused(say: Say) -> None:
+    train = "train softmax --workers 1 --engine inline --updates 200 --name one"
+    assert say(train)[0] == 0
+    code, out, err = say("export runs/one --format torchscript --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["is_trained"]
+    assert found["subject"] == "softmax"
+    assert found["accuracy"] > 0.5
+    assert found["accuracy_samples"] >= 60
+    assert found["file_accuracy"] == found["accuracy"]
+    code, _, err = say("export lenet --checkpoint runs/one --format export")
+    assert code == 2
+    assert "a checkpoint of another model than lenet" in err
+    code, out, err = say("export runs/one --format export --precision int8 --json")
+    assert code == 0, err
+    reduced = json.loads(out)
+    assert abs(reduced["file_accuracy"] - found["accuracy"]) < 0.05

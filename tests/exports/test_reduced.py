@@ -1,0 +1,59 @@
+"""Fewer bits: the bound on what rounding does, and files that are smaller by as much."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from paceline.exports import FORMATS
+from paceline.exports.reduced import Precision, quantise, reduced
+
+X = torch.randn(3, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 64)
+    ).eval()
+
+
+@given(st.integers(0, 1000), st.floats(1e-6, 1e6))
+def test_a_rounded_weight_is_off_by_at_most_half_a_step(seed: int, factor: float) -> None:
+    weight = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)) * factor
+    weight[0] = 0.0
+    quantised, scale = quantise(weight)
+    assert quantised.dtype is torch.int8
+    off = (weight - quantised.to(torch.float32) * scale).abs()
+    assert bool((off <= scale / 2 * (1 + 1e-4)).all())
+    assert bool((quantised[0] == 0).all())
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.INT8])
+@pytest.mark.parametrize("name", ["torchscript", "export"])
+def test_a_reduced_model_is_near_and_its_file_smaller(
+    tmp_path: Path, precision: Precision, name: str
+) -> None:
+    model = network()
+    small = reduced(model, precision, (X,))
+    with torch.no_grad():
+        difference = (small(X) - model(X)).abs().max().item()
+    assert 0 < difference < 0.05
+    sizes = []
+    for which, made in (("whole", model), ("small", small)):
+        path = tmp_path / which
+        FORMATS[name].write(made, (X,), path, is_batch_fixed=False)
+        sizes.append(path.stat().st_size)
+    assert sizes[1] < (0.40 if precision is Precision.INT8 else 0.62) * sizes[0]
+
+
+def test_the_model_itself_is_left_as_it_is() -> None:
+    model = network()
+    before = [value.clone() for value in model.state_dict().values()]
+    reduced(model, Precision.INT8, (X,))
+    reduced(model, Precision.FP16, (X,))
+    after = model.state_dict().values()
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

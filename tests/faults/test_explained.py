@@ -1,0 +1,88 @@
+"""A hang is explained in one message: who, how long, what is usual, where, what was decided."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import WorkerError
+from runs import run_script
+
+SCRIPT = """
+import ctypes, os, sys, time, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    calls = 0
+    def __len__(self):
+        return 240
+    def __getitem__(self, index):
+        Images.calls += 1
+        if os.environ["RANK"] == "1" and Images.calls == 100:
+            {hang}
+        return torch.randn(4), torch.randn(1)
+
+pace = paceline.connect()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(Images(), batch_size=8, num_workers={loader_workers})
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+"""
+SAYS = re.compile(
+    r"worker 1 has not pushed for [0-9.]+ s \(usual: [0-9.e-]+ s\): it is at "
+    r"train\.py:(?P<line>\d+) in (?P<name>\S+); the others wait for update \d+; it is ended, and "
+    r"the others do its work"
+)
+
+
+def explained(folder: Path, hang: str, loader_workers: int = 0, **settings: object) -> list[str]:
+    """The notes of a run whose worker 1 hangs in its 100th sample."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(hang=hang, loader_workers=loader_workers))
+    run = run_script(script, folder, workers=2, stall_after=1.0, delay=("20ms",), **settings)
+    return [note for note in run.notes if "has not pushed" in note]
+
+
+@pytest.mark.parametrize(
+    "hang",
+    [
+        pytest.param("time.sleep(600)", id="asleep"),
+        pytest.param("[None for _ in iter(int, 1)]", id="in a loop"),
+        pytest.param("ctypes.PyDLL(None).sleep(600)", id="in C code that holds the lock"),
+    ],
+)
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_the_line_that_hangs_is_named(tmp_path: Path, hang: str, path: str) -> None:
+    (note,) = explained(tmp_path, hang, path=path)
+    found = SAYS.fullmatch(note.replace(" (--respawn would begin a new one)", ""))
+    assert found is not None, note
+    line = (tmp_path / "train.py").read_text().splitlines()[int(found["line"]) - 1]
+    assert line.strip() == hang
+    assert found["name"] in ("__getitem__", "<listcomp>")
+
+
+def test_a_loaders_worker_that_hangs_leads_to_the_line_that_waits_for_it(tmp_path: Path) -> None:
+    (note,) = explained(tmp_path, "time.sleep(600)", loader_workers=1)
+    found = SAYS.search(note)
+    assert found is not None, note
+    line = (tmp_path / "train.py").read_text().splitlines()[int(found["line"]) - 1]
+    assert line == "    for inputs, targets in loader:"
+
+
+def test_the_only_worker_is_named_and_not_given_up(tmp_path: Path) -> None:
+    """There is nobody to go on without it; the note is all that can be done."""
+    script = tmp_path / "train.py"
+    hang = "time.sleep(2.5); sys.exit('enough')"
+    script.write_text(SCRIPT.format(hang=hang, loader_workers=0).replace('"1"', '"0"'))
+    with pytest.raises(WorkerError, match="enough"):
+        run_script(script, tmp_path, workers=1, stall_after=1.0)
+    trace = (tmp_path / "run" / "trace.jsonl").read_text()
+    assert "worker 0 has not pushed for 1" in trace
+    assert "nobody is left to go on without it" in trace

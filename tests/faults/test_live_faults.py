@@ -1,0 +1,154 @@
+"""Faults of real processes: the others finish, every sample counts once, and the fault fired.
+
+Under full-sync the parameters are those of a run without the fault, to 1e-6 in float64.
+"""
+
+import functools
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import WorkerError
+from paceline.records import Heard, Struck
+from reference import differ, plain_loop
+from runs import Run, assert_each_sample_once, train
+from tiny import NUM_SAMPLES, TASK, samples
+
+CLOSE = 1e-6
+EPOCHS = 6
+LONG = replace(TASK, epochs=EPOCHS)
+PATHS = pytest.mark.parametrize("path", ["store", "peers"])
+
+
+@functools.cache
+def without_faults() -> Any:
+    """What one plain loop makes of the same task."""
+    return plain_loop(LONG)
+
+
+def faulty(folder: Path, *faults: str, **settings: Any) -> Run:
+    """A run that is put through ``faults``, each of which must have come."""
+    settings = {"workers": 3, "protocol": "full-sync", "delay": ("20ms",), **settings}
+    run = train(LONG, folder, fault=faults, **settings)
+    assert sorted(struck(run)) == sorted(faults)
+    assert run.num_epochs_ended() == EPOCHS
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    return run
+
+
+def struck(run: Run) -> list[str]:
+    return [one.text for one in run.records if isinstance(one, Struck)]
+
+
+def joined(run: Run) -> list[tuple[int, int | None]]:
+    """(member, worker) of all that ever took part."""
+    return [
+        (one.fact.member, one.worker)
+        for one in run.records
+        if isinstance(one, Heard) and one.worker is not None
+    ]
+
+
+def reasons(run: Run) -> list[str]:
+    """How members ended, in that order."""
+    return [one.reason for one in run.records if isinstance(one, Heard) and one.reason]
+
+
+def stalled(run: Run) -> list[int]:
+    kind = "Stalled"
+    heard = [one.fact for one in run.records if isinstance(one, Heard)]
+    return [fact.member for fact in heard if type(fact).__name__ == kind]
+
+
+@PATHS
+def test_a_killed_worker_changes_nothing(tmp_path: Path, path: str) -> None:
+    run = faulty(tmp_path, "kill worker 1 at update 7", path=path)
+    assert run.left == ["killed by signal 9"]
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+@PATHS
+def test_a_worker_killed_at_a_moment_of_the_clock_changes_nothing(
+    tmp_path: Path, path: str
+) -> None:
+    run = faulty(tmp_path, "kill worker 2 at 0.15s", path=path)
+    assert run.left == ["killed by signal 9"]
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+@PATHS
+def test_a_stopped_worker_that_others_wait_for_is_given_up(tmp_path: Path, path: str) -> None:
+    run = faulty(tmp_path, "stop worker 1 at update 7 for 60s", path=path)
+    assert run.left == ["killed by signal 9"]
+    assert stalled(run) == ([1] if path == "store" else [])
+    assert any("worker 1 has not pushed" in text and "stopped" in text for text in run.notes)
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+@PATHS
+def test_a_push_that_is_lost_is_made_again_by_another(tmp_path: Path, path: str) -> None:
+    """Its worker waits for an answer that never comes; after a while it is given up."""
+    run = faulty(tmp_path, "drop push of worker 1 at update 7", path=path, stall_after=0.4)
+    assert any("worker 1 has not pushed" in text for text in run.notes)
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+@PATHS
+def test_slow_phases_and_late_pushes_change_nothing(tmp_path: Path, path: str) -> None:
+    faults = ("slow worker 0 at step 3 for 0.2s by 4x", "delay push of worker 2 at step 9 by 0.1s")
+    run = faulty(tmp_path, *faults, path=path)
+    assert run.left == []
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+@PATHS
+def test_an_exception_is_a_death_where_the_run_is_to_continue(tmp_path: Path, path: str) -> None:
+    fault = "raise in worker 0 at update 7"
+    run = faulty(tmp_path, fault, path=path, on_worker_error="continue")
+    assert reasons(run)[0] == "exit 1"
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+def test_an_exception_ends_the_run_unless_told_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="RuntimeError: it was to fail here: raise in worker 1"):
+        train(LONG, tmp_path, workers=2, fault=("raise in worker 1 at update 7",))
+
+
+def test_nobody_notices_a_stop_where_nobody_waits(tmp_path: Path) -> None:
+    """Under K < P the stopped worker goes on when it can, as the same member."""
+    fault = "stop worker 1 at step 3 for 1.2s"
+    task = replace(TASK, data=functools.partial(samples, 1200), epochs=1)
+    settings = {"protocol": "k-batch-async:2", "workers": 3, "delay": ("30ms",)}
+    run = train(task, tmp_path, fault=(fault,), **settings)
+    assert struck(run) == [fault]
+    assert run.left == []
+    assert len(joined(run)) == 3
+    assert stalled(run) == [1]
+    assert any("nobody waits for it: it is left alone" in text for text in run.notes)
+    pushes = [push for push in run.pushes if push.ticket.member == 1]
+    assert len(pushes) > 10
+    gaps = [after.at_s - before.at_s for before, after in pairwise(pushes)]
+    assert max(gaps) > 1.0
+    assert_each_sample_once(run, 1200, 1)
+
+
+@PATHS
+def test_a_new_worker_takes_the_place_of_a_dead_one(tmp_path: Path, path: str) -> None:
+    run = faulty(tmp_path, "kill worker 0 at update 4", path=path, respawn=True, delay=("60ms",))
+    assert joined(run) == [(0, 0), (1, 1), (2, 2), (3, 0)]
+    assert run.summary.per_worker[0].members == 2
+    assert {push.ticket.member for push in run.pushes} == {0, 1, 2, 3}
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+def test_workers_come_back_again_and_again(tmp_path: Path) -> None:
+    faults = [
+        "kill worker 0 at update 2", "kill worker 1 at update 9",
+        "stop worker 2 at update 12 for 60s", "kill worker 0 at update 17",
+    ]  # fmt: skip
+    run = faulty(tmp_path, *faults, respawn=True, delay=("80ms",))
+    assert len(joined(run)) >= 6
+    assert differ(run.state, without_faults()) < CLOSE

@@ -1,0 +1,165 @@
+"""After ``kill -9`` of anything: no process after two seconds, and no shared memory at all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.engines import strikes
+from paceline.errors import LinkError
+from paceline.events import Apply
+from paceline.records import Ordered, Struck
+from paceline.trace import read_trace
+from runs import train
+from tiny import TASK
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere there is no parent-death signal"
+)
+
+SCRIPT = """
+import os, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(data, batch_size=8, num_workers=1, persistent_workers=True)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1000000):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+    open("began", "w").close()
+"""
+WITHIN_S = 2.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that goes on for ever, once its first epoch is over."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [
+        sys.executable, "-m", "paceline", "launch", "--workers", "2", "--protocol",
+        "k-batch-async:2", "--device", "cpu", "--run-dir", "run", "train.py",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    end_s = time.monotonic() + 60
+    while not (tmp_path / "began").exists():
+        assert process.poll() is None
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def family(run: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
+    """Everybody of a run by what they are; loaders' workers are children of members."""
+    launcher = psutil.Process(run.pid)
+    (nursery,) = launcher.children()
+    members = sorted(nursery.children(), key=lambda one: one.pid)
+    loaders = [child for one in members for child in one.children()]
+    assert len(members) == 2
+    assert len(loaders) == 2
+    return {
+        "launcher": launcher, "nursery": nursery, "worker 0": members[0], "worker 1": members[1],
+        "loader 0": loaders[0], "loader 1": loaders[1],
+    }  # fmt: skip
+
+
+def left(people: dict[str, psutil.Process]) -> list[str]:
+    """Who is alive ``WITHIN_S`` later."""
+    _, alive = psutil.wait_procs(list(people.values()), timeout=WITHIN_S)
+    return [name for name, one in people.items() if one in alive and not _is_over(one)]
+
+
+def _is_over(one: psutil.Process) -> bool:
+    try:
+        return one.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("stopped", [None, "worker 1", "loader 0"])
+@pytest.mark.parametrize("victim", ["launcher", "nursery"])
+def test_nothing_is_left_when_a_parent_is_killed(
+    run: subprocess.Popen[bytes], victim: str, stopped: str | None
+) -> None:
+    """Also what is stopped ends: its signal of death cannot be held back."""
+    shared = set(os.listdir("/dev/shm"))
+    people = family(run)
+    if stopped is not None:
+        people[stopped].send_signal(signal.SIGSTOP)
+    people[victim].kill()
+    assert left(people) == []
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(
+    run: subprocess.Popen[bytes],
+) -> None:
+    people = family(run)
+    people["worker 1"].kill()
+    assert sorted(left({name: people[name] for name in ("worker 1", "loader 1")})) == []
+    others = {name: one for name, one in people.items() if not name.endswith("1")}
+    assert all(one.is_running() for one in others.values())
+    run.send_signal(signal.SIGINT)
+    run.wait(timeout=30)
+    assert left(people) == []
+
+
+def test_a_launcher_that_was_ordered_to_die_leaves_a_trace_that_can_be_read(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    fault = "kill launcher at update 40"
+    command = [
+        sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
+        "--run-dir", "run", "--fault", fault, "train.py",
+    ]  # fmt: skip
+    before = {one.pid for one in psutil.process_iter()}
+    process = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    time.sleep(WITHIN_S)
+    mine = str(tmp_path)
+    assert [
+        one for one in psutil.process_iter() if one.pid not in before and _cwd(one) == mine
+    ] == []
+    records = list(read_trace(tmp_path / "run" / "trace.jsonl"))
+    assert [one.text for one in records if isinstance(one, Struck)] == [fault]
+    updates = [one for one in records if isinstance(one, Ordered) and isinstance(one.order, Apply)]
+    assert len(updates) >= 40
+
+
+def _cwd(one: psutil.Process) -> str:
+    try:
+        return one.cwd()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
+
+
+@pytest.mark.parametrize("is_for_ever", [False, True])
+def test_a_full_disk_ends_the_run_in_words(
+    tmp_path: Path, is_for_ever: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written until then stays readable."""
+    if is_for_ever:
+        monkeypatch.setattr(strikes.Strikes, "close", lambda self: None)
+    try:
+        with pytest.raises(LinkError, match=r"cannot be written any more .*make room"):
+            train(TASK, tmp_path, workers=2, epochs=1000, fault=("fill disk at 0.2s for 60s",))
+    finally:
+        strikes.limit_files(None)
+    records = list(read_trace(tmp_path / "run" / "trace.jsonl"))
+    assert any(isinstance(one, Struck) for one in records)

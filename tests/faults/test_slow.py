@@ -1,0 +1,35 @@
+"""A slow worker is named while the run goes and in its summary, with what it costs."""
+
+import functools
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline import launcher
+from paceline.config import RunSettings
+from paceline.program import TaskProgram
+from paceline.report.live import QuietObserver
+from paceline.report.terminal import render_summary
+from tiny import TASK, samples
+
+
+@pytest.mark.parametrize(
+    ("protocol", "cost"),
+    [("full-sync", "the others wait "), ("k-batch-async:2", "of what one of the others does")],
+)
+def test_a_slow_worker_is_named(tmp_path: Path, protocol: str, cost: str) -> None:
+    settings = RunSettings(
+        run_dir=str(tmp_path / "run"), workers=3, protocol=protocol, device="cpu", threads=1,
+        delay=("20ms",), slow=("1=4x",), epochs=1,
+    )  # fmt: skip
+    task = replace(TASK, data=functools.partial(samples, 2400))
+    said = io.StringIO()
+    summary = launcher.launch_run(TaskProgram(task=task), settings, QuietObserver(said))
+    assert summary is not None
+    (note,) = [line for line in said.getvalue().splitlines() if "is slow" in line]
+    assert note.startswith("note: worker 1 is slow: ")
+    assert cost in note
+    assert [one.worker for one in summary.slow_workers] == [1]
+    assert any(line.startswith("slow ") for line in render_summary(summary))

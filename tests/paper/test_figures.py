@@ -1,0 +1,181 @@
+"""The paper's figures: what the paper says is what theory says, and each figure keeps the contract.
+
+Sizes are small here, so whether simulations agree is not asked; `make paper` asks it.
+"""
+
+import math
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+
+from paceline import theory
+from paceline.conditions.delays import parse_delay
+from paceline.data.arrays import ArrayDataset
+from paper.figures import FIGURES, figure_05, figure_06, figure_08, table_facts
+from paper.figures.base import Claim, Drawn, Effort, Figure, Workshop, number, reading, sentence
+from paper.page import Made, page
+from paper.tasks import CLASSES, Images, Repeated, Softmax, metrics, objective
+from paper.training import Measured, Run, Setting, train
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="session")
+def images() -> Images:
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 256, (40, 1, 28, 28), generator=rng, dtype=torch.uint8)
+    targets = torch.randint(0, CLASSES, (40,), generator=rng)
+    return Images(train=ArrayDataset(inputs, targets), title="noise", is_the_papers=False)
+
+
+@pytest.fixture
+def shop(images: Images) -> Workshop:
+    return Workshop(effort=Effort(share=0.01, num_seeds=1), images=lambda: images)
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: f"figure {figure.number}")
+def test_a_figure_draws_and_claims(figure: Figure, shop: Workshop) -> None:
+    drawn = figure.draw(shop)
+    assert drawn.claims
+    assert figure.stated
+    for claim in drawn.claims:
+        assert "nan" not in claim.ours
+        assert "inf" not in claim.ours
+    if drawn.svg:
+        root = ElementTree.fromstring(drawn.svg)
+        words = [node.text or "" for node in root.iter(f"{SVG}text")]
+        assert any(word.startswith(f"Figure {figure.number}:") for word in words)
+        lines = list(root.iter(f"{SVG}polyline"))
+        width, height = float(root.get("width", 0)), float(root.get("height", 0))
+        assert lines
+        for line in lines:
+            for pair in (line.get("points") or "").split():
+                x, y = map(float, pair.split(","))
+                assert 0 <= x <= width
+                assert 0 <= y <= height
+
+
+def test_the_papers_speed_ups_are_the_closed_form() -> None:
+    for delay, _, values in figure_05.PAPER.values():
+        for num_workers, value in values.items():
+            found = theory.speed_up(parse_delay(delay), num_workers)
+            assert found == pytest.approx(value, abs=0.006)
+
+
+def test_the_papers_runtimes_are_the_closed_form() -> None:
+    workers, updates = figure_06.WORKERS, figure_06.UPDATES
+    for name, values in figure_06.K_SYNC.items():
+        delay = parse_delay(figure_06.DELAYS[name])
+        for k, value in values.items():
+            one_s = theory.update_s("k-sync", delay, workers, k)
+            assert one_s is not None
+            assert updates * one_s == pytest.approx(value, abs=0.6)
+        one_s = theory.update_s("k-batch-async", delay, workers, 1)
+        assert one_s is not None
+        assert updates * one_s == pytest.approx(figure_06.AN_UPDATE_OF_K_BATCH_ASYNC)
+
+
+def test_the_papers_times_of_figure_8_are_the_closed_form() -> None:
+    delay = parse_delay(figure_08.SETTING.delay)
+    for text, whole_s in figure_08.PAPER_S.items():
+        name, _, k = text.partition(":")
+        pushes = int(k) if k else {"full-sync": 8, "async": 1}[name]
+        one_s = theory.update_s(name, delay, 8, pushes)
+        assert one_s is not None
+        assert figure_08.UPDATES * one_s == pytest.approx(whole_s, abs=0.06)
+
+
+def test_the_staleness_of_the_table_is_theory() -> None:
+    for (num_workers, k), values in table_facts.STALENESS.items():
+        for name, value in zip(("k-async", "k-batch-async"), values, strict=True):
+            assert theory.staleness_versions(name, num_workers, k) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("ours", "agrees"), [(101.9, True), (102.1, False), (97.91, False)])
+def test_a_number_agrees_within_its_tolerance(ours: float, agrees: bool) -> None:
+    claim = number("time", 100.0, ours, error=0.5)
+    assert claim.agrees is agrees
+    assert claim.verdict == ("yes" if agrees else "**no**")
+    assert (claim.paper, claim.tolerance) == ("100.0", "2 %")
+    assert claim.ours == f"{ours:.4g} ± 0.50"
+
+
+def test_a_reading_off_a_plot_may_lie_beside_its_range() -> None:
+    inside = reading("end", (-0.05, 0.0), [-0.14, -0.10], is_comparable=True)
+    assert (inside.agrees, inside.off) == (True, "0.070")
+    assert not reading("end", (-0.05, 0.0), [-0.16], is_comparable=True).agrees
+    assert not reading("end", (-0.2, -0.2), [-0.05], is_comparable=True).agrees
+
+
+def test_other_data_proves_nothing_and_is_not_counted() -> None:
+    other = sentence("floor", "low", "high", False, is_comparable=False)
+    assert other.verdict == "other data"
+    claims = (number("a", 1.0, 1.0), number("b", 1.0, 2.0), other)
+    made = Made(figure=FIGURES["facts"], drawn=Drawn(svg="", claims=claims), wall_s=1.0, cpu_s=1.0)
+    lines = page([made], "a machine", "make paper")
+    assert "**1 of 2** comparisons agree within their tolerance." in lines
+    assert any(line.startswith("1 more were measured on other data") for line in lines)
+    assert "| floor | low | high |  |  | other data |" in lines
+
+
+def test_a_table_has_a_cell_a_column() -> None:
+    claim = Claim(
+        what="a", paper="1", ours="2", off="3", tolerance="4", agrees=True, is_comparable=True
+    )
+    figure = FIGURES["facts"]
+    made = Made(figure=figure, drawn=Drawn(svg="", claims=(claim,)), wall_s=0.0, cpu_s=0.0)
+    rows = [line for line in page([made], "", "") if line.startswith("|")]
+    assert {row.count("|") for row in rows} == {7}
+
+
+def test_the_objective_is_cross_entropy_and_penalty(images: Images) -> None:
+    model = Softmax(784, penalty=0.5)
+    inputs, targets = images.train[0]
+    outputs = model(inputs.unsqueeze(0))
+    weight = model.linear.weight
+    fit = torch.nn.functional.cross_entropy(model.linear(inputs.flatten()[None]), targets[None])
+    wanted = fit + 0.5 * weight.square().sum()
+    assert objective(outputs, targets[None]).item() == pytest.approx(wanted.item())
+    assert metrics(outputs, targets[None])["loss"] == pytest.approx((wanted.item(), 1.0))
+    objective(outputs, targets[None]).backward()  # type: ignore[no-untyped-call]
+    slope = torch.autograd.grad(fit, weight)[0] + weight  # of 0.5 ||W||^2
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, slope, atol=1e-6)
+
+
+def test_repeated_images_have_no_border(images: Images) -> None:
+    twice = Repeated(images.train, 2)
+    count = len(images.train)
+    assert len(twice) == 2 * count
+    batch = twice.__getitems__([1, count + 1])
+    assert torch.equal(batch.inputs[0], batch.inputs[1])
+    assert torch.equal(twice[count + 3][0], images.train[3][0])
+
+
+def test_a_run_is_measured_from_its_start_to_its_end(images: Images) -> None:
+    setting = Setting(
+        num_workers=4, delay="exp:1s", mini_batch_size=2, eta=0.01, penalty=0.01, num_evaluations=5
+    )
+    run = train(setting, images, "k-sync:2", 30, seed=0)
+    assert run is train(setting, images, "k-sync:2", 30, seed=0)
+    versions = [one.version for one in run.measured]
+    assert (versions[0], versions[-1]) == (0, 30)
+    assert 5 <= len(versions) <= 8
+    assert run.measured[0].at_s == 0.0
+    assert run.by_updates()[0].value == pytest.approx(math.log(math.log(10)), abs=0.1)
+
+
+def test_a_loss_between_two_evaluations_lies_between_them() -> None:
+    run = Run(
+        measured=(
+            Measured(at_s=0.0, version=0, loss=math.e**2),
+            Measured(at_s=10.0, version=5, loss=math.e**1),
+        ),
+        updates=5, virtual_s=10.0,
+    )  # fmt: skip
+    assert run.loss_at(0.0) == pytest.approx(2.0)
+    assert run.loss_at(10.0) == pytest.approx(1.0)
+    assert 1.0 < run.loss_at(5.0) < 2.0
+    assert run.loss_at(99.0) == pytest.approx(1.0)
+    assert run.final == pytest.approx(1.0)

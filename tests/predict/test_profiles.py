@@ -1,0 +1,76 @@
+"""A profile: what a run ordered is taken out, what is left is what it cost."""
+
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from paceline.conditions.delays import parse_delay
+from paceline.events import Apply, Grant, Lease, Pushed, Ticket
+from paceline.predict.profiles import Profile, read_profile
+from paceline.predict.simulation import World
+from paceline.trace import FILE_NAME, Trace
+
+WORK_S, EXCHANGE_S, APPLY_S, FACTOR = 0.003, 0.002, 0.0005, 2.0
+
+
+def written(folder: Path, missed: int = 0, engine: str = "local") -> Profile:
+    """The profile of a made-up run of two workers, the second twice as slow, both with a delay.
+
+    Args:
+        missed: tickets of each worker that were called off between two pushes.
+    """
+    trace = Trace(folder / FILE_NAME)
+    trace.header(
+        task="made up", protocol="k-batch-async:2", workers=2, engine=engine, path="store", seed=7,
+        mini_batch_size=4, num_parameters=5, delay=["exp:10ms"], slow=["1=2x"], cores=2,
+    )  # fmt: skip
+    delay, t_s = parse_delay("exp:10ms"), 1.0
+    draws = [random.Random(f"7/{worker}") for worker in range(2)]
+    for worker in range(2):
+        trace.joined(0.0, worker, worker, 1)
+    for number in range(40):
+        for worker in range(2):
+            ticket = Ticket(worker, number * (missed + 1), number)
+            for _ in range(missed if number else 0):
+                delay.sample(draws[worker])
+            is_new = number % 2 == 1
+            if is_new:
+                trace.order(Apply((ticket,), (1.0,)), t_s)
+            trace.order(Grant(ticket, (Lease(0, 0, 0, 4),)), t_s)
+            compute_s = (WORK_S + delay.sample(draws[worker])) * (FACTOR if worker else 1.0)
+            t_s += compute_s + EXCHANGE_S + APPLY_S * is_new
+            trace.pushed(Pushed(ticket, 4, 1.0, True, t_s), compute_s, 0.001, 0.004)
+    trace.close()
+    return read_profile(folder)
+
+
+@pytest.mark.parametrize("missed", [0, 3])
+def test_ordered_delays_are_taken_out_and_the_rest_told_apart(tmp_path: Path, missed: int) -> None:
+    found = written(tmp_path, missed)
+    for worker in range(2):
+        assert statistics.fmean(found.work_s[worker]) == pytest.approx(WORK_S, abs=2e-6)
+        assert statistics.fmean(found.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
+    assert found.apply_s == pytest.approx(APPLY_S, abs=2e-5)
+    assert (found.cores, found.delay, found.slow) == (2, ("exp:10ms",), ("1=2x",))
+
+
+def test_without_grants_the_workers_word_counts(tmp_path: Path) -> None:
+    found = written(tmp_path, engine="inline")
+    assert found.push_s == pytest.approx(0.004)
+    assert found.apply_s == 0.0
+
+
+def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path: Path) -> None:
+    written(tmp_path)
+    same = World(like=tmp_path).conditions(2)
+    assert [one.text for one in same.delays] == ["exp:10ms", "exp:10ms"]
+    assert same.slow == {1: 2.0}
+    assert same.machine is not None
+    assert same.machine.cores == 2
+    other = World(like=tmp_path, delay=("20ms",), slow=("0=3x",), cores=4).conditions(8)
+    assert (other.delays[7].text, other.slow) == ("20ms", {0: 3.0})
+    assert other.machine is not None
+    assert other.machine.cores == 4
+    assert other.mean_step_s(0) == pytest.approx(3 * (WORK_S + 0.020) + EXCHANGE_S, abs=1e-4)

@@ -1,0 +1,55 @@
+"""Charts: what an axis says is where it says it, and curves end where the axis does."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from paceline.report.chart import Curve, Diagram, draw_chart
+from paceline.report.summary import Point
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def points(*pairs: tuple[float, float]) -> tuple[Point, ...]:
+    return tuple(Point(t=t, value=value) for t, value in pairs)
+
+
+def drawn(*diagrams: Diagram) -> ElementTree.Element:
+    return ElementTree.fromstring(draw_chart("title", "subtitle", diagrams))
+
+
+def heights_of_ticks(root: ElementTree.Element) -> dict[float, float]:
+    """Value -> pixel of the axis that goes up."""
+    found = {}
+    for node in root.iter(f"{SVG}text"):
+        if node.get("text-anchor") == "end" and re.fullmatch(r"-?[\d.]+", node.text or ""):
+            found[float(node.text or "")] = float(node.get("y", 0)) - 4
+    return found
+
+
+def test_the_ticks_stand_where_their_values_are() -> None:
+    """-0.2 to 1 in steps of 0.2: a second rounding once moved the lowest one to -0.5."""
+    curve = Curve(name="a", points=points((0, 0.84), (1, -0.12)))
+    ticks = heights_of_ticks(drawn(Diagram(label="y", curves=(curve,), x_label="x")))
+    assert sorted(ticks) == pytest.approx([-0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    steps = {round(ticks[low] - ticks[round(low + 0.2, 1)], 1) for low in sorted(ticks)[:-1]}
+    assert len(steps) == 1
+
+
+def test_a_curve_is_cut_where_the_axis_ends() -> None:
+    curve = Curve(name="a", points=points((0, 0.0), (10, 1.0)), dots=points((2, 0.2), (10, 1.0)))
+    root = drawn(Diagram(label="y", curves=(curve,), x_label="x", stop=5.0))
+    (line,) = root.iter(f"{SVG}polyline")
+    last = (line.get("points") or "").split()[-1]
+    assert float(last.split(",")[0]) == pytest.approx(720 - 24)
+    assert len(list(root.iter(f"{SVG}circle"))) == 2  # one in the legend, one of two dots
+
+
+def test_a_name_looks_the_same_in_every_diagram() -> None:
+    a, b = (Curve(name=name, points=points((0, 0), (1, 1))) for name in "ab")
+    root = drawn(
+        Diagram(label="one", curves=(a, b), x_label="x"), Diagram(label="two", curves=(b,))
+    )
+    colours = [line.get("stroke") for line in root.iter(f"{SVG}polyline")]
+    assert colours[1] == colours[2] != colours[0]

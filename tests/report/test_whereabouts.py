@@ -1,0 +1,98 @@
+"""What became of a sample, for runs whose every step is known; and live, against what was used."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.cli.app import run
+from paceline.data.loader import LeasedLoader, redraw
+from paceline.errors import ConfigError
+from paceline.events import Grant, Lease, Ticket
+from paceline.records import Header
+from paceline.report.whereabouts import Fates, report_sample
+from paceline.trace import Trace, read_trace
+from runs import leases_of, train
+from tiny import NUM_SAMPLES, TASK
+
+
+def in_order(header: Header, epoch: int) -> range:
+    return range(header.number("num_samples"))
+
+
+def test_the_update_the_worker_and_the_staleness_are_named(run_dir: Path) -> None:
+    """Worker 1's push of the first epoch was applied one version late, see conftest.py."""
+    first, second = report_sample(run_dir, 25, in_order).fates
+    assert (first.update, first.worker, first.staleness_versions, first.tries) == (2, 1, 1, 1)
+    assert second.update is None
+    assert "called off" in second.reason
+    assert "came late" in second.reason
+    assert second.reason.endswith("dropped")
+
+
+def test_the_ledgers_of_the_epochs_add_up(run_dir: Path) -> None:
+    whole, half = report_sample(run_dir, 3, in_order).ledgers
+    assert (whole.samples, whole.used, whole.dropped, whole.open, whole.twice) == (40, 40, 0, 0, 0)
+    assert (half.samples, half.used, half.dropped, half.open, half.twice) == (40, 20, 20, 0, 0)
+
+
+def test_a_dead_workers_sample_says_who_did_it_then(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.jsonl")
+    trace.header(task="t", num_samples=8, seed=0)
+    trace.joined(0.0, 0, 0, 1)
+    trace.joined(0.0, 1, 1, 2)
+    trace.order(Grant(Ticket(1, 0, 0), (Lease(0, 0, 0, 8),)), 1.0)
+    trace.left(1.5, 1, "killed by signal 9")
+    trace.close()
+    (fate,) = report_sample(tmp_path, 5, in_order).fates
+    assert fate.reason == "worker 1: killed by signal 9; the run ended before it was used"
+    assert report_sample(tmp_path, 5, in_order).ledgers[0].open == 8
+
+
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_an_order_is_drawn_again_as_the_members_drew_it(is_shuffled: bool) -> None:
+    loader = DataLoader(list(range(50)), batch_size=7, shuffle=is_shuffled)  # type: ignore[arg-type]
+    leased = LeasedLoader(loader, 5, torch.device("cpu"))
+    for epoch in (0, 3):
+        leased.draw(epoch)
+        assert list(leased._order) == list(redraw(leased.order_kind, 50, 5, epoch))
+
+
+def test_orders_of_ones_own_are_said_to_be_so() -> None:
+    generator = torch.Generator()
+    loader = DataLoader(list(range(9)), shuffle=True, generator=generator)  # type: ignore[arg-type]
+    assert LeasedLoader(loader, 5, torch.device("cpu")).order_kind == "own"
+    with pytest.raises(ConfigError, match="--position N"):
+        redraw("own", 9, 5, 0)
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "k-batch-sync:2"])
+def test_every_sample_of_a_live_run_has_the_update_that_used_it(
+    tmp_path: Path, protocol: str
+) -> None:
+    fault = "kill worker 1 at update 3"
+    trained = train(TASK, tmp_path, workers=2, protocol=protocol, fault=(fault,), delay=("10ms",))
+    fates = Fates()
+    for record in read_trace(trained.folder / "trace.jsonl"):
+        fates.add(record)
+    assert len(leases_of(trained.every_order())) > 10
+    for epoch in sorted(fates.epochs):
+        ledger = fates.ledger(epoch, NUM_SAMPLES)
+        assert (ledger.used, ledger.dropped, ledger.twice) == (NUM_SAMPLES, 0, 0)
+        updates = [fates.fate(epoch, position).update for position in range(NUM_SAMPLES)]
+        assert None not in updates
+    tried = [fates.fate(0, position) for position in range(NUM_SAMPLES)]
+    assert any(one.tries > 1 and one.reason == "worker 1: killed by signal 9" for one in tried)
+
+
+def test_the_verb_prints_it(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(run_dir), "--position", "25"]) == 0
+    said = capsys.readouterr().out
+    assert "epoch 1, position 25: update 2, by worker 1, 1 version stale" in said
+    assert "epoch   samples      used   dropped" in said
+    assert run(["report", str(run_dir), "--position", "25", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fates"][0]["update"] == 2
+    assert run(["report", str(run_dir), "--sample", "25"]) == 2
+    assert "the script's own sampler" in capsys.readouterr().err

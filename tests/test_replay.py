@@ -1,0 +1,146 @@
+"""A run made again from its folder is the run, bit for bit; what is not as it was is named."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from dying import Fault, with_fault
+from paceline.errors import ConfigError
+from paceline.program import TaskProgram
+from paceline.replay import replay
+from paceline.trace import FILE_NAME
+from runs import Run, _launch, run_script, train
+from tiny import WITH_BATCH_NORM
+
+PROTOCOLS = (
+    "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
+    "stale-synchronous:1", "local-sgd:2", "adaptive",
+)  # fmt: skip
+
+
+def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Run:
+    chosen = {"workers": 3, "protocol": "async", **settings}
+    return _launch(TaskProgram(task=task), folder, chosen)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str) -> None:
+    live = run(tmp_path, protocol=protocol, delay=("exp:2ms",), slow=("0=2x",))
+    found = replay(live.folder)
+    assert found.difference == ""
+    assert found.is_model_equal is True
+    assert found.version == live.summary.updates
+    assert found.pushes == sum(1 for one in live.records if type(one).__name__ == "Handed")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"path": "store"},
+        {"path": "store", "batch_size": 16},
+        {"path": "peers", "workers": 2},
+        {"path": "peers", "batch_size": 16},
+        {"path": "peers", "workers": 4, "batch_size": 16},
+        {"engine": "inline"},
+        {"protocol": "k-sync:2", "dropped": "skip"},
+        {"workers": 1},
+    ],
+)
+def test_whatever_way_the_bytes_went(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Tails of an epoch that are no whole update are rounded otherwise between peers."""
+    found = replay(run(tmp_path, **{"protocol": "full-sync", **settings}).folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+
+
+def test_workers_that_died_on_the_way(tmp_path: Path) -> None:
+    """Peers go on through the store, and who is left does the work of who is not."""
+    task = with_fault(WITH_BATCH_NORM, Fault(call=4))
+    live = train(task, tmp_path, workers=3, protocol="full-sync")
+    assert live.left == ["killed by signal 9"]
+    header = '"kind": ?"run"'
+    _edit(live, header, lambda one: one.update(program="task tiny:WITH_BATCH_NORM"), 0)
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+
+
+def test_a_run_that_was_stopped_is_made_again_up_to_there(tmp_path: Path) -> None:
+    live = run(tmp_path, updates=7)
+    found = replay(live.folder)
+    assert (found.version, found.is_model_equal, found.difference) == (7, True, "")
+
+
+def test_one_can_stand_at_any_version(tmp_path: Path) -> None:
+    live = run(tmp_path, protocol="k-async:2")
+    seen = [replay(live.folder, until=version, save=tmp_path / f"{version}.safetensors")
+            for version in (0, 3, live.summary.updates)]  # fmt: skip
+    assert [one.version for one in seen] == [0, 3, live.summary.updates]
+    assert [one.is_model_equal for one in seen] == [None, None, True]
+    saved = [load_file(tmp_path / f"{one.version}.safetensors") for one in seen]
+    assert not saved[0]["out.weight"].equal(saved[1]["out.weight"])
+    assert saved[2]["out.weight"].equal(live.state["out.weight"])
+    with pytest.raises(ConfigError, match=r"ended at version \d+; --until 999 is beyond it"):
+        replay(live.folder, until=999)
+
+
+def _edit(live: Run, pattern: str, change: Any, number: int) -> str:
+    """Change the ``number``-th line of the trace that matches; the line as it was."""
+    path = live.folder / FILE_NAME
+    lines = path.read_text().splitlines(keepends=True)
+    chosen = [i for i, line in enumerate(lines) if re.search(pattern, line)][number]
+    before = lines[chosen]
+    fields = json.loads(before)
+    change(fields)
+    lines[chosen] = json.dumps(fields) + "\n"
+    path.write_text("".join(lines))
+    return before
+
+
+def test_the_first_loss_that_differs_is_named(tmp_path: Path) -> None:
+    live = run(tmp_path)
+    for number in (9, 5):
+        _edit(live, '"pushed"', lambda one: one.update(loss=one["loss"] + 1e-9), number)
+    found = replay(live.folder)
+    assert re.match(
+        r"push 6 \(member \d, of version \d+, when the newest was \d+\): "
+        r"loss \S+ recorded, \S+ now",
+        found.difference,
+    )
+    assert not found.is_equal
+
+
+def test_the_first_decision_that_differs_is_named(tmp_path: Path) -> None:
+    live = run(tmp_path)
+
+    def other_lease(fields: dict[str, Any]) -> None:
+        fields["leases"][0][2:] = [1, 13]
+
+    _edit(live, '"grant"', other_lease, 6)
+    said = replay(live.folder).difference
+    assert "work for member" in said
+    assert "(samples 1-13) was decided, now it is work for member" in said
+
+
+def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
+    live = run(tmp_path)
+    state = live.state
+    state["out.weight"][0, 0] += 1e-12
+    save_file(state, live.folder / "model.safetensors")
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal, found.is_equal) == ("", False, False)
+
+
+def test_what_cannot_be_made_again_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trace .* cannot be read"):
+        replay(tmp_path)
+    live = run(tmp_path / "run")
+    _edit(live, '"kind": ?"run"', lambda one: one.update(num_samples=61), 0)
+    with pytest.raises(ConfigError, match="samples 61 then, 60 now"):
+        replay(live.folder)
+    script = Path(__file__).parent / "loops.py"
+    other = run_script(script, tmp_path / "script", "summing", str(tmp_path), workers=2)
+    with pytest.raises(ConfigError, match=r"it ran the script .*loops.py.*run it again"):
+        replay(other.folder)
