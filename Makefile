@@ -4,6 +4,7 @@
 #   make test    install once, run the tests
 #   make check   ruff and mypy
 #   make data    get Fashion-MNIST
+#   make paper   make the paper's figures: results/paper.md
 #   make venv    install only
 #
 # PYTHON=python3.12 make train   uses another interpreter (3.11 or newer).
@@ -15,7 +16,7 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: train test check data venv
+.PHONY: train test check data paper venv
 .DEFAULT_GOAL := train
 
 train: $(CORE) data
@@ -26,6 +27,11 @@ train: $(CORE) data
 data: $(CORE)
 	@echo "== data"
 	@$(BIN)/paceline data get fashion-mnist || true
+
+# ARGS="--only 8" makes one figure.
+paper: $(CORE)
+	@echo "== making the paper's figures"
+	@$(BIN)/python -m paper $(ARGS)
 
 test: $(DEV)
 	@$(BIN)/pytest $(ARGS)
