@@ -29,7 +29,12 @@ def lacking(name: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("task", "name"),
-    [*(("lenet", name) for name in FORMATS), ("mlp", "export"), ("resnet18", "torchscript")],
+    [
+        # That of aoti takes long to write; test_cpp.py holds it to the same, and runs it.
+        *(("lenet", name) for name in FORMATS if name != "aoti"),
+        ("mlp", "export"),
+        ("resnet18", "torchscript"),
+    ],
 )
 def test_every_format_computes_what_the_model_computes(say: Say, name: str, task: str) -> None:
     lacking(name)
