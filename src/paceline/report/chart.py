@@ -51,6 +51,7 @@ class Diagram:
     Args:
         label: what goes up, with its unit.
         x_label: what goes right, with its unit; empty: it shares the axis of the next diagram.
+        is_log2: points lie at the logarithm, to base 2, of what goes right.
         mark: a value to draw a thin level line at, and its words.
     """
 
@@ -61,6 +62,7 @@ class Diagram:
     from_zero: bool = False
     stop: float | None = None
     """Where the axis ends; None: with the last point."""
+    is_log2: bool = False
     mark: tuple[float, str] | None = None
 
 
@@ -86,7 +88,7 @@ def draw_chart(title: str, subtitle: str, diagrams: Sequence[Diagram]) -> str:
         for curve in part.curves:
             parts += _curve(curve, panel, *style(names.index(curve.name)))
         if part.x_label:
-            parts += x_axis(panel, part.x_label)
+            parts += x_axis(panel, part.x_label, is_log2=part.is_log2)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -109,15 +109,20 @@ def frame(panel: Panel, label: str, ticks: Sequence[float]) -> list[str]:
     return parts
 
 
-def x_axis(panel: Panel, label: str) -> list[str]:
-    """The axis below a panel, with its values and its name."""
+def x_axis(panel: Panel, label: str, *, is_log2: bool = False) -> list[str]:
+    """The axis below a panel, with its values and its name.
+
+    Args:
+        is_log2: what lies at t is called 2 to the t.
+    """
     bottom = panel.bottom
     parts = [rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)]
-    for tick in nice_ticks(0.0, panel.stop, 6):
+    for tick in range(int(panel.stop) + 1) if is_log2 else nice_ticks(0.0, panel.stop, 6):
         if tick <= panel.stop * 1.001:
             x = panel.x(tick)
+            words = f"{2**tick:,}" if is_log2 else f"{tick:g}"
             parts.append(rule(x, bottom, x, bottom + 5, FAINT))
-            parts.append(text(x, bottom + 20, f"{tick:g}", anchor="middle"))
+            parts.append(text(x, bottom + 20, words, anchor="middle"))
     return [*parts, text((LEFT + WIDTH - RIGHT) / 2, bottom + 40, label, anchor="middle")]
 
 

@@ -1,0 +1,102 @@
+"""Gradient noise: exact where it is known, and what a batch size is worth on a real task."""
+
+import doctest
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.bench import noise
+from paceline.bench.noise import measure_noise, scale_of, scaled_rate, unbiased
+
+Say = Callable[[str], tuple[int, str, str]]
+
+
+def test_the_example_is_true() -> None:
+    assert doctest.testmod(noise).failed == 0
+
+
+def test_noise_of_a_known_size_is_found() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.full((100,), 0.1)  # |G|^2 = 1
+
+    def gradient(count: int) -> Tensor:
+        # tr(Sigma) = 100 * 0.8 = 80, so B_simple = 80
+        return truth + torch.randn(100, generator=generator) * math.sqrt(0.8 / count)
+
+    found = measure_noise(gradient, small=8, doublings=5, draws=100)
+    assert found.scale == pytest.approx(80, rel=0.1)
+    assert found.trace == pytest.approx(80, rel=0.05)
+    low, high = found.interval
+    assert low < found.scale < high < 1.5 * low
+    for size in found.squared:
+        assert found.measured_share(size) == pytest.approx(80 / (80 + size), abs=0.03)
+    assert found.share(80) == pytest.approx(0.5, abs=0.03)
+
+
+def test_both_figures_are_unbiased_by_the_batch_sizes_they_come_from() -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        signal, trace, small = rng.uniform(0.1, 9), rng.uniform(0.1, 9), rng.randint(1, 50)
+        big = small + rng.randint(1, 500)
+        found = unbiased(small, signal + trace / small, big, signal + trace / big)
+        assert found == pytest.approx((signal, trace))
+
+
+def test_a_gradient_hidden_in_noise_has_no_finite_scale() -> None:
+    assert scale_of(-0.1, 3.0) == math.inf
+    assert scale_of(2.0, 0.0) == 0.0
+
+
+def test_the_rate_grows_with_the_batch_below_the_scale_and_not_above_it() -> None:
+    assert scaled_rate(0.1, 32, 64, scale=math.inf) == pytest.approx(0.2)
+    assert scaled_rate(0.1, 32, 64, scale=1e9) == pytest.approx(0.2, rel=1e-6)
+    assert scaled_rate(0.1, 32, 64, scale=0.0) == 0.1
+    assert scaled_rate(0.1, 32, 32, scale=50.0) == pytest.approx(0.1)
+
+
+def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) -> None:
+    line = "tune batch-size tests_digits:task --noise --target-accuracy 0.7 --seeds 2 --after 5"
+    (tmp_path / "tests_digits.py").write_text(
+        "from paceline.data.choice import Choice\n"
+        "from paceline.workloads.softmax import softmax\n"
+        "task = softmax(chooser=lambda name: Choice(name='digits'))\n"
+    )
+    code, out, err = say(f"{line} --batch-sizes 32,128 --device cpu --plot batch.svg --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["noise_scale"] is None or found["noise_scale"] > 1
+    assert [row["batch_size"] for row in found["rows"]] == [32, 128]
+    for row in found["rows"]:
+        assert len(row["seconds"]) == 2
+        assert all(seconds > 0 for seconds in row["seconds"])
+        assert min(row["accuracy"]) >= 0.7
+    assert found["rows"][0]["learning_rate"] == pytest.approx(0.1)
+    picture = ElementTree.parse(tmp_path / "batch.svg")
+    words = [one.text or "" for one in picture.iter() if one.tag.endswith("text")]
+    assert "samples a batch" in words
+    assert "samples a second" in words
+    assert "128" in words
+    assert "seconds of training to test accuracy 0.7" in words
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("softmax --plot x.svg", "--target-accuracy and --plot go with --noise"),
+        ("softmax --noise --batch-sizes 8,lots", "must be whole numbers"),
+        ("softmax --noise --batch-sizes 0", "--batch-sizes must be >= 1"),
+        ("softmax --noise --target-accuracy 85", "must be > 0 and <= 1, got 85"),
+        ("softmax --noise --seeds 0", "--seeds >= 1"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(say: Say, line: str, said: str) -> None:
+    code, _, err = say(f"tune batch-size {line}")
+    assert code == 2
+    assert said in err
