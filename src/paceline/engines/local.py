@@ -7,28 +7,22 @@
 This module must not know protocols, plans or terminals.
 """
 
-import json
-import os
 import select
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from ..errors import WorkerError
 from ..events import Cancel, Fact, Grant, Joined, Late, Left, Order
 from ..sessions.lane import Message, SocketLane, socket_pair
 from ..staleness import StalenessRule
 from ..store.control import ALARM, BEGAN, JOBS, SNAPSHOT, Control, control_bytes
 from ..store.memory import Memory, SharedMemory
+from . import cradle
 from .base import Birth, Engine, Event, Push, Signs, Traits
 from .jobs import Jobs, grant_message
 from .standing import Standing
 
-_START_S = 120.0
-_END_S = 2.0
 _EVER = 2**31 - 1
 
 
@@ -59,34 +53,20 @@ class LocalEngine(Engine):
         self._births: dict[int, Birth] = {}
         """By seat: what its first member was told."""
         self._standings: dict[int, Standing] = {}
-        self._early: list[dict[str, int]] = []
-        """What the nursery said while others were still being born."""
-        self._start_nursery(environment)
-
-    def _start_nursery(self, environment: dict[str, str]) -> None:
-        ours, theirs = socket_pair()
-        self._nursery_end = ours
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "paceline.engines.nursery", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
-        self._poll.register(ours, select.POLLIN)
+        self._cradle = cradle.take(environment)
+        self._poll.register(self._cradle, select.POLLIN)
 
     # -- members --------------------------------------------------------------------------------
 
     def start(self, births: Sequence[Birth]) -> dict[int, tuple[int, int]]:
         """Fork these members; member -> (seat, pid)."""
-        self._hear_nursery("ready")
+        self._cradle.await_word("ready")
         for birth in births:
             self._births[birth.seat] = birth
             self._ask_for(birth)
         born = {}
         for birth in births:
-            pid = int(self._hear_nursery("born")["pid"])
+            pid = int(self._cradle.await_word("born")["pid"])
             self._standings[birth.member].pid = pid
             born[birth.member] = (birth.seat, pid)
         return born
@@ -96,8 +76,7 @@ class LocalEngine(Engine):
         ours, theirs = socket_pair()
         standing = self._standings[birth.member] = Standing()
         descriptors = [theirs.fileno(), self._page.fd, self._arena.fd, standing.fd]
-        text = json.dumps(asdict(birth)).encode()
-        socket.send_fds(self._nursery_end, [text], descriptors)
+        self._cradle.ask_for(asdict(birth), descriptors)
         theirs.close()
         self._seats[birth.member] = birth.seat
         self._ends[birth.member] = ours
@@ -114,7 +93,7 @@ class LocalEngine(Engine):
         self._ask_for(replace(first, member=member, context=context))
 
     def end(self, member: int) -> None:
-        self._nursery_end.send(json.dumps({"kill": member}).encode())
+        self._cradle.kill(member)
 
     def signs(self, member: int) -> Signs:
         control, seat = self.control, self._seats[member]
@@ -128,34 +107,16 @@ class LocalEngine(Engine):
     def begun(self) -> None:
         self.control.set_double(BEGAN, time.perf_counter())
 
-    def _hear_nursery(self, kind: str) -> dict[str, int]:
-        end_s = time.monotonic() + _START_S
-        while time.monotonic() < end_s:
-            ready, _, _ = select.select([self._nursery_end], [], [], 0.5)
-            if ready:
-                data = self._nursery_end.recv(1 << 16)
-                if data:
-                    message: dict[str, int] = json.loads(data)
-                    if kind in message:
-                        return message
-                    self._early.append(message)
-            if self._nursery.poll() is not None:
-                raise WorkerError(
-                    "the process that workers are forked from did not start "
-                    f"(exit {self._nursery.returncode}); see the messages above"
-                )
-        raise WorkerError(f"workers could not be started within {_START_S:.0f} s")
-
     # -- the contract ---------------------------------------------------------------------------
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
-        told = [self._told(message) for message in self._early]
-        self._early.clear()
+        told = [self._told(message) for message in self._cradle.early_words()]
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
             member = self._by_descriptor.get(descriptor)
             if member is None:
-                told += self._heard_from_nursery()
+                word = self._cradle.next_word()
+                told += [] if word is None else [self._told(word)]
                 continue
             try:
                 events += [(member, message) for message in self._lanes[member].receive(False)]
@@ -169,16 +130,6 @@ class LocalEngine(Engine):
                 self._standings[member].pid = message[2]
             events.append((member, message))
         return events
-
-    def _heard_from_nursery(self) -> list[Event]:
-        """Whose birth, stop or end the nursery tells."""
-        try:
-            data = self._nursery_end.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        if not data:
-            raise WorkerError("the process that workers are forked from is gone")
-        return [self._told(json.loads(data))]
 
     def _told(self, message: dict[str, int]) -> Event:
         """The nursery's word as an event."""
@@ -274,18 +225,11 @@ class LocalEngine(Engine):
         if self._is_closed:
             return
         self._is_closed = True
-        self._nursery_end.close()
+        cradle.give_back(self._cradle)
         for end in self._ends.values():
             end.close()
         for standing in self._standings.values():
             standing.close()
-        if not self._seats:  # it is still importing: nobody's child needs its care
-            self._nursery.kill()
-        try:
-            self._nursery.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._nursery.kill()
-            self._nursery.wait()
 
     # -- messages -------------------------------------------------------------------------------
 

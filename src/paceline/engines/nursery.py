@@ -8,9 +8,10 @@ dies with the nursery. It is also told when one is stopped, as nobody else is, a
 request: its number cannot be another's by then, since the nursery has not let go of it.
 
     launcher -> nursery    a birth, with descriptors      {"kill": member}
+                           {"empty": 0}: end all members  {"adopt": settings}: serve another run
     nursery -> launcher    {"ready": pid}                 {"born": member, "pid": pid}
                            {"stopped": member}            {"continued": member}
-                           {"ended": member, "code": exit code}
+                           {"ended": member, "code": exit code}      {"emptied": 0}
 
 This module must not know what a member does.
 """
@@ -69,6 +70,13 @@ class Nursery:
         if "kill" in request:
             self._kill(request["kill"])
             return True
+        if "empty" in request:
+            self._kill_all()
+            self._tell({"emptied": 0})
+            return True
+        if "adopt" in request:
+            self._adopt(descriptors, **request["adopt"])
+            return True
         birth = Birth(**request)
         pid = os.fork()
         if pid == 0:
@@ -78,6 +86,16 @@ class Nursery:
             os.close(descriptor)
         self._launcher.send(json.dumps({"born": birth.member, "pid": pid}).encode())
         return True
+
+    def _adopt(self, streams: list[int], environment: dict[str, str], folder: str) -> None:
+        """Serve another run of the same launcher."""
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        self._tell({"ready": os.getpid()})
 
     def _become(self, birth: Birth, descriptors: list[int]) -> None:
         """In the child: never returns."""
@@ -135,6 +153,7 @@ class Nursery:
                 os.waitpid(pid, 0)
             except ChildProcessError:
                 continue
+        self._seats.clear()
 
 
 def _kill_group(pid: int) -> None:

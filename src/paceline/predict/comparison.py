@@ -106,24 +106,27 @@ def compare(contest: Contest, watcher: Watcher, run_dir: Path | None = None) -> 
         ConfigError: something asked for does not exist or cannot work.
         Interrupted: the user ended it after at least one run.
     """
+    from ..engines.cradle import warm
+
     contest.check()
     settings = _with_batch(contest, watcher)
     results = _Results(contest, settings, fresh_folder(f"compare-{contest.task}", run_dir))
-    for seed in range(settings.seed, settings.seed + contest.repeats):
-        for text in contest.protocols:
-            watcher.began(text, seed)
-            chosen = replace(settings, protocol=text, seed=seed)
-            try:
-                summary = _run(contest, chosen, results.folder_of(text, seed), watcher)
-                result: Outcome | str = outcome_of(summary, seed, settings.target_accuracy)
-            except WorkerError as error:
-                result = str(error).partition("\n")[0].rstrip(":")
-            except KeyboardInterrupt:
-                if not results.has_any:
-                    raise KeyboardInterrupt from None  # the summary of one run is no comparison
-                raise Interrupted(results.compared(f"{text}, seed {seed}")) from None
-            results.add(text, result)
-            watcher.ended(result)
+    with warm():
+        for seed in range(settings.seed, settings.seed + contest.repeats):
+            for text in contest.protocols:
+                watcher.began(text, seed)
+                chosen = replace(settings, protocol=text, seed=seed)
+                try:
+                    summary = _run(contest, chosen, results.folder_of(text, seed), watcher)
+                    result: Outcome | str = outcome_of(summary, seed, settings.target_accuracy)
+                except WorkerError as error:
+                    result = str(error).partition("\n")[0].rstrip(":")
+                except KeyboardInterrupt:
+                    if not results.has_any:
+                        raise KeyboardInterrupt from None  # the summary of one run is no comparison
+                    raise Interrupted(results.compared(f"{text}, seed {seed}")) from None
+                results.add(text, result)
+                watcher.ended(result)
     return results.compared()
 
 

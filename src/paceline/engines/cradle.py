@@ -1,0 +1,182 @@
+"""The launcher's end of a nursery: begun by a run, ended with it, or kept warm for the next.
+
+    Cradle  --socket-->  nursery --fork--> members
+
+    with warm():      runs in here, one after another, share one nursery: torch is imported once,
+        run(...)      and the next run begins in a hundredth of the time
+        run(...)
+
+A nursery that is handed on has no members left, and takes over environment, folder and streams of
+the run that it comes to. This module must not know members, messages between them, or protocols.
+"""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import WorkerError
+from ..sessions.lane import socket_pair
+
+_START_S, _END_S = 120.0, 2.0
+
+
+class Cradle:
+    """One nursery process, from here.
+
+    Args:
+        environment: variables for it and its members, beside this process's.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._end, theirs = socket_pair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.engines.nursery", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._early: list[dict[str, int]] = []
+        """What it said while something else was waited for."""
+        self._has_members = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def ask_for(self, birth: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Let it fork a member."""
+        self._has_members = True
+        socket.send_fds(self._end, [json.dumps(birth).encode()], list(descriptors))
+
+    def kill(self, member: int) -> None:
+        """Let it end a member, and all that it had begun."""
+        self._end.send(json.dumps({"kill": member}).encode())
+
+    def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
+        """The next word of this kind; others are kept for `words`.
+
+        Raises:
+            WorkerError: the nursery ended, or said nothing in time.
+        """
+        end_s = time.monotonic() + within_s
+        while time.monotonic() < end_s:
+            ready, _, _ = select.select([self._end], [], [], 0.5)
+            if ready and (data := self._end.recv(1 << 16)):
+                message: dict[str, int] = json.loads(data)
+                if kind in message:
+                    return message
+                self._early.append(message)
+            if self._process.poll() is not None:
+                raise WorkerError(
+                    "the process that workers are forked from did not start "
+                    f"(exit {self._process.returncode}); see the messages above"
+                )
+        raise WorkerError(f"workers could not be started within {within_s:.0f} s")
+
+    def early_words(self) -> list[dict[str, int]]:
+        """What was said and not yet heard."""
+        early, self._early = self._early, []
+        return early
+
+    def next_word(self) -> dict[str, int] | None:
+        """What it says now, without waiting.
+
+        Raises:
+            WorkerError: it is gone.
+        """
+        try:
+            data = self._end.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise WorkerError("the process that workers are forked from is gone")
+        message: dict[str, int] = json.loads(data)
+        return message
+
+    # -- from run to run ------------------------------------------------------------------------
+
+    def hand_on(self, environment: Mapping[str, str]) -> None:
+        """Come to another run: its environment, folder and streams are this process's now."""
+        settings = {"environment": {**os.environ, **environment}, "folder": os.getcwd()}
+        socket.send_fds(self._end, [json.dumps({"adopt": settings}).encode()], [1, 2])
+
+    def empty(self) -> bool:
+        """End all members; whether it can serve another run."""
+        try:
+            self._end.send(b'{"empty": 0}')
+            self.await_word("emptied", _END_S)
+        except (OSError, WorkerError):
+            return False
+        self._early.clear()
+        self._has_members = False
+        return True
+
+    def close(self) -> None:
+        """End it, and all members with it."""
+        self._end.close()
+        if not self._has_members:  # it may still be importing: nobody's child needs its care
+            self._process.kill()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_is_warm = False
+_spare: list[Cradle] = []
+"""None, or the one that waits for the next run."""
+
+
+@contextmanager
+def warm() -> Iterator[None]:
+    """Keep the nursery of a run for the next one, as long as this block lasts."""
+    global _is_warm
+    if _is_warm:
+        yield
+        return
+    _is_warm = True
+    try:
+        yield
+    finally:
+        _is_warm = False
+        while _spare:
+            _spare.pop().close()
+
+
+def kept() -> Cradle | None:
+    """The nursery that waits for the next run."""
+    return _spare[0] if _spare else None
+
+
+def take(environment: Mapping[str, str]) -> Cradle:
+    """The nursery that was kept, or a new one; it says ``ready`` when it is."""
+    while _spare:
+        spare = _spare.pop()
+        try:
+            spare.hand_on(environment)
+        except OSError:  # it has died meanwhile, or the environment is too large to send
+            spare.close()
+        else:
+            return spare
+    return Cradle(environment)
+
+
+def give_back(cradle: Cradle) -> None:
+    """The run is over: all its members end."""
+    if _is_warm and not _spare and cradle.empty():
+        _spare.append(cradle)
+    else:
+        cradle.close()

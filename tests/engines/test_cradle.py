@@ -1,0 +1,76 @@
+"""A nursery that is kept serves the next run as a new one would, and is gone with the block."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.engines import cradle
+from paceline.engines.cradle import warm
+from paceline.errors import ConfigError
+from runs import run_script, train
+from tiny import TASK
+
+SCRIPT = """
+import os
+from pathlib import Path
+import paceline
+pace = paceline.connect()
+Path(f"seen-{pace.worker}").write_text(os.environ["COLOUR"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the tests kept none."""
+    monkeypatch.setattr(cradle, "_is_warm", False)
+    monkeypatch.setattr(cradle, "_spare", [])
+
+
+def nurseries() -> set[int]:
+    children = psutil.Process().children()
+    return {one.pid for one in children if "paceline.engines.nursery" in " ".join(one.cmdline())}
+
+
+def test_runs_in_the_block_share_one_and_after_it_there_is_none(tmp_path: Path) -> None:
+    before = nurseries()
+    with warm():
+        train(TASK, tmp_path / "1", workers=2)
+        (kept,) = nurseries() - before
+        assert psutil.Process(kept).children() == []
+        run = train(TASK, tmp_path / "2", workers=3, protocol="async")
+        assert nurseries() - before == {kept}
+        assert run.summary.updates > 0
+    assert nurseries() == before
+
+
+def test_one_that_died_is_replaced_and_without_the_block_it_ends_with_its_run(
+    tmp_path: Path,
+) -> None:
+    before = nurseries()
+    with warm():
+        train(TASK, tmp_path / "1", workers=2)
+        (kept,) = nurseries() - before
+        os.kill(kept, signal.SIGKILL)
+        os.waitid(os.P_PID, kept, os.WEXITED | os.WNOWAIT)
+        cradle._is_warm = False  # as at the end of the block
+        train(TASK, tmp_path / "2", workers=2)
+        assert nurseries() == before
+
+
+def test_the_next_run_has_its_own_folder_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with warm():
+        for colour in ("red", "green"):
+            folder = tmp_path / colour
+            folder.mkdir()
+            monkeypatch.chdir(folder)
+            monkeypatch.setenv("COLOUR", colour)
+            with pytest.raises(ConfigError, match="it trained nothing"):
+                run_script(script, folder, workers=2)
+            assert (folder / "seen-1").read_text() == colour
