@@ -120,6 +120,32 @@ def softmax(
     )
 
 
+def grey(num_images: int = 10_000, side_px: int = 32, seed: int = 0) -> Images:
+    """Made-up grey images in ten classes, as bright and as rough as photographs.
+
+    An image is its class's pattern and one of its own, both smooth noise, and some grain. Means
+    and spreads of pixels are those of natural images in [0, 1]: about 0.5 and 0.25.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, CLASSES, (num_images,), generator=rng)
+    patterns = _smooth_noise(CLASSES, side_px, rng)
+    inputs = 0.5 + 0.1 * patterns[targets] + 0.2 * _smooth_noise(num_images, side_px, rng)
+    inputs += 0.05 * torch.randn(inputs.shape, generator=rng)
+    return Images(
+        train=ArrayDataset((inputs.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8), targets),
+        title=f"made-up grey images, {num_images:,} of {side_px} x {side_px} pixels",
+        is_the_papers=False,
+    )
+
+
+def _smooth_noise(count: int, side_px: int, rng: torch.Generator) -> Tensor:
+    """(count, 1, side, side) with mean 0 and standard deviation 1, of blobs an eighth wide."""
+    coarse = torch.randn(count, 1, 8, 8, generator=rng)
+    size = (side_px, side_px)
+    fine = nn.functional.interpolate(coarse, size, mode="bicubic", align_corners=False)
+    return fine / fine.std()
+
+
 def digits(chooser: Chooser) -> Images:
     """MNIST, or what there is in its place.
 

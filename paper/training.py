@@ -38,6 +38,8 @@ class Setting:
     """lambda."""
     num_evaluations: int = 40
     """Of a run."""
+    staleness: str = "none"
+    """What a stale gradient is worth, as `--staleness` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ def _train(setting: Setting, images: Images, protocol: str, num_updates: int, se
     settings = RunSettings(
         workers=setting.num_workers, protocol=protocol, updates=num_updates, seed=seed,
         mini_batch_size=setting.mini_batch_size, dropped="skip", nonfinite="skip",
+        staleness=setting.staleness,
     )  # fmt: skip
     world = World(delay=(setting.delay,), seed=seed)
     updates_an_epoch = times * len(images.train) / (rule.num_pushes * setting.mini_batch_size)
