@@ -1,0 +1,127 @@
+"""What ``plan`` advises, run live beside the whole grid: time until the training loss is down.
+
+    python bench/plan.py [--write] [--only steady|slow|exp|pareto]
+
+Softmax regression, 4 workers with mini-batches of 4 and learning rate 0.05, which sleep what the
+setting says on top of computing, so that four of them fit on two cores:
+
+steady  each step 40 ms          exp     40 ms in the mean, exponential
+slow    30 ms, worker 0 5x slow  pareto  pareto:2.2,20ms
+
+One profile of 2 workers is taken, without stragglers; for each setting ``plan`` is given it and the
+stragglers, and chooses. Then every protocol and K that it raced is run live with one seed, and the
+advised and the five best of those with two more. The target is a training loss of 0.75, the mean
+over the last 1,024 samples; the ratio is that of the median times to it, from the first grant on.
+"""
+
+import argparse
+import math
+import statistics
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.predict.advice import Question, advise, family
+from paceline.records import Handed, Record
+from runs import first_grant_s, records_of, run_in
+from table import kept_rows, machine, write_table
+
+Row = list[str]
+WORKERS, MINI_BATCH, LEARNING_RATE = 4, 4, 0.05
+SETTINGS: dict[str, dict[str, Any]] = {
+    "steady": {"delay": ("40ms",)},
+    "slow": {"delay": ("30ms",), "slow": ("0=5x",)},
+    "exp": {"delay": ("exp:40ms",)},
+    "pareto": {"delay": ("pareto:2.2,20ms",)},
+}
+TARGET, LOOKED_AT = 0.75, 1024
+LIMIT_S, RACE_S = 30.0, 20.0
+SEEDS = (1, 2, 3)
+NUM_AGAIN = 5
+WANTED = 1.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", choices=SETTINGS)
+    options = parser.parse_args()
+    note = machine()
+    rows = kept_rows("plan", options.only)
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "profile"
+        run_in(profile, "softmax", workers=2, protocol="k-batch-async:2", path="store",
+               mini_batch_size=MINI_BATCH, updates=1500, seed=7)  # fmt: skip
+        for name in SETTINGS:
+            if options.only in (None, name):
+                for row in setting(name, profile):
+                    rows.append([f"{name}: {row[0]}", *row[1:]])
+                    print(" | ".join(rows[-1]), flush=True)
+    if options.write:
+        header = ["protocol", "seconds to the target, live", "of the best", "wanted", "reached"]
+        write_table("plan", "What plan advises, and the whole grid", header, rows, note)
+
+
+def setting(name: str, profile: Path) -> Iterator[Row]:
+    """The advised protocol first, then all others that were run, quickest first."""
+    stragglers = SETTINGS[name]
+    advice = advise(
+        Question(
+            task="softmax", workers=WORKERS, cores=2, profile=profile, race_s=RACE_S, seed=1,
+            mini_batch_size=MINI_BATCH, lr=LEARNING_RATE, **stragglers,
+        )
+    )  # fmt: skip
+    advised = advice.candidates[0].forecast.protocol
+    times_s = {text: [live_s(text, SEEDS[0], stragglers)] for text in family(WORKERS)}
+    first = sorted(times_s, key=lambda text: times_s[text][0])
+    for text in {advised, *first[:NUM_AGAIN]}:
+        times_s[text] += [live_s(text, seed, stragglers) for seed in SEEDS[1:]]
+    finalists = [text for text in times_s if len(times_s[text]) == len(SEEDS)]
+    best = min(finalists, key=lambda text: statistics.median(times_s[text]))
+    best_s = statistics.median(times_s[best])
+    for text in sorted(
+        times_s, key=lambda text: (text != advised, statistics.median(times_s[text]))
+    ):
+        ratio = statistics.median(times_s[text]) / best_s
+        is_advised = text == advised
+        alike = " (said to be alike with the next)" if is_advised and advice.are_alike else ""
+        yield [
+            f"{text}, advised{alike}" if is_advised else text, _seconds(times_s[text]),
+            f"{ratio:.2f}", f"<= {WANTED:g}" if is_advised else "",
+            ("yes" if ratio <= WANTED else "no") if is_advised else "",
+        ]  # fmt: skip
+
+
+def live_s(text: str, seed: int, stragglers: dict[str, Any]) -> float:
+    """Seconds until the target; inf where the limit came first."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_in(
+            Path(folder), "softmax", workers=WORKERS, protocol=text, path="store",
+            mini_batch_size=MINI_BATCH, lr=LEARNING_RATE, seed=seed, seconds=LIMIT_S, **stragglers,
+        )  # fmt: skip
+        return reached_s(records_of(Path(folder)))
+
+
+def reached_s(records: list[Record]) -> float:
+    """When the mean loss of the last pushes first was at the target."""
+    start_s = first_grant_s(records)
+    last: deque[float] = deque(maxlen=LOOKED_AT // MINI_BATCH)
+    for one in records:
+        if isinstance(one, Handed):
+            last.append(one.fact.loss)
+            if len(last) == last.maxlen and statistics.fmean(last) <= TARGET:
+                return one.fact.at_s - start_s
+    return math.inf
+
+
+def _seconds(times_s: list[float]) -> str:
+    middle = f"{statistics.median(times_s):.1f}"
+    if len(times_s) == 1:
+        return f"{middle} (one run)"
+    return f"{middle} ({min(times_s):.1f} to {max(times_s):.1f}, {len(times_s)} runs)"
+
+
+if __name__ == "__main__":
+    main()
