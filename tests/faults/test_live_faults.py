@@ -119,7 +119,7 @@ def test_an_exception_ends_the_run_unless_told_otherwise(tmp_path: Path) -> None
 
 def test_nobody_notices_a_stop_where_nobody_waits(tmp_path: Path) -> None:
     """Under K < P the stopped worker goes on when it can, as the same member."""
-    fault = "stop worker 1 at step 3 for 1.2s"
+    fault = "stop worker 1 at step 3 for 2.5s"
     task = replace(TASK, data=functools.partial(samples, 1200), epochs=1)
     settings = {"protocol": "k-batch-async:2", "workers": 3, "delay": ("30ms",)}
     run = train(task, tmp_path, fault=(fault,), **settings)
