@@ -2,15 +2,19 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from dying import Fault, with_fault
 from paceline.errors import ConfigError
+from paceline.events import Late
 from paceline.program import TaskProgram
+from paceline.records import Handed
 from paceline.replay import replay
 from paceline.trace import FILE_NAME
 from runs import Run, _launch, run_script, train
@@ -20,6 +24,15 @@ PROTOCOLS = (
     "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
     "stale-synchronous:1", "local-sgd:2", "adaptive",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a loaded machine cost more than these tests' work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Run:
@@ -86,30 +99,73 @@ def test_one_can_stand_at_any_version(tmp_path: Path) -> None:
         replay(live.folder, until=999)
 
 
-def _edit(live: Run, pattern: str, change: Any, number: int) -> str:
-    """Change the ``number``-th line of the trace that matches; the line as it was."""
+def _edit(live: Run, pattern: str, change: Any, number: int) -> None:
+    """Change the ``number``-th line of the trace that matches."""
     path = live.folder / FILE_NAME
     lines = path.read_text().splitlines(keepends=True)
     chosen = [i for i, line in enumerate(lines) if re.search(pattern, line)][number]
-    before = lines[chosen]
-    fields = json.loads(before)
+    fields = json.loads(lines[chosen])
     change(fields)
     lines[chosen] = json.dumps(fields) + "\n"
     path.write_text("".join(lines))
-    return before
+
+
+def _late_and_others(live: Run) -> tuple[list[int], list[int]]:
+    """The places among all pushes of those that came late, and of those that counted."""
+    late = {one.ticket[:2] for one in live.every_order() if isinstance(one, Late)}
+    pushed = [one.fact.ticket[:2] for one in live.records if isinstance(one, Handed)]
+    places = range(len(pushed))
+    return ([i for i in places if pushed[i] in late], [i for i in places if pushed[i] not in late])
 
 
 def test_the_first_loss_that_differs_is_named(tmp_path: Path) -> None:
-    live = run(tmp_path)
-    for number in (9, 5):
+    live = run(tmp_path, engine="inline")
+    _, counted = _late_and_others(live)
+    for number in (counted[8], counted[5]):
         _edit(live, '"pushed"', lambda one: one.update(loss=one["loss"] + 1e-9), number)
     found = replay(live.folder)
     assert re.match(
-        r"push 6 \(member \d, of version \d+, when the newest was \d+\): "
+        rf"push {counted[5] + 1} \(member \d, of version \d+, when the newest was \d+\): "
         r"loss \S+ recorded, \S+ now",
         found.difference,
     )
     assert not found.is_equal
+
+
+def test_the_loss_of_every_push_that_counts_is_compared(tmp_path: Path) -> None:
+    live = run(tmp_path, engine="inline", protocol="k-async:2")
+    path = live.folder / FILE_NAME
+    whole = path.read_text()
+    _, counted = _late_and_others(live)
+    for place in counted:
+        _edit(live, '"pushed"', lambda one: one.update(loss=one["loss"] + 1e-9), place)
+        assert replay(live.folder).difference.startswith(f"push {place + 1} (")
+        path.write_text(whole)
+
+
+def test_a_push_that_came_late_is_not_made_again(tmp_path: Path) -> None:
+    """Another won its mini-batch, as in an epoch's tail: its loss is in no update."""
+    live = run(tmp_path, engine="inline", protocol="k-sync:2")
+    _beaten_push_arrives(live)
+    late, _ = _late_and_others(live)
+    assert late
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+
+
+def _beaten_push_arrives(live: Run) -> None:
+    """The first work that was called off comes in nevertheless, after that update."""
+    path = live.folder / FILE_NAME
+    lines = path.read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines]
+    at = next(i for i, row in enumerate(rows) if row["kind"] == "cancel")
+    mine = [row for row in rows[:at] if row["kind"] == "grant"]
+    ticket = [row["ticket"] for row in mine if row["ticket"][0] == rows[at]["member"]][-1]
+    after = next(i for i in range(at, len(rows)) if rows[i]["kind"] == "pushed")
+    pushed = {**rows[after], "ticket": ticket, "loss": 123.0}
+    late = {"kind": "late", "t": pushed["t"], "ticket": ticket}
+    lines[after:after] = [json.dumps(pushed) + "\n", json.dumps(late) + "\n"]
+    path.write_text("".join(lines))
 
 
 def test_the_first_decision_that_differs_is_named(tmp_path: Path) -> None:
