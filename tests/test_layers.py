@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),
     ("store", "data", "compute"),
-    ("workloads", "report", "porting", "resumption"),
+    ("workloads", "report", "porting", "resumption", "repeatable"),
     ("exports",),
     ("sessions", "replaced"),
     ("scaling", "fast", "keeper"),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dying import Fault, with_fault
+from paceline.checkpoints.shelf import Shelf
+from paceline.config import resolve
 from paceline.errors import ConfigError
 from paceline.events import Late
+from paceline.launcher import launch_run
 from paceline.program import TaskProgram
-from paceline.records import Handed
+from paceline.records import Handed, Resumed, Scaled
 from paceline.replay import replay
+from paceline.report.live import QuietObserver
+from paceline.resumption import adopt
 from paceline.trace import FILE_NAME
 from runs import Run, _launch, run_script, train
 from tiny import WITH_BATCH_NORM
@@ -67,6 +72,117 @@ def test_whatever_way_the_bytes_went(tmp_path: Path, settings: dict[str, Any]) -
     """Tails of an epoch that are no whole update are rounded otherwise between peers."""
     found = replay(run(tmp_path, **{"protocol": "full-sync", **settings}).folder)
     assert (found.difference, found.is_model_equal) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rule"),
+    [
+        ("async", "drop:1"),
+        ("async", "inverse"),
+        ("k-async:2", "inverse"),
+        ("k-async:2", "distance:0.00123456789"),
+    ],
+)
+def test_under_a_staleness_rule(tmp_path: Path, protocol: str, rule: str) -> None:
+    live = run(tmp_path, protocol=protocol, staleness=rule, slow=("0=3x",), engine="inline")
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+    _edit(live, '"kind": ?"run"', lambda one: one.update(protocol=protocol), 0)
+    assert not replay(live.folder).is_equal
+
+
+def test_a_live_run_under_the_rule_of_distance(tmp_path: Path) -> None:
+    live = run(tmp_path, staleness="distance:0.002", delay=("exp:5ms",))
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+    assert [one for one in live.records if isinstance(one, Scaled) and one.scale < 1.0]
+    _edit(live, '"scaled"', lambda one: one.update(scale=one["scale"] / 2), 2)
+    assert re.match(r"by push \d+: distance left \S+ of the push of member \d at version \d+, "
+                    r"now \S+$", replay(live.folder).difference)  # fmt: skip
+
+
+# -- runs that were resumed ------------------------------------------------------------------------
+
+
+def resumed(folder: Path, cuts: Sequence[int], last: Mapping[str, Any], **settings: Any) -> Run:
+    """A run that was stopped after so many updates each time, and gone on with."""
+    program = TaskProgram(task="tiny:WITH_BATCH_NORM")
+    chosen = {"workers": 3, "threads": 1, "device": "cpu", "engine": "inline", **settings}
+    chosen["run_dir"] = str(folder / "run")
+    for cut in (*cuts, 10**6):
+        more = last if cut == 10**6 else {}
+        flags = resolve({**chosen, **more, "updates": cut}, env={}, is_call=True)
+        summary = launch_run(program, adopt(flags), QuietObserver())
+        chosen = {"resume": str(folder / "run"), "device": "cpu"}
+    assert summary is not None
+    return Run(folder=folder / "run", summary=summary)
+
+
+@pytest.mark.parametrize("cuts", [[3], [5], [3, 4], [2, 8]], ids=str)
+@pytest.mark.parametrize("protocol", ["async", "full-sync", "k-batch-sync:2", "adaptive"])
+def test_a_resumed_run_comes_out_equal(tmp_path: Path, protocol: str, cuts: list[int]) -> None:
+    """Stopped inside an epoch, or at its end; once or twice."""
+    live = resumed(tmp_path, cuts, {}, protocol=protocol)
+    assert len([one for one in live.records if isinstance(one, Resumed)]) == len(cuts)
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+    assert found.version == live.summary.updates
+
+
+def test_a_resumed_run_between_peers_comes_out_equal(tmp_path: Path) -> None:
+    live = resumed(tmp_path, [3], {}, engine="local", workers=2, path="peers")
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_in_flight(tmp_path: Path) -> None:
+    """What came after the checkpoint was lost, and what was in flight then is free again."""
+    every = {"protocol": "async", "checkpoint_every": "2 updates", "keep": 100}
+    live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("100ms",))
+    shelf = live.folder / "checkpoints"
+    oldest, *newer = sorted(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
+    assert Shelf(shelf).check(oldest).json("run.json")["version"] % 5
+    for number in newer:
+        (shelf / str(number) / "manifest.json").unlink()
+    (shelf / "latest").unlink()
+    live = _went_on(live)
+    (again,) = [one for one in live.records if isinstance(one, Resumed)]
+    assert again.lost > 0
+    found = replay(live.folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
+
+
+def _went_on(live: Run) -> Run:
+    flags = resolve({"resume": str(live.folder), "device": "cpu"}, env={}, is_call=True)
+    summary = launch_run(TaskProgram(task="tiny:WITH_BATCH_NORM"), adopt(flags), QuietObserver())
+    assert summary is not None
+    return Run(folder=live.folder, summary=summary)
+
+
+@pytest.mark.parametrize(
+    ("settings", "last", "words"),
+    [
+        ({"protocol": "async"}, {"workers": 2}, "it went on with workers 2, and had 3"),
+        ({}, {"protocol": "async"}, "it went on with protocol async, and had full-sync"),
+        (
+            {"protocol": "local-sgd:2"},
+            {},
+            "it went on under local-sgd:2, and the trace does not hold the state of each worker",
+        ),
+    ],
+)
+def test_a_resume_that_cannot_be_made_again_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], last: dict[str, Any], words: str
+) -> None:
+    live = resumed(tmp_path, [3], last, **settings)
+    with pytest.raises(ConfigError, match=rf"beyond version 3, where it was resumed: {words}.*"
+                       r"; --until 3 shows it up to there$"):  # fmt: skip
+        replay(live.folder)
+    found = replay(live.folder, until=3)
+    assert (found.version, found.difference) == (3, "")
+
+
+# -- what is not as it was -------------------------------------------------------------------------
 
 
 def test_workers_that_died_on_the_way(tmp_path: Path) -> None:
@@ -187,6 +303,28 @@ def test_a_model_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
     save_file(state, live.folder / "model.safetensors")
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal, found.is_equal) == ("", False, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"fused_optimizer": True}, "fused optimizer"),
+        ({"precision": "bf16"}, "bf16"),
+        ({"precision": "bf16", "channels_last": True}, "bf16 and channels last"),
+    ],
+)
+def test_what_was_rounded_otherwise_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    live = run(tmp_path, engine="inline", updates=2, **settings)
+    with pytest.raises(ConfigError, match=f"it ran with {words}, which rounds otherwise"):
+        replay(live.folder)
+
+
+@pytest.mark.parametrize("settings", [{"precision": "fp32"}, {"loader_workers": 1}], ids=str)
+def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, Any]) -> None:
+    found = replay(run(tmp_path, engine="inline", updates=4, **settings).folder)
+    assert (found.difference, found.is_model_equal) == ("", True)
 
 
 def test_what_cannot_be_made_again_says_why(tmp_path: Path) -> None:

@@ -66,6 +66,15 @@ class Settled:
     notes: tuple[str, ...] = ()
     could_try: tuple[str, ...] = ()
 
+    @property
+    def rounding(self) -> tuple[str, ...]:
+        """What is in effect that rounds otherwise than plain code does, in words."""
+        return tuple(
+            one.words(getattr(self.speed, one.name))
+            for one in CANDIDATES
+            if not one.keeps_bits and self.speed.is_chosen(one.name)
+        )
+
 
 def settle(script: Script, context: Context, fast: str) -> Settled:
     """Choose how to compute, and put it into effect on the script's objects.

@@ -187,6 +187,7 @@ class Prepared:
             "can_share": self._device.type == "cpu" or context.path == "collective",
             "notes": [*context.notes, *self.settled.notes],
             "could_try": list(self.settled.could_try),
+            "rounding": list(self.settled.rounding),
         }
 
     def advance(self, version: int) -> bool:

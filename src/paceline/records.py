@@ -115,12 +115,14 @@ class Resumed:
     Attributes:
         workers: how many they are.
         lost: updates that had been made after this version; they were taken out of the trace.
+        changes: fields of the header that are others from here on, with their values of now.
     """
 
     t_s: float
     version: int
     workers: int
     lost: int
+    changes: Mapping[str, Scalar | list[Scalar]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,16 @@
 """A run recomputed from its folder, bit for bit: its task, its trace, the model it left.
 
-    trace header -> task, protocol, ledger, craft
+    trace header -> task, protocol and its staleness rule, ledger, craft
     records      -> engines/recorded.py: decisions and gradients made again, the first difference
     at the end   -> the parameters beside those of the run's model.safetensors
 
 Equal to the last bit on the machine of the run, with its number of threads; other processors and
 other versions of torch add floats in other orders. Nothing in the folder is executed: the task is
-found by its name. This module must not know terminals.
+found by its name. What the trace cannot tell is refused by name before anything is computed.
+This module must not know terminals.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from .errors import ConfigError
 from .events import Apply
 from .ledger import Ledger
 from .protocols import parse
-from .records import Header, Ordered, Record, Scalar
-from .trace import FILE_NAME, read_trace
+from .records import Header, Ordered, Scalar
+from .repeatable import refuse
+from .trace import FILE_NAME, read_header, read_trace
 from .workloads import load_task
 
 _MODEL = "model.safetensors"
@@ -83,7 +85,9 @@ def replay(
     """
     if until is not None and until < 0:
         raise ConfigError(f"--until is a version, >= 0, got {until}")
-    header, records = _open(run_dir)
+    path = run_dir / FILE_NAME
+    header, records = read_header(path), read_trace(path)
+    refuse(run_dir, header, read_trace(path), until)
     craft, run = _prepare(header, run_dir)
     difference = ""
     before = torch.get_num_threads()
@@ -111,17 +115,9 @@ def replay(
     )
 
 
-def _open(run_dir: Path) -> tuple[Header, Iterator[Record]]:
-    records = read_trace(run_dir / FILE_NAME)
-    header = next(records, None)
-    if not isinstance(header, Header):
-        raise ConfigError(f"{run_dir / FILE_NAME} is empty: no run began here")
-    return header, records
-
-
 def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
     """The craft and the coordinator that the header describes."""
-    spec = _task_of(header, run_dir)
+    spec = header.text("program").partition(" ")[2]
     workers = header.number("workers")
     protocol = parse(header.text("protocol"), workers)
     task = load_task(spec, workers, header.text("init") or None)
@@ -161,28 +157,7 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
         craft,
         pulled_versions(read_trace(run_dir / FILE_NAME)),
         header.number("lookahead"),
-        craft.go_by,
     )
-
-
-def _task_of(header: Header, run_dir: Path) -> str:
-    """The task's name. Raises ConfigError where it has none, or the run cannot be recomputed."""
-    program, device = header.text("program"), header.text("device")
-    kind, _, name = program.partition(" ")
-    reason = ""
-    if "program" not in header.fields:
-        reason = "its trace does not name what ran; it is of an older version of Paceline"
-    elif kind == "script":
-        reason = f"it ran the script {name}, whose loop the trace does not hold; run it again"
-    elif not name:
-        reason = "its task was handed over from Python and has no name to find it by"
-    elif header.text("path") == "collective":
-        reason = "its gradients were averaged by torch.distributed, in an order of its own"
-    elif not device.startswith("cpu"):
-        reason = f"it ran on {device}, and only what a CPU computed comes out equal bit for bit"
-    if reason:
-        raise ConfigError(f"{run_dir} cannot be replayed: {reason}")
-    return name
 
 
 def _ended_at(run_dir: Path) -> int:

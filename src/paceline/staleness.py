@@ -107,7 +107,9 @@ class Distance(StalenessRule):
         self.distance_limit = limit
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.distance_limit:g}"
+        short = f"{self.distance_limit:g}"
+        exact = short if float(short) == self.distance_limit else repr(self.distance_limit)
+        return f"{self.name}:{exact}"
 
 
 class Drop(StalenessRule):

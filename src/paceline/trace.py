@@ -9,7 +9,7 @@ reports.
     {"kind": "joined", "t": 0.81, "member": 0, "worker": 0, "pid": 4711}
     {"kind": "grant", "t": 0.82, "ticket": [0, 0, 0], "leases": [[0, 0, 0, 128]], "upcoming": []}
     {"kind": "pushed", "t": 0.84, "ticket": [0, 0, 0], "samples": 128, "loss": 2.3, ...}
-    {"kind": "resumed", "t": 9.1, "version": 412, "workers": 2, "lost": 17}
+    {"kind": "resumed", "t": 9.1, "version": 412, "workers": 2, "lost": 17, "changes": {}}
     {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
 
 A push costs a few microseconds here: lines are formatted by hand and written through a buffer,
@@ -95,16 +95,30 @@ class Trace:
         self._file.flush()
         return os.fstat(self._file.fileno()).st_size
 
-    def go_on(self, at_bytes: int, t: float, version: int, workers: int) -> int:
-        """Cut off what came after a checkpoint and go on from there; how many updates were cut."""
+    def go_on(
+        self,
+        at_bytes: int,
+        t: float,
+        version: int,
+        workers: int,
+        header: Mapping[str, Scalar | list[Scalar]],
+    ) -> int:
+        """Cut off what came after a checkpoint and go on from there; how many updates were cut.
+
+        Args:
+            header: what the first line of a new run would say; what differs is written down.
+        """
+        was = read_header(self.path).fields
+        changes = {name: now for name, now in header.items() if was.get(name) != now}
         with self.path.open("rb") as file:
             file.seek(at_bytes)
             lost = sum(line.startswith(b'{"kind":"apply"') for line in file)
         self._file.truncate(at_bytes)
         self._file.seek(at_bytes)
         self._line(
-            {"kind": "resumed", "t": t, "version": version, "workers": workers, "lost": lost}
-        )
+            {"kind": "resumed", "t": t, "version": version, "workers": workers, "lost": lost,
+             "changes": changes}
+        )  # fmt: skip
         return lost
 
     def joined(self, t: float, member: int, worker: int, pid: int) -> None:
@@ -219,6 +233,14 @@ def has_begun(path: Path) -> bool:
         return any(isinstance(one, Heard) and isinstance(one.fact, Joined) for one in records)
     except ConfigError:
         return False
+
+
+def read_header(path: Path) -> Header:
+    """The first line of a trace; an empty one is refused as a damaged one is."""
+    header = next(read_trace(path), None)
+    if not isinstance(header, Header):
+        raise ConfigError(f"{path} is empty: no run began here")
+    return header
 
 
 def read_trace(path: Path) -> Iterator[Record]:
@@ -341,7 +363,11 @@ _READERS: Mapping[str, Callable[[_Fields], Record]] = {
     ),
     "fault": lambda f: Struck(t_s=f["t"], text=f["text"]),
     "resumed": lambda f: Resumed(
-        t_s=f["t"], version=f["version"], workers=f["workers"], lost=f["lost"]
+        t_s=f["t"],
+        version=f["version"],
+        workers=f["workers"],
+        lost=f["lost"],
+        changes=f.get("changes", {}),  # format 1 had none at first
     ),
     "note": lambda f: Noted(t_s=f["t"], text=f["text"]),
     "rerouted": lambda f: Rerouted(t_s=f["t"], path=str(f["path"])),

@@ -50,6 +50,14 @@ def test_an_option_changes_no_number_but_by_rounding(candidate: Candidate, value
 
 
 @pytest.mark.parametrize(("candidate", "value"), OPTIONS)
+def test_what_keeps_bits_changes_no_number_at_all(candidate: Candidate, value: Value) -> None:
+    """On as many threads: those that were set stay."""
+    found = losses(candidate, value)
+    is_equal = found == losses(candidate, getattr(Speed(), candidate.name))
+    assert is_equal or not candidate.keeps_bits
+
+
+@pytest.mark.parametrize(("candidate", "value"), OPTIONS)
 def test_objects_stay_the_users_own(candidate: Candidate, value: Value) -> None:
     objects = subject().objects
     model, names = objects.model, list(objects.model.state_dict())

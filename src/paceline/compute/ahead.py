@@ -11,6 +11,7 @@ from .speed import Speed, Value
 
 name = "ahead"
 needs_feed = True
+keeps_bits = True
 
 
 def options(subject: Subject, speed: Speed) -> Sequence[Value]:

@@ -72,6 +72,8 @@ class Candidate(Protocol):
     name: str
     needs_feed: bool
     """Whether it is seen only with batches from the loader, not on one cached batch."""
+    keeps_bits: bool
+    """Whether plain code in one process computes the same bits; else ``replay`` refuses the run."""
 
     def options(self, subject: Subject, speed: Speed) -> Sequence[Value]:
         """Values worth trying beside the one in ``speed``; each may raise when it is applied."""

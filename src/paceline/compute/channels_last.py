@@ -17,6 +17,7 @@ from .speed import Speed, Value
 
 name = "channels_last"
 needs_feed = False
+keeps_bits = False
 
 
 def options(subject: Subject, speed: Speed) -> Sequence[Value]:

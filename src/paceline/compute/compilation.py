@@ -27,6 +27,7 @@ from .speed import Speed, Value
 
 name = "compile"
 needs_feed = False
+keeps_bits = False
 
 _COMPILERS = ("g++", "clang++", "c++")
 

@@ -12,6 +12,7 @@ from .speed import Speed, Value
 
 name = "loader_workers"
 needs_feed = True
+keeps_bits = True
 
 
 def options(subject: Subject, speed: Speed) -> Sequence[Value]:

@@ -49,11 +49,13 @@ class Description:
     notes: tuple[str, ...]
     could_try: tuple[str, ...] = ()
     """What ``--fast auto`` would try, where it was not asked for."""
+    rounding: tuple[str, ...] = ()
+    """What is in effect that rounds otherwise than plain code does."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
         values = json.loads(text)
-        for name in ("learning_rates", "notes", "could_try"):
+        for name in ("learning_rates", "notes", "could_try", "rounding"):
             values[name] = tuple(values[name])
         return cls(**values)
 
@@ -98,6 +100,7 @@ class Description:
             "cores": num_cores(),
             "program": self.program,
             "threads": self.threads,
+            "rounding": list(self.rounding),
             "lookahead": self.lookahead,
             "drop_last": self.drop_last,
             "init": settings.init,

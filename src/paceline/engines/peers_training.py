@@ -59,6 +59,11 @@ class PeersCraft(TrainingCraft):
         """From here on ``peers`` or ``store``."""
         self._is_express = path == "peers"
 
+    def rest(self) -> None:
+        """The run was cut off here: what was pushed and is in no update is forgotten."""
+        self._parts, self._faults = [], OK
+        self._jobs.forget()
+
     def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
         if not self._is_express:
             super().carry_out(orders, fact)

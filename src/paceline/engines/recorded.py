@@ -4,6 +4,9 @@
             push   -> craft.push       -> the loss    is it the recorded one, bit for bit?
             order  -> the next of those that must come
 
+    resumed        -> coordinator at rest             as its checkpoint held it; others go on
+    scaled         -> what distance left of a push    is it the recorded one?
+
 A member that was granted work at one version may have pulled a newer one, which came while it
 waited; the trace tells with its push (``pulled_versions``). Decisions are not copied from the
 trace, they are made again, and so are gradients; what differs first is named and ends the replay.
@@ -12,10 +15,11 @@ This module must not know tasks, files or terminals.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from ..coordinator import Coordinator
 from ..events import Cancel, EpochEnd, Fact, Grant, Joined, Late, Lease, Left, Order, Pushed, Ticket
-from ..records import Handed, Heard, Ordered, Record, Rerouted, Stopped
+from ..records import Handed, Heard, Ordered, Record, Rerouted, Resumed, Scaled, Stopped
 from .simulated import Craft
 
 
@@ -33,6 +37,19 @@ def pulled_versions(records: Iterable[Record]) -> dict[Work, int]:
     return {ticket[:2]: ticket.version for ticket in pushed}
 
 
+class RecordedCraft(Craft, Protocol):
+    """What members do at their work, as a live run does it."""
+
+    on_scaled: Callable[[Ticket, float], None]
+    """Hears what distance left of a push."""
+
+    def go_by(self, path: str) -> None:
+        """From here on gradients go between ``peers``, or through the ``store``."""
+
+    def rest(self) -> None:
+        """The run was cut off here: what was pushed and is in no update is forgotten."""
+
+
 class RecordedRun:
     """One run, made again.
 
@@ -40,27 +57,27 @@ class RecordedRun:
         pulled: the version at which each push was computed; work without one was called off.
         craft: computes the pushes that count; those that came late are not computed again.
         lookahead: mini-batches that members fetched ahead.
-        on_path: told when gradients go another way.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
-        craft: Craft,
+        craft: RecordedCraft,
         pulled: Mapping[Work, int],
         lookahead: int = 0,
-        on_path: Callable[[str], None] = lambda path: None,
     ) -> None:
         self.coordinator = coordinator
         self.pushes = 0
         self._craft = craft
         self._lookahead = lookahead
-        self._on_path = on_path
         self._pulled = pulled
         self._to_pull: defaultdict[int, list[Grant]] = defaultdict(list)
         self._due: deque[Order] = deque()
         self._leases: dict[Work, tuple[Lease, ...]] = {}
         self._at_work: dict[int, Ticket] = {}
+        self._scales: dict[Work, float] = {}
+        """What distance left of a push, until the trace tells what it left then."""
+        craft.on_scaled = self._scaled_now
         self._is_stopped = False
 
     def run(
@@ -86,8 +103,12 @@ class RecordedRun:
             elif isinstance(record, Handed):
                 self._pushed(record.fact)
                 on_progress(self.coordinator.version)
+            elif isinstance(record, Scaled):
+                self._scaled_then(record)
             elif isinstance(record, Rerouted):
-                self._on_path(record.path)
+                self._craft.go_by(record.path)
+            elif isinstance(record, Resumed):
+                self._go_on()
             elif isinstance(record, Stopped):
                 self.coordinator.stop(record.t_s)
                 self._is_stopped = True
@@ -106,11 +127,21 @@ class RecordedRun:
         """Compute a push again, unless it came too late to count."""
         self.pushes += 1
         ticket = fact.ticket
-        if self._is_current(ticket):
+        if counts := self._is_current(ticket):
             del self._at_work[ticket.member]
             leases = self._leases.pop(ticket[:2])
             self._compare(fact, self._craft.push(ticket, leases, fact.at_s))
-        self._follow(self.coordinator.hear(fact), fact)
+        orders = self.coordinator.hear(fact)
+        assert counts or Late(ticket) in orders  # nothing that is used goes unseen
+        self._follow(orders, fact)
+
+    def _go_on(self) -> None:
+        """The run was cut off at this border; who was at work is gone, others will join."""
+        for member in list(self._at_work):
+            self._call_off(member)
+        self.coordinator.resume(self.coordinator.resting_state())
+        self._craft.rest()
+        self._is_stopped = False
 
     def _is_current(self, ticket: Ticket) -> bool:
         at_work = self._at_work.get(ticket.member)
@@ -124,6 +155,19 @@ class RecordedRun:
             raise self._differs(was.ticket, words[was.is_finite], words[now.is_finite])
         if was.loss != now.loss and was.loss == was.loss and now.is_finite:
             raise self._differs(was.ticket, f"loss {was.loss!r}", repr(now.loss))
+
+    def _scaled_now(self, ticket: Ticket, scale: float) -> None:
+        self._scales[ticket[:2]] = scale
+
+    def _scaled_then(self, record: Scaled) -> None:
+        """It is told with its member's next message, so pushes of others may lie between."""
+        ticket = record.ticket
+        now = self._scales.pop(ticket[:2], record.scale)
+        if now != record.scale:
+            raise Difference(
+                f"by push {self.pushes}: distance left {record.scale!r} of the push of member "
+                f"{ticket.member} at version {ticket.version}, now {now!r}"
+            )
 
     def _differs(self, ticket: Ticket, was: str, now: str) -> Difference:
         return Difference(
@@ -169,7 +213,8 @@ class RecordedRun:
 
     def _expect(self, recorded: Order, at_s: float) -> None:
         if not self._due and not self.coordinator.is_epoch_open and not self._is_stopped:
-            ends = self._craft.opened(self.coordinator.epoch + 1)
+            is_new = self.coordinator.is_between_epochs
+            ends = self._craft.opened(self.coordinator.epoch + 1) if is_new else None
             self._follow(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
         now = self._due.popleft() if self._due else None
         if now != recorded:

@@ -9,6 +9,7 @@ know messages, processes or terminals.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..config import RunSettings
 from ..coordinator import Coordinator
@@ -135,7 +136,7 @@ class Run:
         self.engine.lay_out(first.arena_bytes)
         self.engine.prepare_jobs(plan.samples_per_update, protocol.staleness)
         if self.resumption is not None:
-            self._go_on(self.resumption, ledger, protocol)
+            self._go_on(self.resumption, ledger, first.header(plan, self.settings))
         for one in self.roster.live:
             self.trace.joined(self.now_s(), one.number, one.seat, one.pid)
             self.coordinator.hear(Joined(one.number, self.now_s()))
@@ -149,15 +150,17 @@ class Run:
             self._path = path
             self.trace.rerouted(self.now_s(), path)
 
-    def _go_on(self, resumption: Resumption, ledger: Ledger, protocol: SyncProtocol) -> None:
+    def _go_on(self, resumption: Resumption, ledger: Ledger, header: dict[str, Any]) -> None:
         """Coordinator, store, clock and trace stand where the checkpoint was taken."""
         saved, version = resumption.saved, resumption.version
         # Its clock goes on now: what it took to start again is no time of the run's.
         self._start_s = time.perf_counter() - saved["elapsed_s"]
-        self.coordinator.resume(state_for(resumption, ledger, protocol))
+        self.coordinator.resume(state_for(resumption, ledger, self.protocol))
         self.engine.jump(version)
         self.watch.go_on(version, saved["opened_s"], saved["trained_s"])
-        lost = self.trace.go_on(saved["trace_bytes"], self.now_s(), version, len(self.roster.live))
+        lost = self.trace.go_on(
+            saved["trace_bytes"], self.now_s(), version, len(self.roster.live), header
+        )
         again = f"; {lost} updates that came after it are made again" if lost else ""
         self.observer.note(f"going on with {resumption.folder} at version {version}{again}")
 
