@@ -7,6 +7,7 @@ Everything above and below is the code of a live run. This module must not know 
 """
 
 import functools
+import math
 import threading
 import time
 from collections import deque
@@ -40,6 +41,8 @@ class _Turn(threading.Thread):
         """When it was granted its work: counts the grants of the run."""
         self.waits_for_push: Message | None = None
         self.waits_for_word = False
+        self.sleeps_until_s = math.inf
+        """When a delay of its own is over; inf: it is in none."""
         self.is_over = False
         self.is_halted = False
         self.is_stalled = False
@@ -143,8 +146,10 @@ class _InlineControl(Control):
     ) -> bool:
         if is_early(self[index]) and timeout_s > 0.0:
             self._turn.waits_for_word = True
+            if not is_soon:
+                self._turn.sleeps_until_s = time.perf_counter() + timeout_s
             self._turn.rest()
-            self._turn.waits_for_word = False
+            self._turn.waits_for_word, self._turn.sleeps_until_s = False, math.inf
         return not is_early(self[index])
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
@@ -215,9 +220,22 @@ class InlineEngine(Engine):
             halted.is_halted = halted.is_stalled = False
             self._let(halted)
             return self._take()
+        if self._is_sleeper_next():
+            sleeper = min(self._turns.values(), key=lambda one: one.sleeps_until_s)
+            time.sleep(max(0.0, sleeper.sleeps_until_s - time.perf_counter()))
+            self._let(sleeper)
+            return self._take()
         turn = self._next_arrival()
         self._let(turn)
         return self._take()
+
+    def _is_sleeper_next(self) -> bool:
+        """Whether nobody can go on before a delay is over."""
+        if all(one.sleeps_until_s == math.inf for one in self._turns.values()):
+            return False
+        return not self._ready_pushes or bool(
+            self._arrivals and self._arrivals[0].member not in self._ready_pushes
+        )
 
     def _halted(self) -> _Turn | None:
         """The first member that stands still."""
