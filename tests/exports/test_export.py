@@ -34,6 +34,7 @@ def lacking(name: str) -> None:
         *(("lenet", name) for name in FORMATS if name != "aoti"),
         ("mlp", "export"),
         ("resnet18", "torchscript"),
+        ("transformer", "torchscript"),
     ],
 )
 def test_every_format_computes_what_the_model_computes(say: Say, name: str, task: str) -> None:

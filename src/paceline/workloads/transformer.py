@@ -45,7 +45,7 @@ class Block(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         size, length, width = inputs.shape
         heads = self.to_heads(self.norm_1(inputs)).view(size, length, 3, self.num_heads, -1)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         inputs = inputs + self.from_heads(seen.transpose(1, 2).reshape(size, length, width))
         inner = nn.functional.gelu(self.widen(self.norm_2(inputs)))

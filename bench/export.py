@@ -1,0 +1,80 @@
+"""Exported models: size, equality and latency, every model in every format.
+
+    python bench/export.py [--models lenet,mlp] [--formats aoti] [--write]
+
+The same code as ``paceline export``: the file is loaded again and compared with the model with
+batch 1 and 7, then both are called in turn. A format that is not possible here has a row that says
+why. Writes results/export.md after each row; rows that are not measured again stay.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from paceline.bench.exporting import Export, Latency, Wanted, export
+from paceline.bench.lines import duration, quartiles, size
+from paceline.errors import ConfigError
+from paceline.exports import FORMATS
+from paceline.exports.subject import find_subject
+from table import kept_rows, machine, write_table
+
+MODELS = ("lenet", "mlp", "resnet18", "transformer")
+HEADER = (
+    *("model", "format", "size on disk", "its weights"),
+    *("max difference, batch 1", "max difference, batch 7"),
+    *("model eager to file, batch 1", "model eager to file, batch 7"),
+)
+
+
+def row(one: Export) -> list[str]:
+    differences = [f"{value:.1e}" for value in one.differences.values()]
+    figures = (size(one.num_bytes), size(one.weights_bytes))
+    latencies = [_latency(each) for each in one.latencies]
+    return [one.subject, one.form, *figures, *differences, *latencies]
+
+
+def _latency(one: Latency) -> str:
+    both = [f"{duration(each.median_s)} ({quartiles(each)})" for each in (one.model, one.file)]
+    return " to ".join(both)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    before = machine()
+    rows = {(cells[0], cells[1]): cells for cells in kept_rows("export", "")}
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for model in arguments.models.split(","):
+            for name in arguments.formats.split(","):
+                wanted = Wanted(form=name, path=Path(folder) / f"{model}{FORMATS[name].suffix}")
+                try:
+                    cells = row(export(find_subject(model), wanted, lambda line: None))
+                except ConfigError as error:
+                    cells = [model, name, f"not possible: {error}", *["-"] * (len(HEADER) - 3)]
+                rows[model, name] = cells
+                print(" | ".join(cells), file=sys.stderr, flush=True)
+                if arguments.write:
+                    write(rows, before)
+
+
+def write(rows: Mapping[tuple[str, str], list[str]], before: str) -> None:
+    order = [(model, name) for model in MODELS for name in FORMATS]
+    note = (
+        "Differences are absolute, the larger one of two inputs; allowed are 1e-5 of 1 or of the "
+        "largest output. Latency: one thread, median of 15 blocks of calls in turn, with the "
+        f"middle half. Rows may come from several calls of the command.\n\n{before}."
+    )
+    chosen = [rows[key] for key in order if key in rows]
+    write_table("export", "Exported models beside their models", HEADER, chosen, note)
+
+
+if __name__ == "__main__":
+    main()
