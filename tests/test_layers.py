@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "values"),
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
-    ("batches", "stats", "lookahead", "membership", "staleness"),
+    ("batches", "stats", "signals", "tail", "lookahead", "membership", "staleness"),
     ("trace", "ledger", "protocols", "syntax", "theory", "convergence"),
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),

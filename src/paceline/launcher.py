@@ -7,30 +7,24 @@ This module must not know how orders are carried out or how a summary is compute
 
 import errno
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from types import FrameType
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from .checkpoints.every import parse_every
-from .compute.accelerators import count_accelerators
-from .compute.cores import num_cores
 from .conditions.delays import parse_delays, parse_slowness
 from .conditions.faults import FaultPlan
 from .config import RunSettings
-from .context import Context
 from .data.choice import choose
-from .engines.base import Birth, Engine
+from .engines.base import Engine
+from .engines.births import births_of
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
 from .errors import Interrupted, LinkError, WorkerError
 from .folder import RunFolder, make_folder
-from .program import Program, TaskProgram, written
+from .program import Program, TaskProgram
 from .protocols import parse
 from .protocols.base import SyncProtocol
 from .report.files import write_report
@@ -39,6 +33,8 @@ from .report.logs import MetricsLog, open_log
 from .report.summary import Summary
 from .resumption import FOLDER as CHECKPOINTS
 from .resumption import Origin, Resumption, differences, find, refuse
+from .signals import REASONS, SignalInterrupt, ended_by_signals
+from .tail import Tail
 from .trace import FILE_NAME, Trace, has_begun
 from .workloads import find_task
 
@@ -46,13 +42,6 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_TH
 """Of the nursery: one thread, so that it can be forked; members set their own number."""
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 """What the system says when a file cannot grow."""
-_REASONS = {
-    signal.SIGINT: "interrupted",
-    signal.SIGTERM: "interrupted: terminated",
-    signal.SIGUSR1: "interrupted: the batch system asked for it",
-}
-"""What stops a run softly, and what its trace then says. A batch system sends USR1 some time before
-it kills a job (Slurm: --signal=B:USR1@60), so to go on would be to lose what comes after."""
 _OURS = ("logs", FILE_NAME, "metrics.csv", "tensorboard", CHECKPOINTS)
 """What lies in the folder of a run that has not begun."""
 
@@ -148,23 +137,23 @@ def _run(
         if conductor is None or not seats or asked:
             return False
         asked.append(number)
-        conductor.interrupt(_REASONS[signal.Signals(number)])
+        conductor.interrupt(REASONS[signal.Signals(number)])
         return True
 
     with ExitStack() as ends:
-        ends.enter_context(_ended_by_signals(stop_softly))
+        ends.enter_context(ended_by_signals(stop_softly))
         path = folder / "program.pkl"
         ends.callback(path.unlink, missing_ok=True)
         path.write_bytes(cloudpickle.dumps(program))
         path.chmod(0o600)
-        births = list(_births(program, settings, protocol, folder, origin.resumption))
+        births = list(births_of(program, settings, protocol, folder, origin.resumption))
         goes_on = origin.resumption is not None and not settings.dry_run
         trace = Trace(folder / FILE_NAME, goes_on=goes_on)
         ends.callback(_close, trace)
         log = _open_log(settings, folder, origin.resumption)
         if log is not None:
             ends.enter_context(closing(log))
-        tail = _Tail([Path(birth.log) for birth in births], observer.printed)
+        tail = Tail([Path(birth.log) for birth in births], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
         engine = ends.enter_context(closing(_make_engine(settings)))
         conductor = Conductor(engine, protocol, settings, trace, observer, log, tail, origin)
@@ -217,158 +206,3 @@ def _make_engine(settings: RunSettings) -> Engine:
 
         return InlineEngine(settings.workers)
     return LocalEngine(settings.workers, _ENVIRONMENT)
-
-
-def _births(
-    program: Program,
-    settings: RunSettings,
-    protocol: SyncProtocol,
-    folder: Path,
-    resumption: Resumption | None,
-) -> Iterator[Birth]:
-    """What each member is told; members of a run that goes on have new numbers."""
-    context = _context(program, settings, protocol, folder)
-    first = 0
-    if resumption is not None:
-        first = resumption.first_member
-        path = str(resumption.checkpoint.path.resolve())
-        context = replace(context, resume=path, first_epoch=resumption.epoch)
-    for seat in range(1 if settings.dry_run else settings.workers):
-        yield Birth(
-            member=first + seat,
-            seat=seat,
-            num_seats=settings.workers,
-            threads=settings.threads or max(1, num_cores() // settings.workers),
-            program=str((folder / "program.pkl").resolve()),
-            log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
-            context=context.write(),
-            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
-            environment={
-                "RANK": str(seat),
-                "LOCAL_RANK": str(seat),
-                "WORLD_SIZE": str(settings.workers),
-                "LOCAL_WORLD_SIZE": str(settings.workers),
-            },
-        )
-
-
-def _context(
-    program: Program, settings: RunSettings, protocol: SyncProtocol, folder: Path
-) -> Context:
-    """What ``connect`` finds in every member."""
-    return Context(
-        name=program.name,
-        program=written(program),
-        seed=settings.seed,
-        device=settings.device,
-        parts=protocol.num_pushes,
-        num_steps=protocol.num_steps,
-        is_difference=protocol.update_rule == "mean",
-        cancels=protocol.cancels,
-        nonfinite=settings.nonfinite,
-        path=_choose_path(settings, protocol),
-        workers=settings.workers,
-        delay=settings.delay,
-        slow=settings.slow,
-        fault=settings.fault,
-        respawn=settings.respawn,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        mini_batch_size=settings.mini_batch_size,
-        lr=settings.lr,
-        init=settings.init,
-        run_dir=str(folder.resolve()),
-        keep_best=settings.keep_best,
-        fast=settings.fast,
-        precision=settings.precision,
-        compile=settings.compile,
-        channels_last=settings.channels_last,
-        fused_optimizer=settings.fused_optimizer,
-        loader_workers=settings.loader_workers,
-        copies_ahead=settings.copies_ahead,
-        checkpoints=settings.checkpoint_every != "never",
-        source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
-    )
-
-
-def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """``collective`` where every worker of a protocol between peers has its own accelerator."""
-    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
-    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
-        return "collective"
-    return settings.path
-
-
-class _Tail:
-    """Shows what the main worker prints, from its log.
-
-    Args:
-        paths: each worker's log; the first one's is followed at first.
-    """
-
-    def __init__(self, paths: Sequence[Path], show: Callable[[str], None]) -> None:
-        self._paths = paths
-        self._path = paths[0]
-        self._show = show
-        self._seen = self._size()
-
-    def follow(self, seat: int) -> None:
-        """Show the end of what the last main worker printed, and from now on this one's words."""
-        self.show(is_last=True)
-        self._path = self._paths[seat]
-        self._seen = self._size()
-
-    def _size(self) -> int:
-        return self._path.stat().st_size if self._path.exists() else 0
-
-    def show(self, is_last: bool = False) -> None:
-        """Show the whole lines that are new; at the last, also one that was not ended."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._seen)
-                data = file.read()
-        except OSError:
-            return
-        whole = data if is_last else data[: data.rfind(b"\n") + 1]
-        if whole:
-            self._seen += len(whole)
-            self._show(whole.decode(errors="replace"))
-
-
-class SignalInterrupt(KeyboardInterrupt):
-    """A signal ended the run; Ctrl-C is one of them.
-
-    Args:
-        number: which.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.signal = number
-
-
-@contextmanager
-def _ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
-    """Ctrl-C, TERM or USR1 asks for a soft stop; where there is none, it ends everything now.
-
-    Args:
-        stop_softly: stops at the next step border; False where that is asked for already, or
-            nothing has started yet.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if not stop_softly(number):
-            raise SignalInterrupt(number)
-
-    old = {}
-    try:
-        for number in _REASONS:
-            old[number] = signal.signal(number, interrupt)
-    except ValueError:  # not in the main thread: somebody else hears signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -1,0 +1,100 @@
+"""What each member of a run is told before it begins: its seat, its threads, and its context.
+
+    settings + program + protocol -> one Birth a seat -> engine.start
+
+This module must not know how a member comes to life.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ..compute.accelerators import count_accelerators
+from ..compute.cores import num_cores
+from ..config import RunSettings
+from ..context import Context
+from ..program import Program, TaskProgram, written
+from ..protocols.base import SyncProtocol
+from ..resumption import Resumption
+from .base import Birth
+
+
+def births_of(
+    program: Program,
+    settings: RunSettings,
+    protocol: SyncProtocol,
+    folder: Path,
+    resumption: Resumption | None,
+) -> Iterator[Birth]:
+    """What each member is told; members of a run that goes on have new numbers."""
+    context = _context(program, settings, protocol, folder)
+    first = 0
+    if resumption is not None:
+        first = resumption.first_member
+        path = str(resumption.checkpoint.path.resolve())
+        context = replace(context, resume=path, first_epoch=resumption.epoch)
+    for seat in range(1 if settings.dry_run else settings.workers):
+        yield Birth(
+            member=first + seat,
+            seat=seat,
+            num_seats=settings.workers,
+            threads=settings.threads or max(1, num_cores() // settings.workers),
+            program=str((folder / "program.pkl").resolve()),
+            log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
+            context=context.write(),
+            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
+            environment={
+                "RANK": str(seat),
+                "LOCAL_RANK": str(seat),
+                "WORLD_SIZE": str(settings.workers),
+                "LOCAL_WORLD_SIZE": str(settings.workers),
+            },
+        )
+
+
+def _context(
+    program: Program, settings: RunSettings, protocol: SyncProtocol, folder: Path
+) -> Context:
+    """What ``connect`` finds in every member."""
+    return Context(
+        name=program.name,
+        program=written(program),
+        seed=settings.seed,
+        device=settings.device,
+        parts=protocol.num_pushes,
+        num_steps=protocol.num_steps,
+        is_difference=protocol.update_rule == "mean",
+        cancels=protocol.cancels,
+        nonfinite=settings.nonfinite,
+        path=_choose_path(settings, protocol),
+        workers=settings.workers,
+        delay=settings.delay,
+        slow=settings.slow,
+        fault=settings.fault,
+        respawn=settings.respawn,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        mini_batch_size=settings.mini_batch_size,
+        lr=settings.lr,
+        init=settings.init,
+        run_dir=str(folder.resolve()),
+        keep_best=settings.keep_best,
+        fast=settings.fast,
+        precision=settings.precision,
+        compile=settings.compile,
+        channels_last=settings.channels_last,
+        fused_optimizer=settings.fused_optimizer,
+        loader_workers=settings.loader_workers,
+        copies_ahead=settings.copies_ahead,
+        checkpoints=settings.checkpoint_every != "never",
+        source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
+    )
+
+
+def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
+    """``collective`` where every worker of a protocol between peers has its own accelerator."""
+    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
+    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
+        return "collective"
+    return settings.path
