@@ -2,18 +2,17 @@
 
     engine.events -> message -> handler -> fact -> run (coordinator, trace) -> engine.carry_out
 
-Here are the borders of a run: the description and the plan, epochs, ends; what lies between them
-is in ``pushes.py``, ``peers.py`` and ``calls.py``. This module must not know processes, sockets,
-tensors or terminals.
+Here a run begins, with the description and the plan, and is watched. Its epochs' borders are in
+``gate.py``, its members' ends in ``ends.py``; what lies between in ``pushes.py``, ``peers.py`` and
+``calls.py``. This module must not know processes, sockets, tensors or terminals.
 """
 
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from ..config import RunSettings
-from ..errors import ConfigError, WorkerError
+from ..errors import ConfigError
 from ..events import Ticket
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
@@ -25,6 +24,8 @@ from ..trace import Trace
 from .base import Engine, Event
 from .calls import Calls
 from .describe import Description, make_plan
+from .ends import Ends, Output
+from .gate import Gate
 from .newcomers import Newcomers
 from .peers import Peers
 from .pushes import Pushes
@@ -43,16 +44,6 @@ share out. Add the four lines:
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     for epoch in pace.epochs(10): ...
         with pace.step(): ..."""
-
-
-class Output(Protocol):
-    """What the main worker prints."""
-
-    def show(self) -> None:
-        """Show what is new."""
-
-    def follow(self, seat: int) -> None:
-        """From now on this worker is the main one."""
 
 
 class Conductor:
@@ -78,20 +69,16 @@ class Conductor:
         pushes = Pushes(self._run)
         self._calls = Calls(self._run, self._evaluated)
         self._descriptions: dict[int, Description] = {}
-        self._arrived: dict[int, tuple[int, Any]] = {}
         self._newcomers = Newcomers(self._run, self._peers)
+        self._gate = Gate(self._run, self._peers, self._newcomers, self.stop)
+        ends = Ends(self._run, self._gate, self._peers, self._calls, output)
         self._stalls = Stalls(self._run, self._peers, self._is_resting)
         self._strikes = Strikes(self._run)
-        self._words: dict[int, WorkerError | ConfigError] = {}
-        """Last words of members that failed."""
-        self._main = 0
-        self._rested: dict[int, int] = {}
         self._snapshots: Snapshots
         self._stopped_at_s = math.inf
-        self._has_opened = False
         self._handlers: dict[str, Callable[[int, Message], None]] = {
             "describe": self._described,
-            "arrive": self._arrive,
+            "arrive": self._gate.arrive,
             "push": pushes.pushed,
             "extend": pushes.extend,
             "giveback": pushes.give_back,
@@ -103,13 +90,13 @@ class Conductor:
             "counted": self._calls.counted,
             "sum": self._calls.sum,
             "copied": self._copied,
-            "rested": self._rest,
+            "rested": self._gate.rest,
             "log": self._log,
             "scaled": self._scaled,
             "stop": lambda *_: self.stop("the script asked for it"),
-            "done": self._done,
-            "failed": self._failed,
-            "left": self._left,
+            "done": ends.done,
+            "failed": ends.failed,
+            "left": ends.left,
             "fault": self._strikes.heard,
             "settings": self._newcomers.note_settings,
             "born": self._newcomers.born,
@@ -166,7 +153,7 @@ class Conductor:
         else:  # between epochs nobody is torn out of an evaluation: the answers go on
             self._snapshots.at_stop()
             run.tell_all(("stop", run.coordinator.version))
-            self._arrived.clear()
+            self._gate.clear()
 
     def interrupt(self, reason: str) -> None:
         """The user asks for the end: stop at the next step border."""
@@ -235,6 +222,7 @@ class Conductor:
             return
         run.begin(first, run.plan, self._protocol)
         self._snapshots = Snapshots(run, self._protocol, self._origin.about, identity)
+        self._gate.snapshots = self._snapshots
         run.at_orders, run.at_stop = self._snapshots.at_orders, self._snapshots.at_stop
         is_difference = self._protocol.update_rule == "mean"
         is_error = run.settings.nonfinite == "error"
@@ -242,74 +230,6 @@ class Conductor:
         for i, number in enumerate(run.live):
             words = (first.arena_bytes, i == 0, self._protocol.num_steps, is_difference, is_error)
             run.engine.tell(number, ("laid", *words, 0, limit, run.coordinator.version))
-
-    # -- epochs ---------------------------------------------------------------------------------
-
-    def _arrive(self, member: int, message: Message) -> None:
-        run = self._run
-        if run.ending:
-            run.engine.tell(member, ("stop", run.coordinator.version))
-            return
-        if not run.roster[member].has_arrived and self._newcomers.arrived(member, message[1]):
-            return
-        if run.is_open:
-            raise self._left_early(member)
-        self._arrived[member] = (message[1], message[2])
-        self._open_if_all_arrived()
-
-    def _open_if_all_arrived(self) -> None:
-        run, live = self._run, self._run.live
-        if not live or any(number not in self._arrived for number in live):
-            return
-        epochs = {self._arrived[number][0] for number in live}
-        if len(epochs) > 1:
-            raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
-        epoch, batch_ends = self._arrived[live[0]]
-        run.script_epoch = epoch
-        if run.has_all_updates:  # of a run that goes on and has nothing left to do
-            self.stop(f"{run.settings.updates} updates are done")
-            return
-        self._snapshots.between(epoch)
-        if self._snapshots.is_waited_for:
-            return
-        self._arrived.clear()
-        self._newcomers.join_all()
-        if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
-            self._close_again(epoch)
-            return
-        position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
-        run.is_open = True
-        if not self._has_opened:
-            self._has_opened = True
-            run.engine.begun()
-        run.watch.opened(run.now_s(), epoch)
-        orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
-        is_whole = position is not None and len(live) == run.plan.workers
-        is_express = run.plan.path == "peers" and is_whole
-        run.go_by("peers" if is_express else "store")
-        mode = "express" if is_express else "mediated"
-        seats = [run.roster[number].seat for number in live]
-        words = (run.updates_left, run.engine.calm(), seats, position or 0)
-        run.tell_all(("open", epoch, mode, *words))
-        if is_express:
-            self._peers.begin()
-            run.note(orders, run.now_s())
-        else:
-            run.carry_out(orders, None, None)
-
-    def _close_again(self, epoch: int) -> None:
-        """The checkpoint was taken after the last update of this epoch: its loop has no more."""
-        version = self._run.coordinator.version
-        self._run.tell_all(("open", epoch, "mediated", -1, self._run.engine.calm(), [], 0))
-        self._run.tell_all(("end", epoch, version))
-
-    def _left_early(self, member: int) -> ConfigError:
-        seat, epoch = self._run.roster[member].seat, self._run.coordinator.epoch + 1
-        return ConfigError(
-            f"worker {seat} left the loader before epoch {epoch} was over, the others still train "
-            "in it; leave a loop early in all workers at once by --updates, --seconds or "
-            "pace.stop(), or use one worker"
-        )
 
     # -- beside the pushes ----------------------------------------------------------------------
 
@@ -336,96 +256,11 @@ class Conductor:
 
     def _copied(self, member: int, message: Message) -> None:
         self._snapshots.copied(member, message)
-        self._go_on_if_waiting()
-
-    def _go_on_if_waiting(self) -> None:
-        """A version was pinned, or somebody is gone: those who wait for that go on."""
-        if not self._snapshots.is_waited_for:
-            if self._arrived:
-                self._open_if_all_arrived()
-            if self._rested:
-                self._end_if_all_rested()
-
-    def _rest(self, member: int, message: Message) -> None:
-        self._rested[member] = message[1]
-        self._end_if_all_rested()
-
-    def _end_if_all_rested(self) -> None:
-        """The scripts have no more epochs: keep the end, so that more can be added later."""
-        run = self._run
-        live = [one.number for one in run.roster.live if not one.is_done]
-        if not live or any(number not in self._rested for number in live):
-            return
-        if run.coordinator.is_between_epochs:
-            run.script_epoch = max(self._rested.values())
-            self._snapshots.at_stop()
-        if not self._snapshots.is_waited_for:
-            self._rested.clear()
-            for number in live:
-                run.engine.tell(number, ("goodbye",))
-
-    def _done(self, member: int, message: Message) -> None:
-        run = self._run
-        run.roster[member].is_done = True
-        if run.is_open and not run.ending and len(run.live) > 1:
-            raise self._left_early(member)
-        if self._rested:
-            self._end_if_all_rested()
-
-    def _failed(self, member: int, message: Message) -> None:
-        run = self._run
-        error = WorkerError(message[1]) if message[2] == "worker" else ConfigError(message[1])
-        if run.settings.on_worker_error == "fail" or not run.has_begun:
-            raise error
-        self._words[member] = error  # its process ends now, and says so
-        run.observer.note(message[1].replace("the other workers were ended; ", ""))
+        self._gate.go_on_if_waiting()
 
     def _is_resting(self, member: int) -> bool:
         """Whether this member waits for the others between epochs."""
-        return member in self._arrived or self._calls.is_waiting(member)
-
-    def _left(self, member: int, message: Message) -> None:
-        run = self._run
-        one = run.roster[member]
-        if not one.is_alive:
-            return
-        one.is_alive, one.end = False, message[1]
-        if one.is_starting:
-            run.observer.note(f"worker {one.seat} did not come back ({message[1]}); see its log")
-            return
-        if member == self._main and not one.is_done:
-            self._choose_main()
-        self._calls.left(member)
-        self._rested.pop(member, None)
-        if run.has_begun:
-            self._snapshots.left(member)
-        if one.is_done or run.ending:
-            one.is_done = True
-            self._note_end(member)
-            self._peers.take_over_if_all_interrupted()
-            if run.has_begun:
-                self._go_on_if_waiting()
-            return
-        if not run.live or not run.has_begun:
-            self._note_end(member)
-            general = WorkerError(f"worker {one.seat} ended: {message[1]}; see its log")
-            raise self._words.get(member, general)
-        run.observer.note(f"worker {one.seat} is gone ({message[1]}); the others go on")
-        self._arrived.pop(member, None)
-        if run.are_express:
-            run.engine.alarm()
-            self._peers.take_over_if_all_interrupted()
-        else:
-            if member in run.coordinator_members:
-                run.hear_left(member)
-            self._open_if_all_arrived()
-            self._end_if_all_rested()
-
-    def _note_end(self, member: int) -> None:
-        """The end of a member from which nothing follows any more."""
-        run = self._run
-        if member in run.coordinator_members:
-            run.trace.left(run.now_s(), member, run.roster[member].end)
+        return member in self._gate or self._calls.is_waiting(member)
 
     def _set_aside(self, member: int, message: Message) -> None:
         """An engine without shared memory says that a member is silent: it ends when it returns."""
@@ -433,12 +268,3 @@ class Conductor:
         if run.is_open and run.stalled(member):
             self.handle((member, ("left", "replaced after a stall", 0)))
             run.engine.tell(member, ("stop", run.coordinator.version))
-
-    def _choose_main(self) -> None:
-        """The main worker is gone: the one on the lowest live seat prints and saves from now on."""
-        live = self._run.roster.live
-        if live:
-            main = min(live, key=lambda one: one.seat)
-            self._main = main.number
-            self._output.follow(main.seat)  # before it is told: what it prints then is shown
-            self._run.engine.tell(main.number, ("main",))

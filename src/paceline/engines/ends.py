@@ -1,0 +1,107 @@
+"""How members end: done, failed or gone; and who is the main one then.
+
+    "done"    its script is over          "failed"  its last words, before its process ends
+    "left"    its process is gone -> its work returns, the others go on; or the run ends with it
+
+This module must not know processes, sockets, tensors or terminals.
+"""
+
+from typing import Protocol
+
+from ..errors import ConfigError, WorkerError
+from ..sessions.lane import Message
+from .calls import Calls
+from .gate import Gate
+from .peers import Peers
+from .run import Run
+
+
+class Output(Protocol):
+    """What the main worker prints."""
+
+    def show(self) -> None:
+        """Show what is new."""
+
+    def follow(self, seat: int) -> None:
+        """From now on this worker is the main one."""
+
+
+class Ends:
+    """The ends of one run's members."""
+
+    def __init__(self, run: Run, gate: Gate, peers: Peers, calls: Calls, output: Output) -> None:
+        self._run = run
+        self._gate = gate
+        self._peers = peers
+        self._calls = calls
+        self._output = output
+        self._words: dict[int, WorkerError | ConfigError] = {}
+        """Last words of members that failed."""
+        self._main = 0
+
+    def done(self, member: int, message: Message) -> None:
+        run = self._run
+        run.roster[member].is_done = True
+        if run.is_open and not run.ending and len(run.live) > 1:
+            raise self._gate.left_early(member)
+        self._gate.end_if_all_rested()
+
+    def failed(self, member: int, message: Message) -> None:
+        run = self._run
+        error = WorkerError(message[1]) if message[2] == "worker" else ConfigError(message[1])
+        if run.settings.on_worker_error == "fail" or not run.has_begun:
+            raise error
+        self._words[member] = error  # its process ends now, and says so
+        run.observer.note(message[1].replace("the other workers were ended; ", ""))
+
+    def left(self, member: int, message: Message) -> None:
+        run = self._run
+        one = run.roster[member]
+        if not one.is_alive:
+            return
+        one.is_alive, one.end = False, message[1]
+        if one.is_starting:
+            run.observer.note(f"worker {one.seat} did not come back ({message[1]}); see its log")
+            return
+        if member == self._main and not one.is_done:
+            self._choose_main()
+        self._calls.left(member)
+        self._gate.has_no_rest(member)
+        if run.has_begun:
+            self._gate.snapshots.left(member)
+        if one.is_done or run.ending:
+            one.is_done = True
+            self._note_end(member)
+            self._peers.take_over_if_all_interrupted()
+            if run.has_begun:
+                self._gate.go_on_if_waiting()
+            return
+        if not run.live or not run.has_begun:
+            self._note_end(member)
+            general = WorkerError(f"worker {one.seat} ended: {message[1]}; see its log")
+            raise self._words.get(member, general)
+        run.observer.note(f"worker {one.seat} is gone ({message[1]}); the others go on")
+        self._gate.left(member)
+        if run.are_express:
+            run.engine.alarm()
+            self._peers.take_over_if_all_interrupted()
+        else:
+            if member in run.coordinator_members:
+                run.hear_left(member)
+            self._gate.open_if_all_arrived()
+            self._gate.end_if_all_rested()
+
+    def _note_end(self, member: int) -> None:
+        """The end of a member from which nothing follows any more."""
+        run = self._run
+        if member in run.coordinator_members:
+            run.trace.left(run.now_s(), member, run.roster[member].end)
+
+    def _choose_main(self) -> None:
+        """The main worker is gone: the one on the lowest live seat prints and saves from now on."""
+        live = self._run.roster.live
+        if live:
+            main = min(live, key=lambda one: one.seat)
+            self._main = main.number
+            self._output.follow(main.seat)  # before it is told: what it prints then is shown
+            self._run.engine.tell(main.number, ("main",))

@@ -1,0 +1,148 @@
+"""The borders of epochs: members arrive, wait for each other, and go in together.
+
+    "arrive" -> all here? -> a checkpoint, where one is due -> newcomers join -> "open"
+    "rested" -> all here? -> the last checkpoint            -> "goodbye"
+
+This module must not know processes, sockets, tensors or terminals.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ConfigError
+from ..sessions.lane import Message
+from .newcomers import Newcomers
+from .peers import Peers
+from .run import Run
+from .snapshots import Snapshots
+
+
+class Gate:
+    """Who waits at the border of an epoch.
+
+    Args:
+        stop: ends the run at the next step border, for this reason.
+
+    Attributes:
+        snapshots: the run's checkpoints; set when it begins.
+    """
+
+    snapshots: Snapshots
+
+    def __init__(
+        self, run: Run, peers: Peers, newcomers: Newcomers, stop: Callable[[str], None]
+    ) -> None:
+        self._run = run
+        self._peers = peers
+        self._newcomers = newcomers
+        self._stop = stop
+        self._arrived: dict[int, tuple[int, Any]] = {}
+        self._rested: dict[int, int] = {}
+        self._has_opened = False
+
+    def __contains__(self, member: int) -> bool:
+        return member in self._arrived
+
+    def clear(self) -> None:
+        """The run stops: nobody goes in any more."""
+        self._arrived.clear()
+
+    def left(self, member: int) -> None:
+        """It is gone: the others do not wait for it."""
+        self._arrived.pop(member, None)
+
+    def has_no_rest(self, member: int) -> None:
+        """It is gone, and needs no goodbye."""
+        self._rested.pop(member, None)
+
+    def arrive(self, member: int, message: Message) -> None:
+        run = self._run
+        if run.ending:
+            run.engine.tell(member, ("stop", run.coordinator.version))
+            return
+        if not run.roster[member].has_arrived and self._newcomers.arrived(member, message[1]):
+            return
+        if run.is_open:
+            raise self.left_early(member)
+        self._arrived[member] = (message[1], message[2])
+        self.open_if_all_arrived()
+
+    def open_if_all_arrived(self) -> None:
+        run, live = self._run, self._run.live
+        if not live or any(number not in self._arrived for number in live):
+            return
+        epochs = {self._arrived[number][0] for number in live}
+        if len(epochs) > 1:
+            raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
+        epoch, batch_ends = self._arrived[live[0]]
+        run.script_epoch = epoch
+        if run.has_all_updates:  # of a run that goes on and has nothing left to do
+            self._stop(f"{run.settings.updates} updates are done")
+            return
+        self.snapshots.between(epoch)
+        if self.snapshots.is_waited_for:
+            return
+        self._arrived.clear()
+        self._newcomers.join_all()
+        if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
+            self._close_again(epoch)
+            return
+        position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
+        run.is_open = True
+        if not self._has_opened:
+            self._has_opened = True
+            run.engine.begun()
+        run.watch.opened(run.now_s(), epoch)
+        orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
+        is_whole = position is not None and len(live) == run.plan.workers
+        is_express = run.plan.path == "peers" and is_whole
+        run.go_by("peers" if is_express else "store")
+        mode = "express" if is_express else "mediated"
+        seats = [run.roster[number].seat for number in live]
+        words = (run.updates_left, run.engine.calm(), seats, position or 0)
+        run.tell_all(("open", epoch, mode, *words))
+        if is_express:
+            self._peers.begin()
+            run.note(orders, run.now_s())
+        else:
+            run.carry_out(orders, None, None)
+
+    def _close_again(self, epoch: int) -> None:
+        """The checkpoint was taken after the last update of this epoch: its loop has no more."""
+        version = self._run.coordinator.version
+        self._run.tell_all(("open", epoch, "mediated", -1, self._run.engine.calm(), [], 0))
+        self._run.tell_all(("end", epoch, version))
+
+    def left_early(self, member: int) -> ConfigError:
+        seat, epoch = self._run.roster[member].seat, self._run.coordinator.epoch + 1
+        return ConfigError(
+            f"worker {seat} left the loader before epoch {epoch} was over, the others still train "
+            "in it; leave a loop early in all workers at once by --updates, --seconds or "
+            "pace.stop(), or use one worker"
+        )
+
+    def go_on_if_waiting(self) -> None:
+        """A version was pinned, or somebody is gone: those who wait for that go on."""
+        if not self.snapshots.is_waited_for:
+            if self._arrived:
+                self.open_if_all_arrived()
+            if self._rested:
+                self.end_if_all_rested()
+
+    def rest(self, member: int, message: Message) -> None:
+        self._rested[member] = message[1]
+        self.end_if_all_rested()
+
+    def end_if_all_rested(self) -> None:
+        """The scripts have no more epochs: keep the end, so that more can be added later."""
+        run = self._run
+        live = [one.number for one in run.roster.live if not one.is_done]
+        if not live or any(number not in self._rested for number in live):
+            return
+        if run.coordinator.is_between_epochs:
+            run.script_epoch = max(self._rested.values())
+            self.snapshots.at_stop()
+        if not self.snapshots.is_waited_for:
+            self._rested.clear()
+            for number in live:
+                run.engine.tell(number, ("goodbye",))
