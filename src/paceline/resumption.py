@@ -29,11 +29,11 @@ _RUNS = Path("runs")
 _OF_THE_CALL = frozenset(
     (
         "resume", "run_dir", "name", "dry_run", "json", "checkpoint_every", "keep", "log",
-        "updates", "seconds", "target_accuracy",
+        "updates", "seconds", "target_accuracy", "fault",
     )
 )  # fmt: skip
-"""Settings that say how to look at a run, where it lies, or when to stop: they are not taken over,
-and nobody is told that they differ."""
+"""Settings that say how to look at a run, where it lies, when to stop or what is to go wrong: they
+are not taken over, and nobody is told that they differ."""
 _OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init")
 """Settings with which it would be another run."""
 _NUMBERS = {"version": int, "epoch": int, "trace_bytes": int}

@@ -1,5 +1,6 @@
 """After ``kill -9`` of anything: no process after two seconds, and no shared memory at all."""
 
+import json
 import os
 import signal
 import subprocess
@@ -119,14 +120,12 @@ def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(
     assert left(people) == []
 
 
-def test_a_launcher_that_was_ordered_to_die_leaves_a_trace_that_can_be_read(
-    tmp_path: Path,
-) -> None:
+def test_a_launcher_that_was_ordered_to_die_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     fault = "kill launcher at update 40"
     command = [
         sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
-        "--run-dir", "run", "--fault", fault, "train.py",
+        "--run-dir", "run", "--checkpoint-every", "10 updates", "--fault", fault, "train.py",
     ]  # fmt: skip
     before = {one.pid for one in psutil.process_iter()}
     process = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=60)
@@ -140,6 +139,9 @@ def test_a_launcher_that_was_ordered_to_die_leaves_a_trace_that_can_be_read(
     assert [one.text for one in records if isinstance(one, Struck)] == [fault]
     updates = [one for one in records if isinstance(one, Ordered) and isinstance(one.order, Apply)]
     assert len(updates) >= 40
+    again = [*command[:4], "--resume", "run", "--updates", "60", "--json", "train.py"]
+    found = subprocess.run(again, cwd=tmp_path, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert json.loads(found.stdout)["updates"] == 60
 
 
 def _cwd(one: psutil.Process) -> str:
