@@ -91,7 +91,7 @@ def worlds(num_workers: int, seed: int) -> Conditions:
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.sampled_from(PROTOCOLS), st.sampled_from(RULES), st.integers(2, 5), st.integers(0, 10**6))
 def test_any_order_of_arrivals_is_the_update_equation(

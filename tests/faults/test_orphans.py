@@ -92,8 +92,10 @@ def _is_over(one: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.parametrize("stopped", [None, "worker 1", "loader 0"])
-@pytest.mark.parametrize("victim", ["launcher", "nursery"])
+@pytest.mark.parametrize(
+    ("victim", "stopped"),
+    [("launcher", None), ("launcher", "worker 1"), ("nursery", None), ("nursery", "loader 0")],
+)
 def test_nothing_is_left_when_a_parent_is_killed(
     run: subprocess.Popen[bytes], victim: str, stopped: str | None
 ) -> None:

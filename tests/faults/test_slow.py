@@ -24,7 +24,7 @@ def test_a_slow_worker_is_named(tmp_path: Path, protocol: str, cost: str) -> Non
         run_dir=str(tmp_path / "run"), workers=3, protocol=protocol, device="cpu", threads=1,
         delay=("20ms",), slow=("1=4x",), epochs=1,
     )  # fmt: skip
-    task = replace(TASK, data=functools.partial(samples, 2400))
+    task = replace(TASK, data=functools.partial(samples, 1200))
     said = io.StringIO()
     summary = launcher.launch_run(TaskProgram(task=task), settings, QuietObserver(said))
     assert summary is not None

@@ -21,7 +21,8 @@ from paceline.store.rules import Change, Sum
 SMALL, LARGE = 100, 2**18
 """Elements of float64 values: on one shard, and on all four."""
 
-spawn = multiprocessing.get_context("spawn")
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(["torch", "paceline", "pushers"])  # once for all processes
 Start = Callable[..., multiprocessing.process.BaseProcess]
 
 
@@ -29,7 +30,7 @@ Start = Callable[..., multiprocessing.process.BaseProcess]
 def start() -> Iterator[Start]:
     started = []
 
-    def run(target: Callable[..., None], *args: object, context: str = "spawn") -> object:
+    def run(target: Callable[..., None], *args: object, context: str = "forkserver") -> object:
         process = multiprocessing.get_context(context).Process(target=target, args=args)  # type: ignore[attr-defined]
         process.start()
         started.append(process)
@@ -69,8 +70,10 @@ def test_pushes_of_threads_add_up(
         assert store.version("w") == 200
 
 
-@pytest.mark.parametrize("context", ["spawn", "fork"])
-@pytest.mark.parametrize("numel", [SMALL, LARGE])
+@pytest.mark.parametrize(
+    ("numel", "context"),
+    [(SMALL, "fork"), (SMALL, "spawn"), (LARGE, "fork"), (LARGE, "forkserver")],
+)
 def test_pushes_of_processes_add_up(store: KVStore, start: Start, numel: int, context: str) -> None:
     store.init("w", zeros(numel))
     processes = [start(pushers.push_ones, store, "w", 100, context=context) for _ in range(2)]
@@ -117,7 +120,7 @@ def test_any_process_may_add_keys(store: KVStore, start: Start) -> None:
 @pytest.mark.parametrize("numel", [SMALL, LARGE])
 def test_a_pull_under_heavy_pushes_is_never_torn(store: KVStore, start: Start, numel: int) -> None:
     store.init("w", zeros(numel))
-    ours, theirs = spawn.Pipe()
+    ours, theirs = server.Pipe()
     process = start(pushers.push_until_told, store, "w", theirs)
     assert ours.recv() == 1
     out, newest = zeros(numel), 0
@@ -157,10 +160,10 @@ def test_a_killed_pusher_changes_nothing_and_blocks_nobody(
 
 def test_pushers_killed_at_any_time_leave_whole_versions(store: KVStore, start: Start) -> None:
     store.init("w", zeros(LARGE))
-    ours, theirs = spawn.Pipe()
+    ours, theirs = server.Pipe()
     steady = start(pushers.push_until_told, store, "w", theirs)
     for number in range(4):
-        mine, victims = spawn.Pipe()
+        mine, victims = server.Pipe()
         victim = start(pushers.push_until_told, store, "w", victims)
         for _ in range(1 + number):
             mine.recv()

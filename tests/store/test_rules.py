@@ -112,7 +112,7 @@ def test_the_optimizers_state_is_shared_between_processes() -> None:
     gradients = [[0.5, -1.0], [0.25, 2.0], [1.0, 1.0]]
     parameter = torch.nn.Parameter(torch.zeros(LARGE * 2))
     alone = torch.optim.Adam([parameter], lr=0.1)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     with KVStore(capacity_bytes=2**27) as store:
         store.set_optimizer(torch.optim.Adam, lr=0.1)
         store.init("w", torch.zeros(LARGE * 2))
