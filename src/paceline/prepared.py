@@ -175,6 +175,7 @@ class Prepared:
             "num_parameters": layout.num_parameters,
             "update_bytes": layout.parameters.num_bytes,
             "arena_bytes": arena_bytes(layout, self._session.num_workers, pins=context.checkpoints),
+            "pinned_bytes": layout.block_bytes if context.checkpoints else 0,
             "num_samples": self.shape.num_samples,
             "batch_size": self.shape.batch_size,
             "drop_last": not self.shape.keep_remainder,

@@ -221,7 +221,8 @@ class Conductor:
             run.tell_all(("stop", 0))
             return
         run.begin(first, run.plan, self._protocol)
-        self._snapshots = Snapshots(run, self._protocol, self._origin.about, identity)
+        pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
+        self._snapshots = Snapshots(run, self._protocol, self._origin.about, identity, pinned)
         self._gate.snapshots = self._snapshots
         run.at_orders, run.at_stop = self._snapshots.at_orders, self._snapshots.at_stop
         is_difference = self._protocol.update_rule == "mean"

@@ -32,6 +32,8 @@ class Description:
     num_parameters: int
     update_bytes: int
     arena_bytes: int
+    pinned_bytes: int
+    """At the arena's end: what a checkpoint is written from, and given back after it."""
     num_samples: int
     batch_size: int
     """Global: samples an update averages (per local step)."""

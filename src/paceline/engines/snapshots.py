@@ -53,6 +53,7 @@ class Snapshots:
     Args:
         about: what runs: the program, as ``resumption`` compares it.
         identity: what a checkpoint cannot be used without: the model's layout, the data's size.
+        pinned: where in the engine's memory a version is pinned, from and to, in bytes.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Snapshots:
         protocol: SyncProtocol,
         about: Mapping[str, Any],
         identity: Mapping[str, Any],
+        pinned: tuple[int, int],
     ) -> None:
         settings = run.settings
         every = parse_every(settings.checkpoint_every)
@@ -72,6 +74,7 @@ class Snapshots:
         if run.resumption is not None:
             self._shelf.rewind(run.resumption.checkpoint.number)
         self._desk = Desk(run.engine.memory)
+        self._pinned = pinned
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
         self._last_number = 0
@@ -241,11 +244,14 @@ class Snapshots:
     # -- what became of it ----------------------------------------------------------------------
 
     def _hear_desk(self) -> None:
-        for answer in self._desk.answers():
+        answers = self._desk.answers()
+        for answer in answers:
             if "failed" in answer:
                 self._say_failed(answer["failed"])
             else:
                 self._due.wrote(answer["took_s"])
+        if answers and self._draft is None and not self._desk.is_busy:
+            self._run.engine.memory.release(*self._pinned)
 
     def _fail(self, reason: str) -> None:
         self._drop()

@@ -84,6 +84,13 @@ class SharedMemory:
         """Bytes of the pages that have been touched by anybody."""
         return os.fstat(self.fd).st_blocks * 512
 
+    def release(self, start: int, stop: int) -> None:
+        """Give the whole pages of this range back to the machine; they read as zeros then."""
+        page = mmap.PAGESIZE
+        first, last = -(-start // page) * page, stop // page * page
+        if hasattr(mmap, "MADV_REMOVE") and last > first:
+            self.buffer.madvise(mmap.MADV_REMOVE, first, last - first)
+
 
 class PrivateMemory:
     """The same within one process."""
@@ -98,6 +105,9 @@ class PrivateMemory:
         import torch  # here: the launcher maps words only and starts without torch
 
         return torch.frombuffer(self.buffer, dtype=torch.uint8)
+
+    def release(self, start: int, stop: int) -> None:
+        """One process keeps what it has."""
 
 
 Memory: TypeAlias = SharedMemory | PrivateMemory
