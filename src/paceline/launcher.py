@@ -38,8 +38,6 @@ from .tail import Tail
 from .trace import FILE_NAME, Trace, has_begun
 from .workloads import find_task
 
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Of the nursery: one thread, so that it can be forked; members set their own number."""
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 """What the system says when a file cannot grow."""
 _OURS = ("logs", FILE_NAME, "metrics.csv", "tensorboard", CHECKPOINTS)
@@ -205,4 +203,4 @@ def _make_engine(settings: RunSettings) -> Engine:
         from .engines.inline import InlineEngine  # here: it needs torch, this process otherwise not
 
         return InlineEngine(settings.workers)
-    return LocalEngine(settings.workers, _ENVIRONMENT)
+    return LocalEngine(settings.workers)

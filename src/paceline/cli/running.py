@@ -1,14 +1,24 @@
 """What ``train`` and ``launch`` share: run a program under an observer, and print JSON."""
 
 import json
+from contextlib import nullcontext
 
 from ..config import RunSettings
 from ..errors import Interrupted
 from ..program import Program
+from ..signals import ended_by_signals
 
 
 def run_program(program: Program, settings: RunSettings) -> None:
     """Run to the end; with ``json`` the one object is the summary, or the plan of a dry run."""
+    from ..engines.cradle import begun_early
+
+    is_local = settings.engine == "local"
+    with ended_by_signals(lambda number: False), begun_early() if is_local else nullcontext():
+        _run(program, settings)
+
+
+def _run(program: Program, settings: RunSettings) -> None:
     from ..launcher import launch_run
     from ..report.live import choose_observer
 

@@ -5,6 +5,8 @@
     with warm():      runs in here, one after another, share one nursery: torch is imported once,
         run(...)      and the next run begins in a hundredth of the time
         run(...)
+    with begun_early():  torch is imported while this process still imports what a run needs
+        run(...)
 
 A nursery that is handed on has no members left, and takes over environment, folder and streams of
 the run that it comes to. This module must not know members, messages between them, or protocols.
@@ -25,21 +27,19 @@ from ..errors import WorkerError
 from ..sessions.lane import socket_pair
 
 _START_S, _END_S = 120.0, 2.0
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Of a nursery: one thread, so that it can be forked; members set their own number."""
 
 
 class Cradle:
-    """One nursery process, from here.
+    """One nursery process, from here."""
 
-    Args:
-        environment: variables for it and its members, beside this process's.
-    """
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         self._end, theirs = socket_pair()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.engines.nursery", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **environment},
+            env={**os.environ, **_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -47,6 +47,7 @@ class Cradle:
         self._early: list[dict[str, int]] = []
         """What it said while something else was waited for."""
         self._has_members = False
+        self._is_new = True
 
     @property
     def pid(self) -> int:
@@ -57,7 +58,7 @@ class Cradle:
 
     def ask_for(self, birth: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Let it fork a member."""
-        self._has_members = True
+        self._has_members, self._is_new = True, False
         socket.send_fds(self._end, [json.dumps(birth).encode()], list(descriptors))
 
     def kill(self, member: int) -> None:
@@ -107,9 +108,11 @@ class Cradle:
 
     # -- from run to run ------------------------------------------------------------------------
 
-    def hand_on(self, environment: Mapping[str, str]) -> None:
+    def hand_on(self) -> None:
         """Come to another run: its environment, folder and streams are this process's now."""
-        settings = {"environment": {**os.environ, **environment}, "folder": os.getcwd()}
+        if self._is_new:
+            return
+        settings = {"environment": {**os.environ, **_ENVIRONMENT}, "folder": os.getcwd()}
         socket.send_fds(self._end, [json.dumps({"adopt": settings}).encode()], [1, 2])
 
     def empty(self) -> bool:
@@ -156,22 +159,34 @@ def warm() -> Iterator[None]:
             _spare.pop().close()
 
 
+@contextmanager
+def begun_early() -> Iterator[None]:
+    """Begin the nursery of the run that this block will start; without a run it ends at once."""
+    if not _spare:
+        _spare.append(Cradle())
+    try:
+        yield
+    finally:
+        while _spare and not _is_warm:
+            _spare.pop().close()
+
+
 def kept() -> Cradle | None:
     """The nursery that waits for the next run."""
     return _spare[0] if _spare else None
 
 
-def take(environment: Mapping[str, str]) -> Cradle:
+def take() -> Cradle:
     """The nursery that was kept, or a new one; it says ``ready`` when it is."""
     while _spare:
         spare = _spare.pop()
         try:
-            spare.hand_on(environment)
+            spare.hand_on()
         except OSError:  # it has died meanwhile, or the environment is too large to send
             spare.close()
         else:
             return spare
-    return Cradle(environment)
+    return Cradle()
 
 
 def give_back(cradle: Cradle) -> None:

@@ -31,12 +31,11 @@ class LocalEngine(Engine):
 
     Args:
         num_seats: workers.
-        environment: variables for the nursery and the members, beside this process's.
     """
 
     traits = Traits(name="local", cancels=True, loses_members=True, has_store=True, is_spmd=True)
 
-    def __init__(self, num_seats: int, environment: dict[str, str]) -> None:
+    def __init__(self, num_seats: int) -> None:
         self._num_seats = num_seats
         self._page = SharedMemory.create(control_bytes(num_seats))
         self._arena = SharedMemory.create()
@@ -53,7 +52,7 @@ class LocalEngine(Engine):
         self._births: dict[int, Birth] = {}
         """By seat: what its first member was told."""
         self._standings: dict[int, Standing] = {}
-        self._cradle = cradle.take(environment)
+        self._cradle = cradle.take()
         self._poll.register(self._cradle, select.POLLIN)
 
     # -- members --------------------------------------------------------------------------------
