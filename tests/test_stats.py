@@ -8,6 +8,7 @@ from paceline.stats import Patience, ServiceTimes
 
 def test_patience_grows_with_the_steps_of_the_run() -> None:
     patience = Patience()
+    assert patience.stopped_s == 5.0
     assert math.isnan(patience.usual_s)
     for _ in range(10):
         patience.add(0.1)

@@ -94,16 +94,16 @@ class Patience:
     """How long silence lasts before it counts, by the steps that this run has made lately.
 
     What is usual is the median of the last 64 steps of all workers. A process that the kernel has
-    stopped is waited for 3 usual steps, at least half a second; one that only gives no sign of life
-    for 100 usual steps and 4 times the longest of the last ones, at least a minute: it may be
-    slow, or save something.
+    stopped is waited for 3 usual steps, at least half a second, or 5 seconds where no step was made
+    yet; one that only gives no sign of life for 100 usual steps and 4 times the longest of the last
+    ones, at least a minute: it may be slow, or save something.
 
     Args:
         given_s: wait exactly so long instead; None: as above.
     """
 
     _STOPPED_STEPS, _SILENT_STEPS, _LONGEST = 3.0, 100.0, 4.0
-    _STOPPED_LEAST_S, _SILENT_LEAST_S = 0.5, 60.0
+    _STOPPED_LEAST_S, _STOPPED_UNKNOWN_S, _SILENT_LEAST_S = 0.5, 5.0, 60.0
 
     def __init__(self, given_s: float | None = None) -> None:
         self.given_s = given_s
@@ -121,9 +121,9 @@ class Patience:
     @property
     def stopped_s(self) -> float:
         """For a stopped process."""
-        if not self._steps_s:
-            return self.silent_s
-        own_s = max(self._STOPPED_LEAST_S, self._STOPPED_STEPS * self.usual_s)
+        own_s = self._STOPPED_UNKNOWN_S
+        if self._steps_s:
+            own_s = max(self._STOPPED_LEAST_S, self._STOPPED_STEPS * self.usual_s)
         return own_s if self.given_s is None else min(own_s, self.given_s)
 
     @property

@@ -119,7 +119,7 @@ def test_an_exception_ends_the_run_unless_told_otherwise(tmp_path: Path) -> None
 
 def test_nobody_notices_a_stop_where_nobody_waits(tmp_path: Path) -> None:
     """Under K < P the stopped worker goes on when it can, as the same member."""
-    fault = "stop worker 1 at step 3 for 2.5s"
+    fault = "stop worker 1 at step 3 for 1.5s"
     task = replace(TASK, data=functools.partial(samples, 1200), epochs=1)
     settings = {"protocol": "k-batch-async:2", "workers": 3, "delay": ("30ms",)}
     run = train(task, tmp_path, fault=(fault,), **settings)
@@ -151,4 +151,11 @@ def test_workers_come_back_again_and_again(tmp_path: Path) -> None:
     ]  # fmt: skip
     run = faulty(tmp_path, *faults, respawn=True, delay=("80ms",))
     assert len(joined(run)) >= 6
+    assert differ(run.state, without_faults()) < CLOSE
+
+
+def test_a_worker_that_is_stopped_in_its_first_step_is_known_to_be(tmp_path: Path) -> None:
+    """It is told before anybody has looked at the members for the first time."""
+    run = faulty(tmp_path, "stop worker 1 at step 1 for 60s", path="store")
+    assert run.left == ["killed by signal 9"]
     assert differ(run.state, without_faults()) < CLOSE

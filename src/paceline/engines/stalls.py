@@ -36,7 +36,6 @@ class Watched:
     signs: Signs
     since_s: float
     """When it last gave one, or when others began to wait for it."""
-    is_stopped: bool = False
     is_stalled: bool = False
     """The silence counts, and was explained."""
     is_given_up: bool = False
@@ -54,17 +53,17 @@ class Stalls:
         self._peers = peers
         self._is_resting = is_resting
         self._watched: dict[int, Watched] = {}
+        self._stopped: set[int] = set()
+        """Whom the kernel holds; that may be told before anybody is watched."""
         self._last_s = 0.0
 
     def stopped(self, member: int, message: Message) -> None:
         """The kernel has stopped this member."""
-        if (one := self._watched.get(member)) is not None:
-            one.is_stopped = True
+        self._stopped.add(member)
 
     def continued(self, member: int, message: Message) -> None:
         """It goes on."""
-        if (one := self._watched.get(member)) is not None:
-            one.is_stopped = False
+        self._stopped.discard(member)
 
     def tick(self, now_s: float) -> None:
         """Look at everybody once."""
@@ -101,7 +100,7 @@ class Stalls:
 
     def _patience_s(self, one: Member, watched: Watched) -> float:
         patience = self._run.patience
-        if watched.is_stopped:
+        if one.number in self._stopped:
             return patience.stopped_s
         if one.pushes == 0 and patience.given_s is None:
             return max(_FIRST_STEP_S, patience.silent_s)
@@ -113,7 +112,7 @@ class Stalls:
         if self._peers.are_express:
             arrived = [run.engine.signs(number).arrived for number in self._peers.members]
             is_behind = watched.signs.arrived < max(arrived)
-            return is_behind or watched.is_stopped or min(arrived) == max(arrived)
+            return is_behind or one.number in self._stopped or min(arrived) == max(arrived)
         if run.is_open:
             is_at_work = one.number in run.coordinator_members and run.coordinator.is_at_work(
                 one.number
@@ -146,7 +145,7 @@ class Stalls:
         if self._peers.are_express:
             return True
         if not run.is_open:
-            return watched.is_stopped or was_stalled
+            return one.number in self._stopped or was_stalled
         coordinator = run.coordinator
         if not one.has_arrived or one.number not in run.coordinator_members:
             return True
