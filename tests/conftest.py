@@ -3,10 +3,13 @@
 How a run begins by itself is tested where runs are commands: tests/cli, tests/faults.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
+from paceline.cli import app as command
 from paceline.engines.cradle import warm
 
 
@@ -14,3 +17,26 @@ from paceline.engines.cradle import warm
 def warm_nursery() -> Iterator[None]:
     with warm():
         yield
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of several tests at once would wait for each other's cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, str, str]]:
+    """Run the command line: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> tuple[int, str, str]:
+        code = command.run(line.split())
+        return code, *capsys.readouterr()
+
+    return run

@@ -1,6 +1,7 @@
 """What a stale push is worth: the rules, their names, and what a protocol under one decides."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -162,7 +163,7 @@ def test_what_is_computed_for_a_dropped_push_is_thrown_away() -> None:
     assert max(dropped.staleness) == 0
 
 
-def test_the_trace_keeps_what_distance_left(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_trace_keeps_what_distance_left(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace.jsonl")
     trace.header(task="tiny")
     trace.scaled(1.5, Ticket(1, 2, 3), 0.1 + 0.2)

@@ -1,32 +1,8 @@
-"""The command line in a folder of its own."""
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
+"""Tests of the measuring verbs compute for real."""
 
 import pytest
-import torch
-
-from paceline.cli import app as command
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads of several tests at once would wait for each other's cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[str], tuple[int, str, str]]:
-    """Run the command line: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(line: str) -> tuple[int, str, str]:
-        code = command.run(line.split())
-        return code, *capsys.readouterr()
-
-    return run
+def _alone(one_thread: None) -> None:
+    """Every test here computes in one thread."""

@@ -1,35 +1,22 @@
-"""The command line in a folder of its own, where nets.py can be imported."""
+"""The command line in a folder where nets.py can be imported; all of it in one thread."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from paceline.cli import app as command
+Say = Callable[[str], tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads of several tests at once would wait for each other's cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _alone(one_thread: None) -> None:
+    """Every test here computes in one thread."""
 
 
 @pytest.fixture
-def say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[str], tuple[int, str, str]]:
-    """Run the command line: exit code, standard output, standard error."""
+def say(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """As everywhere, and ``somenets`` is a module that tests can name."""
     shutil.copy(Path(__file__).parent / "nets.py", tmp_path / "somenets.py")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-
-    def run(line: str) -> tuple[int, str, str]:
-        code = command.run(line.split())
-        return code, *capsys.readouterr()
-
-    return run
+    return say

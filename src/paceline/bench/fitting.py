@@ -5,7 +5,6 @@ smaller. This module must not know how the largest batch is searched for.
 """
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 from ..errors import WorkerError
@@ -55,10 +54,5 @@ class Trials:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -14,7 +14,6 @@ as much as a short operation, and so it is paid once for many. This module must 
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from ..errors import ConfigError
@@ -96,12 +95,7 @@ class WorkQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _work_off(self) -> None:
