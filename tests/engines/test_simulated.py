@@ -13,6 +13,7 @@ from paceline.conditions.links import Link
 from paceline.conditions.machine import Machine
 from paceline.conditions.phases import Phases
 from paceline.conditions.world import Conditions
+from paceline.engines.lean import LeanDriver
 from paceline.engines.simulated import SimulatedRun, endless_ledger
 from paceline.engines.timing import TimingRun
 from paceline.errors import ConfigError
@@ -80,7 +81,10 @@ def test_the_lean_driver_decides_as_the_coordinator(
 ) -> None:
     text = spelled(name, min(number, conditions.num_workers))
     lean, whole = (Heard(parse(text, conditions.num_workers, staleness)) for _ in range(2))
-    counts = TimingRun(lean.protocol, conditions).run(20)
+    driver = LeanDriver(lean.protocol, conditions)
+    driver.advance(20)
+    counts = driver.counts
+    counts.there_s = driver.there_s(counts.times_s[-1])
     others = SimulatedRun(whole.protocol, endless_ledger(whole.protocol), conditions).run(20)
     assert [fact_of(one) for one in lean.log] == [fact_of(one) for one in whole.log]
     for field in counts.__slots__:

@@ -53,6 +53,11 @@ class Delay:
     def mean_s(self) -> float:
         return math.fsum(term.mean_s for term in self.terms)
 
+    @property
+    def has_density(self) -> bool:
+        """Whether no single value has a chance, so that no two draws are ever alike."""
+        return any(not isinstance(term, Constant | Empirical) for term in self.terms)
+
     def sample(self, rng: random.Random) -> float:
         """One draw, in seconds; draws of ``rng`` in the order of the terms."""
         return math.fsum(term.sample(rng) for term in self.terms)

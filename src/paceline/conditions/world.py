@@ -59,6 +59,12 @@ class Conditions:
         is_steady = not (self.slow or self.phases or self.absences or self.link or self.machine)
         return is_steady and len(set(self.delays)) == 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether steps take what was drawn, all are there, and no two end at one moment."""
+        is_steady = not (self.phases or self.absences or self.link or self.machine)
+        return is_steady and all(delay.has_density for delay in set(self.delays))
+
     def mean_step_s(self, worker: int) -> float:
         """E[X] of a worker in the long run, its factor and its phases included."""
         mean_s, machine = self.delays[worker].mean_s, self.machine
@@ -76,6 +82,11 @@ class Conditions:
             return lambda start_s: start_s + draw()
         stretch = self._stretcher(worker)
         return lambda start_s: stretch(start_s, draw())
+
+    def step_drawer(self, worker: int) -> Callable[[], float]:
+        """The same sequence as times that steps take, where conditions are plain."""
+        draw, factor = self._drawer(worker), self.slow.get(worker, 1.0)
+        return draw if factor == 1.0 else lambda: draw() * factor
 
     def desks(self) -> list[Desk] | None:
         """Where each worker computes: fresh sequences of all they do; None without a machine."""

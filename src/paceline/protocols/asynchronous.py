@@ -15,7 +15,7 @@ AISTATS 2018, section 2.
 from typing import Any
 
 from paceline.events import Apply, Decision, Fact, Joined, Pushed, Release
-from paceline.protocols.base import SyncProtocol
+from paceline.protocols.base import Rhythm, SyncProtocol
 
 _WHOLE = (1.0,)
 
@@ -26,6 +26,7 @@ class Async(SyncProtocol):
     name = "async"
     summary = "every push is an update at once; nobody waits, gradients may be stale"
     has_stale_pushes = True
+    rhythm = Rhythm(waits=False, restarts=False)
 
     def react(self, fact: Fact) -> list[Decision]:
         if isinstance(fact, Pushed):

@@ -17,7 +17,7 @@ or the network; time comes in with the facts.
 import abc
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from paceline.errors import ConfigError
 from paceline.events import (
@@ -48,6 +48,18 @@ class Argument:
     instead: str = ""  # what to use for more than the workers allow
 
 
+class Rhythm(NamedTuple):
+    """What a protocol of K pushes an update does while nobody comes, goes or stalls.
+
+    At first all are released; an update takes the first K pushes there are, by whomever.
+    """
+
+    waits: bool
+    """Who has pushed is released at the next update; else at once."""
+    restarts: bool
+    """At an update the work under way is called off, and its members are released; else not."""
+
+
 class SyncProtocol(abc.ABC):
     """Whose pushes make an update, and who waits.
 
@@ -64,7 +76,11 @@ class SyncProtocol(abc.ABC):
     has_stale_pushes: ClassVar[bool] = False  # may apply a push to a version that is not its own
     is_spmd: ClassVar[bool] = False  # may run between peers, without a coordinator on the way
     update_rule: ClassVar[Literal["optimizer", "mean"]] = "optimizer"  # "mean": of parameters
+    rhythm: ClassVar[Rhythm | None] = None  # of this very class: its timing needs no events then
     learned: ClassVar[tuple[str, ...]] = ()  # keys of its state that outlive all members
+
+    def __init_subclass__(cls) -> None:
+        cls.rhythm = vars(cls).get("rhythm")  # who decides otherwise must not inherit it
 
     def __init__(
         self, num_workers: int, value: int | None = None, *, num_pushes: int = 1, num_steps: int = 1

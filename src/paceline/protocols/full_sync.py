@@ -16,7 +16,7 @@ Source: L. G. Valiant, "A bridging model for parallel computation", Communicatio
 """
 
 from paceline.events import Cancel, Decision, Exhausted
-from paceline.protocols.base import Gathering
+from paceline.protocols.base import Gathering, Rhythm
 
 
 class FullSync(Gathering):
@@ -26,6 +26,7 @@ class FullSync(Gathering):
     summary = "an update waits for every worker; exact, as slow as the slowest"
     copies_in_tail = False  # nobody is waited for in vain: a stalled member is replaced
     is_spmd = True
+    rhythm = Rhythm(waits=True, restarts=False)
 
     def __init__(self, num_workers: int, value: int | None = None, *, num_steps: int = 1) -> None:
         super().__init__(num_workers, value, num_pushes=num_workers, num_steps=num_steps)

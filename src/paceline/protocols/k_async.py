@@ -16,7 +16,7 @@ members live, a finished one pushes again.
 """
 
 from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering
+from paceline.protocols.base import Argument, Gathering, Rhythm
 
 
 class KAsync(Gathering):
@@ -25,6 +25,7 @@ class KAsync(Gathering):
     name = "k-async"
     summary = "an update takes the first K workers; the slower go on and are stale"
     has_stale_pushes = True
+    rhythm = Rhythm(waits=True, restarts=False)
     argument = Argument(
         symbol="K",
         meaning="pushes an update",

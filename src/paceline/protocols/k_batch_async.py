@@ -15,7 +15,7 @@ Stale Gradients Can Win the Race", AISTATS 2018, section 2.
 """
 
 from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering
+from paceline.protocols.base import Argument, Gathering, Rhythm
 
 
 class KBatchAsync(Gathering):
@@ -24,6 +24,7 @@ class KBatchAsync(Gathering):
     name = "k-batch-async"
     summary = "every K pushes are an update; nobody waits, gradients may be stale"
     has_stale_pushes = True
+    rhythm = Rhythm(waits=False, restarts=False)
     argument = Argument(symbol="K", meaning="pushes an update", minimum=1)
 
     def __init__(self, num_workers: int, num_pushes: int) -> None:

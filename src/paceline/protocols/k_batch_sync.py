@@ -15,7 +15,7 @@ unless the run drops them as the paper does.
 """
 
 from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering
+from paceline.protocols.base import Argument, Gathering, Rhythm
 
 
 class KBatchSync(Gathering):
@@ -25,6 +25,7 @@ class KBatchSync(Gathering):
     summary = "as k-sync, and a fast worker may push more than once an update"
     argument = Argument(symbol="K", meaning="pushes an update", minimum=1)
     cancels = True
+    rhythm = Rhythm(waits=False, restarts=True)
 
     def __init__(self, num_workers: int, num_pushes: int) -> None:
         super().__init__(num_workers, num_pushes, num_pushes=num_pushes)

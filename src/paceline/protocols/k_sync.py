@@ -16,7 +16,7 @@ superseded work return to the epoch, unless the run drops them as the papers do.
 """
 
 from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering
+from paceline.protocols.base import Argument, Gathering, Rhythm
 
 
 class KSync(Gathering):
@@ -32,6 +32,7 @@ class KSync(Gathering):
         instead="k-batch-sync",
     )
     cancels = True
+    rhythm = Rhythm(waits=True, restarts=True)
 
     def __init__(self, num_workers: int, num_pushes: int) -> None:
         super().__init__(num_workers, num_pushes, num_pushes=num_pushes)

@@ -14,7 +14,7 @@ et al., "Communication-Efficient Learning of Deep Networks from Decentralized Da
 Changed: weights by samples, and lost work is handed on, both as in full-sync.
 """
 
-from paceline.protocols.base import Argument
+from paceline.protocols.base import Argument, Rhythm
 from paceline.protocols.full_sync import FullSync
 
 
@@ -25,6 +25,7 @@ class LocalSgd(FullSync):
     summary = "H local steps on every worker, then the parameters are averaged"
     argument = Argument(symbol="H", meaning="local steps between two averages", minimum=1)
     update_rule = "mean"
+    rhythm = Rhythm(waits=True, restarts=False)
 
     def __init__(self, num_workers: int, num_steps: int) -> None:
         super().__init__(num_workers, num_steps, num_steps=num_steps)

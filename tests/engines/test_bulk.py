@@ -1,0 +1,104 @@
+"""Many updates at once: the same updates as event by event, and never where events decide."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.conditions.absences import Absence
+from paceline.conditions.delays import parse_delay
+from paceline.conditions.phases import Phases
+from paceline.conditions.world import Conditions
+from paceline.engines import bulk
+from paceline.engines.bulk import bulk_driver
+from paceline.engines.counts import Counts
+from paceline.engines.lean import LeanDriver
+from paceline.events import Decision, Fact
+from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols.base import Rhythm
+from paceline.protocols.k_sync import KSync
+
+DELAYS = ["exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "weibull:1.5,10ms", "lognormal:0.5,10ms"]
+RHYTHMIC = sorted(name for name, kind in PROTOCOLS.items() if kind.rhythm is not None)
+
+
+@st.composite
+def runs(draw: Any) -> tuple[str, Conditions]:
+    """A protocol that has a rhythm, and workers that differ."""
+    name = draw(st.sampled_from(RHYTHMIC))
+    count = draw(st.integers(1, 9))
+    argument = PROTOCOLS[name].argument
+    most = count if argument is not None and argument.is_at_most_workers else 2 * count
+    text = name if argument is None else f"{name}:{draw(st.integers(1, most))}"
+    delays = tuple(parse_delay(draw(st.sampled_from(DELAYS))) for _ in range(count))
+    factors = st.sampled_from([1.5, 40.0])
+    slow = draw(st.dictionaries(st.integers(0, count - 1), factors, max_size=2))
+    return text, Conditions(delays=delays, slow=slow, seed=draw(st.integers(0, 99)))
+
+
+def equal(counts: Counts, others: Counts) -> None:
+    for field in counts.__slots__:
+        assert getattr(counts, field) == pytest.approx(getattr(others, field), rel=1e-9), field
+
+
+@settings(max_examples=200, deadline=None)
+@given(runs(), st.integers(1, 70), st.integers(0, 70))
+def test_as_event_by_event(run: tuple[str, Conditions], first: int, more: int) -> None:
+    text, conditions = run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "_FEW", 0)
+        many = bulk_driver(parse(text, conditions.num_workers), conditions)
+    assert many is not None
+    one = LeanDriver(parse(text, conditions.num_workers), conditions)
+    many.advance(first)
+    for driver in (many, one):
+        driver.advance(first + more)
+        driver.counts.there_s = driver.there_s(driver.counts.times_s[-1])
+    equal(many.counts, one.counts)
+
+
+@pytest.mark.parametrize("text", ["k-batch-async:7", "k-async:50", "k-batch-sync:150", "k-sync:3"])
+def test_one_among_many_is_a_thousand_times_faster(text: str) -> None:
+    slow = dict.fromkeys(range(1, 80), 1000.0)
+    conditions = Conditions(delays=(parse_delay("exp:1ms"),) * 80, slow=slow)
+    many, one = bulk_driver(parse(text, 80), conditions), LeanDriver(parse(text, 80), conditions)
+    assert many is not None
+    for driver in (many, one):
+        driver.advance(60)
+    equal(many.counts, one.counts)
+
+
+PLAIN = Conditions(delays=(parse_delay("exp:1s"),) * 3)
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        dataclasses.replace(PLAIN, delays=(parse_delay("1s"),) * 3),
+        dataclasses.replace(PLAIN, delays=(*PLAIN.delays[:2], parse_delay("list:1s,2s"))),
+        dataclasses.replace(PLAIN, phases={1: Phases(factor=3.0, fast_s=5.0, slow_s=2.0)}),
+        dataclasses.replace(PLAIN, absences=(Absence(worker=0, from_s=1.0, until_s=math.inf),)),
+    ],
+    ids=["ties", "ties of one", "slow phases", "absences"],
+)
+def test_events_where_they_decide(conditions: Conditions) -> None:
+    assert bulk_driver(parse("async", 3), PLAIN) is not None
+    assert bulk_driver(parse("async", 3), conditions) is None
+
+
+def test_events_where_pushes_are_dropped() -> None:
+    assert bulk_driver(parse("async", 3, "drop:1"), PLAIN) is None
+    assert bulk_driver(parse("async", 3, "inverse"), PLAIN) is not None
+
+
+def test_a_protocol_that_decides_otherwise_has_no_rhythm_by_birth() -> None:
+    class Restless(KSync):
+        def react(self, fact: Fact) -> list[Decision]:
+            return super().react(fact)
+
+    assert KSync.rhythm == Rhythm(waits=True, restarts=True)
+    assert Restless.rhythm is None
+    assert bulk_driver(Restless(3, 2), PLAIN) is None
