@@ -59,6 +59,22 @@ def test_a_few_long_steps_and_steps_that_vary_make_nobody_slow() -> None:
     assert times(w0=[0.1] * 20, w1=[0.1] * 16 + [9.0] * 4).slow() == []
 
 
+def test_luck_makes_nobody_slow() -> None:
+    """Eight alike, looked at after every round, 100 times over."""
+    num_named = 0
+    for seed in range(100):
+        rng, service = random.Random(seed), ServiceTimes()
+        for _ in range(40):
+            for worker in range(8):
+                service.add(worker, rng.expovariate(10.0))
+            num_named += bool(service.slow())
+    assert num_named <= 4  # of 4,000
+
+
+def test_two_of_whom_one_is_slow_are_told_apart_soon() -> None:
+    assert times(w0=[0.1] * 12, w1=[0.2] * 12).slow()
+
+
 def test_nobody_is_slow_alone_or_at_once() -> None:
     assert times(w0=[5.0] * 20).slow() == []
     assert times(w0=[0.1] * 20, w1=[5.0] * 7).slow() == []

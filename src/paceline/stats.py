@@ -5,6 +5,7 @@ nothing: one addition an event.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from statistics import median
 from typing import Any, NamedTuple
@@ -51,14 +52,15 @@ class ServiceTimes:
     """How long each worker's steps take, and who is slow.
 
     Slow is who takes at least 1.5 times as long as the others, median against median, if three
-    quarters of its steps also take longer than three quarters of theirs: a few long steps make
-    nobody slow, and neither do steps that vary much for everybody.
+    quarters of its steps also take longer than three quarters of theirs, and if chance would hardly
+    rank its steps so high among theirs (4 standard deviations of the Mann-Whitney statistic): a few
+    long steps make nobody slow, and neither do steps that vary much for everybody.
 
     Args:
         num_kept: steps of each worker that count, the newest ones.
     """
 
-    _LEAST_STEPS, _LEAST_FACTOR = 8, 1.5
+    _LEAST_STEPS, _LEAST_FACTOR, _LEAST_DEVIATIONS = 8, 1.5, 4.0
 
     def __init__(self, num_kept: int = 32) -> None:
         self._num_kept = num_kept
@@ -85,9 +87,23 @@ class ServiceTimes:
                 continue
             one = SlowWorker(worker, median(own), median(map(median, others)))
             upper = median(steps_s[len(steps_s) * 3 // 4] for steps_s in others)
-            if one.factor >= self._LEAST_FACTOR and own[len(own) // 4] > upper:
+            is_longer = one.factor >= self._LEAST_FACTOR and own[len(own) // 4] > upper
+            if is_longer and _deviations(own, others) >= self._LEAST_DEVIATIONS:
                 found.append(one)
         return found
+
+
+def _deviations(own: list[float], others: list[list[float]]) -> float:
+    """How many standard deviations ``own`` ranks above the others, were all of one distribution.
+
+    Source: H. B. Mann, D. R. Whitney, "On a test of whether one of two random variables is
+    stochastically larger than the other", Annals of Mathematical Statistics 18(1), 1947.
+    """
+    pooled = sorted(value for values in others for value in values)
+    wins = sum(bisect_left(pooled, value) + bisect_right(pooled, value) for value in own) / 2
+    num_pairs = len(own) * len(pooled)
+    variance = num_pairs * (len(own) + len(pooled) + 1) / 12
+    return (wins - num_pairs / 2) / math.sqrt(variance)
 
 
 class Patience:
