@@ -4,6 +4,7 @@ The optimizer, the model and the schedulers stay the user's objects; ``step`` of
 replaced on the object. This module must not know how a session carries anything.
 """
 
+import cmath
 import math
 import time
 from collections.abc import Callable
@@ -322,17 +323,18 @@ class Prepared:
         self._session.push(work)
 
     def _is_finite(self, work: Work) -> bool:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norms = torch._foreach_norm(grads)
+        """Whether the update can be made: no gradient holds inf or nan, which sums spread."""
+        sums = [p.grad.sum() for p in self.model.parameters() if p.grad is not None]
         if self._device.type != "cpu":  # each number that is read waits for the device
-            norms = (torch.stack([one.float() for one in norms]).sum(),) if norms else ()
-        if all(math.isfinite(float(one)) for one in norms):
+            sums = [torch.stack([one.abs().float() for one in sums]).sum()] if sums else []
+        if all(cmath.isfinite(one.item()) for one in sums):
             return True
-        if self._context.nonfinite == "skip":
-            return False
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-                version = self._session.version
-                loss = None if math.isnan(work.loss) else work.loss
-                raise not_finite(self._session.seat, name, version, version, loss)
+        for name, parameter in self.model.named_parameters():  # or a sum was too large
+            if parameter.grad is None or bool(torch.isfinite(parameter.grad).all()):
+                continue
+            if self._context.nonfinite == "skip":
+                return False
+            version = self._session.version
+            loss = None if math.isnan(work.loss) else work.loss
+            raise not_finite(self._session.seat, name, version, version, loss)
         return True
