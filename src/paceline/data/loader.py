@@ -136,6 +136,8 @@ class LeasedLoader:
         self._known: deque[Lease] = deque()
         self._arriving: tuple[Lease, Arriving, float | None] | None = None
         self._sends_bytes = device.type != "cpu" and loader.collate_fn is collate_batch
+        is_array = type(loader.dataset) is ArrayDataset
+        self._is_plain = is_array and loader.collate_fn is collate_batch
 
     @property
     def lookahead(self) -> int:
@@ -261,9 +263,12 @@ class LeasedLoader:
         batch = self._fetched_ahead(lease)
         if batch is not None:
             return batch, None
-        indices = self._batch(lease)
-        seed_host(indices.seed)
-        samples = fetch(self.dataset, indices)
+        if self._is_plain:
+            samples = self._gathered([lease])
+        else:
+            indices = self._batch(lease)
+            seed_host(indices.seed)
+            samples = fetch(self.dataset, indices)
         scale = None
         if self._sends_bytes and isinstance(samples, Gathered) and samples.scale is not None:
             batch, scale = (samples.raw, samples.targets), samples.scale
@@ -273,16 +278,20 @@ class LeasedLoader:
 
     def fetch_together(self, leases: Sequence[Lease]) -> tuple[Tensor, Tensor]:
         """The batches of leases of one size, stacked: (leases, samples, ...) and their targets."""
-        if type(self.dataset) is ArrayDataset and self.loader.collate_fn is collate_batch:
-            # Nothing in it is random, so nothing is seeded and all samples are taken at once.
-            indices = [one for lease in leases for one in self._order[lease.start : lease.stop]]
-            inputs, targets = self._collate(self.dataset.__getitems__(indices))
+        if self._is_plain:
+            inputs, targets = self._collate(self._gathered(leases))
             shape = (len(leases), leases[0].num_samples)
             return (
                 inputs.view(*shape, *inputs.shape[1:]), targets.view(*shape, *targets.shape[1:])
             )  # fmt: skip
         pairs = [self.fetch(lease) for lease in leases]
         return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
+
+    def _gathered(self, leases: Sequence[Lease]) -> Gathered:
+        """All samples of these leases; nothing in it is random, so nothing is seeded."""
+        assert type(self.dataset) is ArrayDataset
+        indices = [one for lease in leases for one in self._order[lease.start : lease.stop]]
+        return self.dataset.__getitems__(indices)
 
     def end_epoch(self) -> None:
         """Forget what was fetched ahead; the workers stay if they shall."""
