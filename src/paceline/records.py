@@ -54,6 +54,8 @@ class Handed:
     compute_s: float
     wait_s: float
     push_s: float
+    add_s: float = 0.0
+    """Of ``push_s``: adding the push before to the sum of its update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

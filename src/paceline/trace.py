@@ -131,15 +131,18 @@ class Trace:
     def stalled(self, t: float, member: int) -> None:
         self._line({"kind": "stalled", "t": t, "member": member})
 
-    def pushed(self, fact: Pushed, compute_s: float, wait_s: float, push_s: float) -> None:
+    def pushed(
+        self, fact: Pushed, compute_s: float, wait_s: float, push_s: float, add_s: float = 0.0
+    ) -> None:
         """A push, and where its member's seconds went since the push before."""
         (member, serial, version), num_samples, loss, is_finite, at_s = fact
+        added = f',"add":{add_s:.6f}' if add_s else ""
         # JSON has no nan: a loss that is none is null. repr() gives the float back bit for bit.
         self._write(
             f'{{"kind":"pushed","t":{at_s!r},"ticket":[{member},{serial},{version}],'
             f'"samples":{num_samples},"loss":{loss if -math.inf < loss < math.inf else "null"},'
             f'"finite":{"true" if is_finite else "false"},"compute":{compute_s:.6f},'
-            f'"wait":{wait_s:.6f},"push":{push_s:.6f}}}\n'
+            f'"wait":{wait_s:.6f},"push":{push_s:.6f}{added}}}\n'
         )
 
     def order(self, order: Order, t: float) -> None:
@@ -301,8 +304,9 @@ def _pushed(fields: _Fields) -> Handed:
         fields["t"],
     )
     return Handed(
-        fact=fact, compute_s=fields["compute"], wait_s=fields["wait"], push_s=fields["push"]
-    )
+        fact=fact, compute_s=fields["compute"], wait_s=fields["wait"], push_s=fields["push"],
+        add_s=fields.get("add", 0.0),
+    )  # fmt: skip
 
 
 def _joined(fields: _Fields) -> Heard:

@@ -11,13 +11,14 @@ from paceline.protocols import parse
 
 def update_s(
     protocol: str, workers: int, *, delay: Delay = NO_DELAY, num_updates: int = 50,
-    apply_s: float = 0.0, cores: int | None = None,
+    add_s: float = 0.0, apply_s: float = 0.0, cores: int | None = None,
 ) -> float:  # fmt: skip
     """Mean seconds of an update; work 2 ms, exchange 1 ms."""
     machine = Machine(
         text="made up",
         work=(parse_delay("2ms"),) * workers,
         exchange=(parse_delay("1ms"),) * workers,
+        add_s=add_s,
         apply_s=apply_s,
         cores=cores,
     )
@@ -43,6 +44,29 @@ def test_an_update_delays_those_that_are_released_with_it() -> None:
     assert found_s == pytest.approx(8e-3, rel=0.01)
     found_s = update_s("k-batch-async:4", 4, apply_s=4e-3, num_updates=400)
     assert found_s == pytest.approx(4e-3, rel=0.02)
+
+
+def test_pushes_at_the_same_time_are_added_one_after_the_other() -> None:
+    assert update_s("full-sync", 4, add_s=1e-3) == pytest.approx(7e-3, rel=0.03)
+    assert update_s("full-sync", 4, add_s=1e-3, apply_s=2e-3) == pytest.approx(9e-3, rel=0.05)
+
+
+def test_who_pushed_before_the_others_has_added_meanwhile() -> None:
+    early = Machine(
+        text="made up",
+        work=tuple(map(parse_delay, ("2ms", "9ms"))),
+        exchange=(parse_delay("1ms"),) * 2,
+        add_s=1e-3,
+    )
+    conditions = Conditions(delays=(NO_DELAY,) * 2, machine=early)
+    counts = TimingRun(parse("full-sync", 2), conditions).run(100)
+    assert counts.mean_update_s() == pytest.approx(11e-3, rel=0.02)
+
+
+def test_who_goes_on_adds_before_and_an_update_of_one_push_adds_nothing() -> None:
+    found_s = update_s("k-batch-async:2", 1, add_s=1e-3, num_updates=200)
+    assert found_s == pytest.approx(8e-3, rel=0.02)
+    assert update_s("async", 1, add_s=1e-3, num_updates=200) == pytest.approx(3e-3, rel=0.02)
 
 
 def test_who_is_called_off_gives_the_core_back() -> None:

@@ -61,7 +61,7 @@ def worlds(draw: Any) -> Conditions:
     )
     link = Link(num_bytes=1e6, latency_s=1e-3, bytes_per_s=1e9, server_bytes_per_s=1e9)
     machine = Machine(
-        text="made up", work=(parse_delay("exp:4ms"),) * count, apply_s=1e-3, cores=2,
+        text="made up", work=(parse_delay("exp:4ms"),) * count, add_s=5e-4, apply_s=1e-3, cores=2,
         exchange=(parse_delay("list:1ms,2ms"),) * count,
     )  # fmt: skip
     return Conditions(

@@ -4,6 +4,9 @@
        |  only after an update: the new       |  holds the core               |  holds none
        |  version has to be written first     |
 
+    pushed --add--> ... --apply--> the version is there       the sum is one: who pushes at the same
+       |   unless it is the only push of its update           time adds one after the other
+
 Workers that share cores take them in the order in which they are granted, and keep one until the
 mini-batch is computed: steps are shorter than, or about as long as, what a scheduler lets a process
 run at a time. A worker that is called off gives its core back. It must not know protocols, nor
@@ -27,15 +30,50 @@ class Machine:
         text: where it is from, for people.
         work: computing of a mini-batch, by worker.
         exchange: what a worker needs beside it from a grant to the next push, by worker.
-        apply_s: seconds until an update's new version can be pulled.
+        add_s: seconds that adding a push to the sum of its update takes.
+        apply_s: seconds from there until the update's new version can be pulled.
         cores: that the workers share; None: one each.
     """
 
     text: str
     work: tuple[Delay, ...]
     exchange: tuple[Delay, ...]
+    add_s: float = 0.0
     apply_s: float = 0.0
     cores: int | None = None
+
+
+class Sum:
+    """Where the pushes of an update are added, one after the other, and the version written.
+
+    Args:
+        add_s, apply_s: what each takes.
+    """
+
+    def __init__(self, add_s: float, apply_s: float) -> None:
+        self._add_s, self._apply_s = add_s, apply_s
+        self._free_s = 0.0
+        self._pushed_s: list[float] = []  # and not added yet, as far as was asked
+        self._is_empty = True
+
+    def push(self, at_s: float) -> None:
+        """A push is there."""
+        if self._add_s:
+            self._pushed_s.append(at_s)
+
+    def ready_s(self, at_s: float, *, is_updated: bool) -> float:
+        """When those can begin who are granted now; ``is_updated``: with a version only now made.
+
+        An update of one push alone is made from that push: nothing is added.
+        """
+        pushed_s, self._pushed_s = self._pushed_s, []
+        if len(pushed_s) > 1 or not (is_updated and self._is_empty):
+            for one_s in pushed_s:
+                self._free_s = max(self._free_s, one_s) + self._add_s
+        if is_updated:
+            self._free_s = max(self._free_s, at_s) + self._apply_s
+        self._is_empty = is_updated or (self._is_empty and not pushed_s)
+        return self._free_s if pushed_s or is_updated else at_s
 
 
 class Hold(NamedTuple):

@@ -18,6 +18,7 @@ from itertools import count
 from typing import NamedTuple, TypeAlias
 
 from ..conditions.links import Lane
+from ..conditions.machine import Sum
 from ..conditions.world import Conditions, Finisher
 from ..errors import ConfigError
 from ..events import Ticket
@@ -78,7 +79,8 @@ class Agenda:
         link = conditions.link
         self._lanes = None if link is None else (Lane(link), Lane(link))  # pulls, pushes
         self._desks = conditions.desks()
-        self._apply_s = 0.0 if conditions.machine is None else conditions.machine.apply_s
+        machine = conditions.machine
+        self._sum = None if machine is None else Sum(machine.add_s, machine.apply_s)
         self._num_dead = 0
         self._there_since_s: dict[int, float] = {}
         self._there_s = 0.0
@@ -135,8 +137,8 @@ class Agenda:
         """These members go to work; ``is_updated``: with a version that is only now made."""
         fresh: list[Entry] = []
         next_number = self.next_number
-        if is_updated:
-            at_s += self._apply_s
+        if self._sum is not None and (tickets or is_updated):
+            at_s = self._sum.ready_s(at_s, is_updated=is_updated)
         for ticket, steps in zip(tickets, num_steps, strict=True):
             member = ticket[0]
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
@@ -171,6 +173,8 @@ class Agenda:
             self._num_dead += 1
             if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
                 self._bury()
+        elif self._sum is not None:
+            self._sum.push(at_s)
         begun_s, done_s = self.begun_s[member], self._done_s[member]
         if done_s < at_s:
             return done_s - begun_s

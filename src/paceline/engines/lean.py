@@ -116,7 +116,7 @@ class LeanDriver:
                     counts.cancelled += 1
             else:
                 counts.discarded += 1
-        if released:
+        if released or self.version > before:
             members = sorted(released)
             next_serial, version = agenda.next_serial, self.version
             tickets = [_NEW(Ticket, (member, next_serial[member], version)) for member in members]

@@ -5,6 +5,7 @@ messages or decisions.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..events import Ticket
@@ -38,7 +39,7 @@ class Member:
     staleness_versions: int = 0
     """Summed over its pushes."""
 
-    def count(self, num_samples: int, clock: tuple[float, float, float]) -> None:
+    def count(self, num_samples: int, clock: Sequence[float]) -> None:
         self.pushes += 1
         self.samples += num_samples
         self.compute_s += clock[0]

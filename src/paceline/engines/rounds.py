@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from ..sessions.lane import Message
 
-Entry = tuple[int, float, int, tuple[float, float, float]]
+Entry = tuple[int, float, int, tuple[float, float, float, float]]
 Row = tuple[float, Sequence[Entry], int]
 """When the round was over (the machine's monotonic clock, seconds), an entry a member, and the
 number of the checkpoint that was taken after it, or 0."""
 
 
-Pending = tuple[int, float, int, tuple[float, float, float], float]
+Pending = tuple[int, float, int, tuple[float, float, float, float], float]
 """A push that is in no update yet: an entry, and the norm that it asks to be clipped to."""
 
 

@@ -41,8 +41,8 @@ from .describe import Description
 from .roster import Roster
 from .watch import Watch
 
-Clocks = tuple[float, float, float]
-"""Seconds since a member's last push: computing, waiting, pushing."""
+Clocks = tuple[float, float, float, float]
+"""Seconds since a member's last push: computing, waiting, pushing, and of that adding."""
 
 
 class Run:

@@ -7,12 +7,13 @@
              pull)             compute           taken out)            message)
 
 The exchange of a step is the time from its grant to its push being heard, less the computing and
-the ordered delay: the messages both ways, adding the push to the sum, the pull, and the
-coordinator's own time. Where it began with a new version, writing that is in it as well: what such
-steps take longer is ``apply_s``. All of it is measured with the cores as busy as they were in that
-run, so an asynchronous run, where nobody is granted at the same time as others, is the best profile
-(paceline plan takes one of k-batch-async). A run between peers has no grants: its exchange is what
-its workers say they spent on it.
+the ordered delay: the messages both ways, the pull, and the coordinator's own time. The adding is
+measured by itself (``add_s``), since an update of one push adds nothing, and pushes at the same
+time are added one after the other. Where an exchange began with a new version, writing that is in
+it as well: what such steps take longer is ``apply_s``. All of it is measured with the cores as busy
+as they were in that run, so an asynchronous run, where nobody is granted at the same time as
+others, is the best profile (paceline plan takes one of k-batch-async). A run between peers has no
+grants: its exchange is what its workers say they spent on it.
 
 A profile belongs to one task, one model and one mini-batch size; ``check`` refuses it for another.
 This module must not know what is predicted from it.
@@ -24,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..conditions.delays import Delay, parse_delays, parse_slowness
 from ..conditions.distributions import Empirical
@@ -47,6 +49,7 @@ class Profile:
         work_s: by worker, the seconds of computing each mini-batch, warm-up left out, and what
             ``delay`` and ``slow`` ordered taken out.
         exchange_s: by worker, the seconds of each exchange beside them.
+        add_s: what adding a push to the sum of its update takes; 0.0 where none was.
         apply_s: what writing a new version takes; 0.0 where it could not be told apart.
         delay, slow: as that run was given them.
         cores: that its workers shared; None: it was not recorded.
@@ -58,6 +61,7 @@ class Profile:
     num_parameters: int
     work_s: Mapping[int, tuple[float, ...]]
     exchange_s: Mapping[int, tuple[float, ...]]
+    add_s: float
     apply_s: float
     delay: tuple[str, ...]
     slow: tuple[str, ...]
@@ -86,6 +90,7 @@ class Profile:
             text=f"as in {self.run_dir}",
             work=_delays(self.work_s, num_workers),
             exchange=_delays(self.exchange_s, num_workers),
+            add_s=self.add_s,
             apply_s=self.apply_s,
             cores=cores,
         )
@@ -141,6 +146,7 @@ def read_profile(run_dir: Path) -> Profile:
         num_parameters=header.number("num_parameters"),
         work_s=_by_worker(found.work_s),
         exchange_s=_by_worker(found.exchange_s(apply_s)),
+        add_s=found.add_s(),
         apply_s=apply_s,
         delay=header.texts("delay"),
         slow=header.texts("slow"),
@@ -150,6 +156,14 @@ def read_profile(run_dir: Path) -> Profile:
 
 def _by_worker(rows: Mapping[int, Iterable[float]]) -> dict[int, tuple[float, ...]]:
     return {worker: tuple(rows[worker]) for worker in sorted(rows)}
+
+
+class _Granted(NamedTuple):
+    """When work was granted, whether with a version just made, and in answer to one's own push."""
+
+    at_s: float
+    is_updated: bool
+    is_at_once: bool
 
 
 class _Steps:
@@ -166,9 +180,11 @@ class _Steps:
         self._ordered = _Ordered(header)
         self._has_grants = header.text("engine") == "local" and header.text("path") == "store"
         self._worker_of: dict[int, int] = {}
-        self._granted: dict[tuple[int, int], tuple[float, bool]] = {}  # when, with an update
+        self._granted: dict[tuple[int, int], _Granted] = {}
         self._num_of: defaultdict[int, int] = defaultdict(int)
         self._is_updated = False
+        self._last = -1  # who pushed last
+        self._added_s: list[float] = []
 
     def hear(self, record: Record) -> None:
         """The next line."""
@@ -177,11 +193,13 @@ class _Steps:
                 self._worker_of[member] = worker
             case Handed():
                 self._is_updated = False
+                self._last = record.fact.ticket.member
                 self._pushed(record)
             case Ordered(order=Apply()):
                 self._is_updated = True
             case Ordered(order=Grant(ticket=ticket)):
-                self._granted[ticket[:2]] = (record.t_s, self._is_updated)
+                is_at_once = self._last == ticket.member
+                self._granted[ticket[:2]] = _Granted(record.t_s, self._is_updated, is_at_once)
 
     def _pushed(self, record: Handed) -> None:
         ticket = record.fact.ticket
@@ -193,11 +211,19 @@ class _Steps:
             return
         beside_s, is_updated = record.push_s, False
         if self._has_grants and granted is not None:
-            beside_s = record.fact.at_s - granted[0] - record.compute_s
-            is_updated = granted[1]
+            beside_s = record.fact.at_s - granted.at_s - record.compute_s
+            is_updated = granted.is_updated
+            if granted.is_at_once:  # else it added while it waited
+                beside_s -= record.add_s
+        if record.add_s:
+            self._added_s.append(record.add_s)
         self.num_steps += 1
         self.work_s[worker].append(max(0.0, work_s))
         self._beside_s[worker].append((is_updated, max(0.0, beside_s)))
+
+    def add_s(self) -> float:
+        """What adding a push takes."""
+        return statistics.fmean(self._added_s) if self._added_s else 0.0
 
     def apply_s(self) -> float:
         """What exchanges take longer that began with a new version."""

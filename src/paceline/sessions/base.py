@@ -63,6 +63,8 @@ class Clock:
     compute_s: float = 0.0
     wait_s: float = 0.0
     push_s: float = 0.0
+    add_s: float = 0.0
+    """Of those of pushing: adding the last push to the sum of its update."""
     begun_s: float = field(default=0.0)
     """When the work in flight began."""
 

@@ -5,6 +5,7 @@ for the job before its own. One whose holder died is handed to another, which go
 dead one stopped, or finds it done. This module must not know messages beyond jobs, nor who decided.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from ..store.control import Control
 from ..store.shared import SharedStore
 from ..store.update import Updater
+from .base import Clock
 from .lane import Message
 
 JOBS = frozenset(("add", "finish", "skip", "copy"))
@@ -28,6 +30,7 @@ class Duties:
         seat: of this member.
         advance: brings prepared schedules to a version, before the update that makes the next one.
         copy: pins the newest version for the checkpoint of this number.
+        clock: the seconds that adding takes are added to its ``add_s``.
     """
 
     def __init__(
@@ -36,11 +39,13 @@ class Duties:
         seat: int,
         advance: Callable[[int], bool],
         copy: Callable[[int], None],
+        clock: Clock,
     ) -> None:
         self._control = control
         self._seat = seat
         self._advance = advance
         self._copy = copy
+        self._clock = clock
         self._jobs: list[Message] = []
         """Jobs to do, lowest number first."""
         self.scale_own: Callable[[int], float] | None = None
@@ -73,7 +78,9 @@ class Duties:
         if kind == "add":
             _, _, seat, weight, scale, is_first = message
             scale *= self._scale(2 * job, seat)
+            start_s = time.perf_counter()
             self._store.add(job, seat, weight, is_first, scale)
+            self._clock.add_s += time.perf_counter() - start_s
             return
         if kind == "copy":
             self._copy(message[2])

@@ -290,7 +290,7 @@ class ExpressSession(MediatedSession):
         if self.seat == 0:
             control[VERSION] = 2 * (version + 1) + self._block
         told: list[Entry] = [
-            (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s))
+            (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s, 0.0))
             for n, loss, one, compute_s, wait_s, push_s, *_ in map(entries.__getitem__, self._seats)
         ]
         self._round += 1
@@ -373,7 +373,7 @@ class ExpressSession(MediatedSession):
             if not work.found_inf:
                 self._raise_if_mine()
             fault = self._fault(self.seat, FOUND_INF if work.found_inf else OK)
-            clocks = (clock.compute_s, clock.wait_s, clock.push_s)
+            clocks = (clock.compute_s, clock.wait_s, clock.push_s, 0.0)
             mine = (work.num_samples, work.loss, fault, clocks, work.max_norm)
         self._report_interruption(mine, entries)
         self._leave_with_work()

@@ -80,7 +80,7 @@ class MediatedSession(Session):
         self._clock = Clock()
         self.snapshots = Snapshots(lane)
         self._duties = Duties(
-            control, seat, lambda version: self.advance_schedule(version), self._pin
+            control, seat, lambda version: self.advance_schedule(version), self._pin, self._clock
         )
         is_main = seat == 0 and not is_newcomer
         self._mail = Mailbox(lane, self._duties, self._clock, is_main=is_main)
@@ -171,13 +171,13 @@ class MediatedSession(Session):
         clock.compute_s = start - clock.begun_s
         fault = self._fill_slot(work)
         hyper = 0 if self.advance_schedule(self._version) else self._digest_hyper()
-        clocks = (clock.compute_s, clock.wait_s, clock.push_s)
+        clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
         if not self._is_dropped():
             self._lane.send(
                 ("push", self._serial, self._version, work.num_samples, work.loss, fault, clocks,
                  hyper, work.max_norm)
             )  # fmt: skip
-        clock.wait_s = 0.0
+        clock.wait_s = clock.add_s = 0.0
         self._await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
         if work.max_norm:
