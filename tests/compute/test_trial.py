@@ -161,3 +161,22 @@ def test_a_slow_step_is_measured_on_a_part_of_its_batch(monkeypatch: pytest.Monk
     assert outcome.batch_size == len(batch()[0])
     assert outcome.num_samples in (3, 4)
     assert f"on {outcome.num_samples} of 8 samples" in outcome.lines()[0]
+
+
+def test_what_does_not_help_when_measured_once_more_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together = trial._Trial._together
+
+    def later(self: trial._Trial, plain: trial.Arm, best: trial.Arm) -> tuple[float, float]:
+        for arm in (plain, best):
+            assert isinstance(arm._model, Waiting)
+            arm._model.wait_s = SLOW_S
+        return together(self, plain, best)
+
+    monkeypatch.setattr(trial._Trial, "_together", later)
+    outcome = found(Planted(FAST_S))
+    (finding,) = outcome.findings
+    assert outcome.speed == Speed()
+    assert (finding.is_kept, finding.reason) == (False, "not when measured again")
+    assert outcome.lines()[0] == "fast: nothing helps here"

@@ -140,6 +140,9 @@ class _Trial:
                     speed, base = tried, other
                     break
         before_s, after_s = self._together(plain, base)
+        if base is not plain and before_s <= WORTH * after_s:
+            speed, base, after_s = self._given, plain, before_s
+            self._withdraw()
         speed = self._fed(speed, base)
         return Outcome(
             speed=speed,
@@ -150,6 +153,13 @@ class _Trial:
             batch_size=self._full.num_samples,
             took_s=perf_counter() - self._start_s,
         )
+
+    def _withdraw(self) -> None:
+        """What seemed to help did not when all of it was measured once more."""
+        self._findings = [
+            replace(one, is_kept=False, reason="not when measured again") if one.is_kept else one
+            for one in self._findings
+        ]
 
     @property
     def _left_s(self) -> float:
