@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from .. import __version__
 from ..errors import ConfigError, PacelineError, unknown
@@ -88,6 +88,7 @@ def make_app(tokens: Sequence[str]) -> App:
         help_format="plaintext",
         result_action="return_none",
         suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(negative_iterable=()),  # no --empty-delay
     )
     first = next((token for token in tokens if not token.startswith("-")), None)
     verbs = {verb.name: verb for verb in VERBS}

@@ -1,13 +1,16 @@
 """``paceline bench``: what one device does, measured: compilers, asynchrony, overlap."""
 
-import json as json_format
-import sys
+import platform
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 from cyclopts import App, Parameter
 
-Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]
+from .output import Json, say, show
+
+if TYPE_CHECKING:
+    from ..bench.throughput import Row
 
 
 def register(app: App) -> None:
@@ -21,25 +24,13 @@ def register(app: App) -> None:
     app.command(verb)
 
 
-def compile_(
-    task: str = "chapter-mlp",
-    /,
-    *,
-    ways: str | None = None,
-    batch_size: int = 1,
-    calls: int | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    json: Json = False,
-) -> None:
-    """Eager, TorchScript, torch.compile, export and AOTInductor on the same work.
-
-    Example: paceline bench compile lenet --batch-size 256
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CallFlags:
+    """What is called, and how often.
 
     Parameters
     ----------
-    task
-        chapter-mlp (512-256-128-2), a built-in task, package.module:task, or a run's folder.
     ways
         Only these: eager,script,trace,compile,export,aoti [default: all].
     batch_size
@@ -51,6 +42,29 @@ def compile_(
     threads
         Of torch [default: as torch chooses].
     """
+
+    ways: str | None = None
+    batch_size: int = 1
+    calls: int | None = None
+    device: str = "auto"
+    threads: int | None = None
+
+
+NO_CALLS = CallFlags()
+
+
+def compile_(
+    task: str = "chapter-mlp", /, *, asked: CallFlags = NO_CALLS, json: Json = False
+) -> None:
+    """Eager, TorchScript, torch.compile, export and AOTInductor on the same work.
+
+    Example: paceline bench compile lenet --batch-size 256
+
+    Parameters
+    ----------
+    task
+        chapter-mlp (512-256-128-2), a built-in task, package.module:task, or a run's folder.
+    """
     from ..bench.compiling import Question, compare_ways
     from ..bench.compiling_lines import render_ways
     from ..bench.ways import WAYS
@@ -58,17 +72,14 @@ def compile_(
 
     question = Question(
         subject=task,
-        ways=tuple(ways.split(",")) if ways else tuple(WAYS),
-        batch_size=batch_size,
-        calls=calls,
-        device=chosen_device(device),
-        threads=chosen_threads(threads),
+        ways=tuple(asked.ways.split(",")) if asked.ways else tuple(WAYS),
+        batch_size=asked.batch_size,
+        calls=asked.calls,
+        device=chosen_device(asked.device),
+        threads=chosen_threads(asked.threads),
     )
-    found = compare_ways(question, _say)
-    if json:
-        print(json_format.dumps(found.to_json(), allow_nan=False))
-    else:
-        print("\n".join(render_ways(found)))
+    found = compare_ways(question, say)
+    show(json, found.to_json, lambda: render_ways(found))
 
 
 def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> None:
@@ -92,11 +103,12 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
     chosen = torch.device(chosen_device(device))
     found = measure_asynchrony(chosen, calls)
     toy = numpy_and_torch(chosen)
-    if json:
-        chapter = [one.to_json() for one in toy.values()]
-        print(json_format.dumps({"device": str(chosen), **found.to_json(), "chapter": chapter}))
-    else:
-        print("\n".join(render_asynchrony(found, toy, chosen.type)))
+    chapter = [one.to_json() for one in toy.values()]
+    show(
+        json,
+        lambda: {"device": str(chosen), **found.to_json(), "chapter": chapter},
+        lambda: render_asynchrony(found, toy, chosen.type),
+    )
 
 
 def overlap(
@@ -123,11 +135,12 @@ def overlap(
 
     chosen = torch.device(chosen_device(device))
     found = measure_overlap(chosen, _size(size, chosen.type), count)
-    if json:
-        print(json_format.dumps({"device": str(chosen), **found.to_json()}))
-    else:
-        table = render_together(found.rows, "computing", "copying")
-        print("\n".join([f"{found.work}, {chosen}", "", *table, "", *found.notes]))
+    table = render_together(found.rows, "computing", "copying")
+    show(
+        json,
+        lambda: {"device": str(chosen), **found.to_json()},
+        lambda: [f"{found.work}, {chosen}", "", *table, "", *found.notes],
+    )
 
 
 def parallel(
@@ -154,26 +167,54 @@ def parallel(
 
     chosen = torch.device(chosen_device(device))
     found = measure_parallel(chosen, _size(size, chosen.type), count)
-    if json:
-        print(json_format.dumps({"device": str(chosen), **found.to_json()}))
-    else:
-        table = render_together((found.result,), "one", "other")
-        print("\n".join([found.places, found.work, "", *table]))
+    table = render_together((found.result,), "one", "other")
+    show(
+        json,
+        lambda: {"device": str(chosen), **found.to_json()},
+        lambda: [found.places, found.work, "", *table],
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags:
+    """What is measured here.
+
+    Parameters
+    ----------
+    batch_sizes
+        From small to large.
+    precision
+        fp32, bf16, fp16, with commas between.
+    seconds
+        Of each cell, about.
+    device
+        cpu, cuda, cuda:1, or several with commas between: cpu,cuda says where they cross.
+    threads
+        Of torch [default: as torch chooses].
+    machine
+        What this one is called in the table [default: its name].
+    """
+
+    batch_sizes: str = "1,4,16,64,256,1024"
+    precision: str = "fp32"
+    seconds: float = 2.0
+    device: str = "auto"
+    threads: int | None = None
+    machine: str | None = None
+
+
+NO_SWEEP = SweepFlags()
 
 
 def throughput(
     models: str = "lenet",
     /,
     *,
-    batch_sizes: str = "1,4,16,64,256,1024",
-    precision: str = "fp32",
-    seconds: float = 2.0,
+    here: SweepFlags = NO_SWEEP,
+    merge: list[Path] | None = None,
     images: int = 2_500_000,
     epochs: int = 90,
-    device: str = "auto",
-    threads: int | None = None,
-    merge: list[Path] | None = None,
-    machine: str | None = None,
     plot: Path | None = None,
     json: Json = False,
 ) -> None:
@@ -185,50 +226,42 @@ def throughput(
     ----------
     models
         Tasks, with commas between.
-    batch_sizes
-        From small to large.
-    precision
-        fp32, bf16, fp16, with commas between.
-    seconds
-        Of each cell, about.
-    images, epochs
-        How many days so much training takes [default: Places, 90 epochs].
-    device
-        cpu, cuda, cuda:1, or several with commas between: cpu,cuda says where they cross.
-    threads
-        Of torch [default: as torch chooses].
     merge
         Tables of other machines: files that --json wrote.
-    machine
-        What this one is called in the table [default: its name].
+    images
+        Of a data set: how many days --epochs of it take [default: those of Places].
+    epochs
+        Passes over it.
     plot
         Draw the picture into this SVG file.
     """
-    import platform
-
-    from ..bench.throughput import Sweep, merged, sweep, to_json
+    from ..bench.throughput import merged, to_json
     from ..bench.throughput_lines import draw_throughput, render_throughput
-    from ..bench.where import chosen_device, chosen_threads
 
-    name = machine or platform.node() or "here"
-    rows = []
-    for kind in device.split(","):
-        asked = Sweep(
-            models=tuple(models.split(",")),
-            precisions=tuple(precision.split(",")),
-            batch_sizes=_numbers(batch_sizes),
-            seconds=seconds,
-            device=chosen_device(kind),
-            threads=chosen_threads(threads),
-        )
-        rows += sweep(asked, name, _say)
-    whole = merged(merge or [], rows)
+    whole = merged(merge or [], _swept(models, here))
     if plot is not None:
         plot.write_text(draw_throughput(whole), encoding="utf-8")
-    if json:
-        print(json_format.dumps(to_json(whole), allow_nan=False))
-    else:
-        print("\n".join(render_throughput(whole, images, epochs)))
+    show(json, lambda: to_json(whole), lambda: render_throughput(whole, images, epochs))
+
+
+def _swept(models: str, here: SweepFlags) -> "list[Row]":
+    """This machine's part of the table."""
+    from ..bench.throughput import Sweep, sweep
+    from ..bench.where import chosen_device, chosen_threads
+
+    name = here.machine or platform.node() or "here"
+    rows = []
+    for kind in here.device.split(","):
+        asked = Sweep(
+            models=tuple(models.split(",")),
+            precisions=tuple(here.precision.split(",")),
+            batch_sizes=_numbers(here.batch_sizes),
+            seconds=here.seconds,
+            device=chosen_device(kind),
+            threads=chosen_threads(here.threads),
+        )
+        rows += sweep(asked, name, say)
+    return rows
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -243,8 +276,3 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _size(size: int | None, kind: str) -> int:
     """The chapter's matrices on a GPU; on a CPU they would take a minute."""
     return size if size is not None else 512 if kind == "cpu" else 4000
-
-
-def _say(line: str) -> None:
-    """What is being done goes to standard error: the result stands alone on standard output."""
-    print(line, file=sys.stderr, flush=True)

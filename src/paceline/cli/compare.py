@@ -1,8 +1,5 @@
 """``paceline compare``: several protocols on one task, under the same stragglers and seeds."""
 
-import json as json_format
-import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +10,7 @@ from cyclopts import App, Parameter
 
 from ..config import resolve
 from ..errors import Interrupted
+from .output import Json, num_columns, say, show
 from .simulate import NO_TRAINING, NO_WORLD, TrainingFlags, WorldFlags, world_of
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def compare(
     contest: ContestFlags = NO_CONTEST,
     world: WorldFlags = NO_WORLD,
     training: TrainingFlags = NO_TRAINING,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
 ) -> None:
     """Compare protocols: time to a target, error, updates, staleness; a table and a picture.
 
@@ -84,8 +82,6 @@ def compare(
         package.module:task.
     protocols
         With commas: full-sync,k-sync:6,k-batch-async:4,async,async+inverse.
-    json
-        One JSON object.
     """
     from ..predict.comparison import compare as run_all
 
@@ -126,11 +122,7 @@ def _contest(
 def _show(found: "Comparison", wants_json: bool) -> None:
     from ..report.compared_lines import render_comparison
 
-    if wants_json:
-        print(json_format.dumps(found.to_json(), allow_nan=False))
-        return
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
-    print("\n".join(render_comparison(found, columns)))
+    show(wants_json, found.to_json, lambda: render_comparison(found, num_columns()))
 
 
 class _Lines:
@@ -162,7 +154,7 @@ class _Lines:
             self._say(format_metrics(epoch, metrics))
 
     def note(self, text: str) -> None:
-        print(f"note: {text}", file=sys.stderr, flush=True)
+        say(f"note: {text}")
 
     def ended(self, outcome: "Outcome | str") -> None:
         from ..report.terminal import format_duration
@@ -179,4 +171,4 @@ class _Lines:
         self._say(f"{words} in {trained}, {now_s - self._run_s:.1f} s here{left}")
 
     def _say(self, text: str) -> None:
-        print(f"{self._name}: {text}", file=sys.stderr, flush=True)
+        say(f"{self._name}: {text}")

@@ -1,37 +1,34 @@
 """``paceline data``: which data sets there are, which are here, and how to get the others."""
 
-import json as json_format
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
+
+from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..data.fetch import Inspection
-
-Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]
 
 
 def register(app: App) -> None:
     """Put the verb into the application."""
     verb = App(name="data", help="Data sets here, and how to get them.")
-    verb.default(show)
+    verb.default(list_)
     verb.command(get)
     app.command(verb)
 
 
-def show(*, json: Json = False) -> None:
+def list_(*, json: Json = False) -> None:
     """List the data sets, and where each lies or was looked for."""
     from ..data.catalogue import CATALOGUE, data_folders
     from ..data.fetch import inspect
 
     found = [inspect(data_set) for data_set in CATALOGUE.values()]
-    if json:
-        rows = [_row(inspection) for inspection in found]
-        print(json_format.dumps({"data_folder": str(data_folders()[0]), "data_sets": rows}))
-        return
-    for inspection in found:
-        print("\n".join(_lines(inspection)))
+    show(
+        json,
+        lambda: {"data_folder": str(data_folders()[0]), "data_sets": [_row(one) for one in found]},
+        lambda: [line for one in found for line in _lines(one)],
+    )
 
 
 def get(name: str, /, *, json: Json = False) -> None:
@@ -45,19 +42,17 @@ def get(name: str, /, *, json: Json = False) -> None:
     from ..data.fetch import fetch
 
     # What is under way goes to standard error: with --json nothing else may be on standard output.
-    fetched = fetch(name, say=lambda line: print(line, file=sys.stderr, flush=True))
-    if json:
-        row = {
-            "name": name,
-            "folder": str(fetched.folder),
-            "source": fetched.source or None,
-            "was_here": not fetched.source,
-            "num_bytes": fetched.data_set.num_bytes,
-        }
-        print(json_format.dumps(row))
-        return
+    fetched = fetch(name, say=say)
+    fields = {
+        "name": name,
+        "folder": str(fetched.folder),
+        "source": fetched.source or None,
+        "was_here": not fetched.source,
+        "num_bytes": fetched.data_set.num_bytes,
+    }
     how = f"fetched from {fetched.source}" if fetched.source else "was here already"
-    print(f"{fetched.data_set.title}: {how}, every sum is right: {fetched.folder}")
+    line = f"{fetched.data_set.title}: {how}, every sum is right: {fetched.folder}"
+    show(json, lambda: fields, lambda: [line])
 
 
 def _row(inspection: "Inspection") -> dict[str, Any]:

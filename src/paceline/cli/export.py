@@ -1,11 +1,12 @@
 """``paceline export``: a model to a file that runs without the Python that made it."""
 
-import json as json_format
-import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App, Parameter
+
+from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..exports.subject import Subject
@@ -16,36 +17,35 @@ def register(app: App) -> None:
     app.command(export)
 
 
-def export(
-    task: str | None = None,
-    /,
-    *,
-    format: str = "export",
-    checkpoint: Path | None = None,
-    model: str | None = None,
-    input: list[str] | None = None,
-    output: Path | None = None,
-    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32",
-    fixed_batch: int | None = None,
-    fallback: str = "",
-    json: Annotated[bool, Parameter(negative=(), help="One JSON object.")] = False,
-) -> None:
-    """Write a model to a file, prove that it computes the same, and measure it.
-
-    Example: paceline export runs/latest --format aoti
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SourceFlags:
+    """What is exported.
 
     Parameters
     ----------
-    task
-        A built-in task, package.module:task, or the folder of a run with its weights.
-    format
-        torchscript, torchscript-trace, export, aoti or onnx.
     checkpoint
         Weights: a run's folder or a .safetensors file.
     model
         Instead of a task: package.module:function, which returns an nn.Module.
     input
         With --model, once for each input: sizes with the batch first, as 1,1,28,28 or 1,128:int64.
+    """
+
+    checkpoint: Path | None = None
+    model: str | None = None
+    input: list[str] | None = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FileFlags:
+    """What kind of file it becomes.
+
+    Parameters
+    ----------
+    format
+        torchscript, torchscript-trace, export, aoti or onnx.
     output
         The file [default: named after the model].
     precision
@@ -55,34 +55,59 @@ def export(
     fallback
         The format to use where the first one is not possible [default: none].
     """
+
+    format: str = "export"
+    output: Path | None = None
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    fixed_batch: int | None = None
+    fallback: str = ""
+
+
+NO_SOURCE, NO_FILE = SourceFlags(), FileFlags()
+
+
+def export(
+    task: str | None = None,
+    /,
+    *,
+    source: SourceFlags = NO_SOURCE,
+    file: FileFlags = NO_FILE,
+    json: Json = False,
+) -> None:
+    """Write a model to a file, prove that it computes the same, and measure it.
+
+    Example: paceline export runs/latest --format aoti
+
+    Parameters
+    ----------
+    task
+        A built-in task, package.module:task, or the folder of a run with its weights.
+    """
     from ..bench.exporting import Wanted
     from ..bench.exporting import export as export_
     from ..bench.exporting_lines import render_export
     from ..exports import find_format
     from ..exports.reduced import Precision
 
-    find_format(format)
+    find_format(file.format)
     wanted = Wanted(
-        form=format,
-        path=output,
-        precision=Precision(precision),
-        fixed_batch=fixed_batch,
-        fallback=fallback,
+        form=file.format,
+        path=file.output,
+        precision=Precision(file.precision),
+        fixed_batch=file.fixed_batch,
+        fallback=file.fallback,
     )
-    found = export_(_subject(task, model, input, checkpoint), wanted, _say)
-    if json:
-        print(json_format.dumps(found.to_json(), allow_nan=False))
-    else:
-        print("\n".join(render_export(found)))
+    found = export_(_subject(task, source), wanted, say)
+    show(json, found.to_json, lambda: render_export(found))
 
 
-def _subject(
-    task: str | None, model: str | None, inputs: list[str] | None, checkpoint: Path | None
-) -> "Subject":
+def _subject(task: str | None, source: SourceFlags) -> "Subject":
     """The model that was asked for, by exactly one of the two ways."""
     from ..errors import ConfigError
     from ..exports.shapes import parse_input
     from ..exports.subject import find_subject, own_subject
+
+    model, inputs = source.model, source.input
 
     if (task is None) == (model is None):
         raise ConfigError(
@@ -92,12 +117,8 @@ def _subject(
     if model is not None:
         if not inputs:
             raise ConfigError("--model needs --input, such as --input 1,1,28,28 (batch first)")
-        return own_subject(model, [parse_input(text) for text in inputs], checkpoint)
+        return own_subject(model, [parse_input(text) for text in inputs], source.checkpoint)
     assert task is not None
     if inputs:
         raise ConfigError("--input belongs to --model; a task's data says what goes in")
-    return find_subject(task, checkpoint)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return find_subject(task, source.checkpoint)

@@ -1,13 +1,13 @@
 """``paceline plan``: which protocol and which K, predicted from a profile and raced."""
 
-import json as json_format
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from cyclopts import App, Parameter
+
+from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..predict.advice import Question
@@ -68,31 +68,24 @@ class PlanFlags:
     target_accuracy: float | None = None
 
 
-def plan(
-    task: str, /, *, asked: PlanFlags, json: Annotated[bool, Parameter(negative=())] = False
-) -> None:
+def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     """Advise a protocol for a number of workers: measure here, predict, race, say why.
 
     Parameters
     ----------
     task
         A built-in task or package.module:attribute.
-    json
-        One JSON object.
     """
     from ..predict.advice import advise
     from ..report.ranking import render_advice
 
     start_s = time.perf_counter()
 
-    def say(text: str) -> None:
-        print(f"{time.perf_counter() - start_s:5.0f} s  {text}", file=sys.stderr, flush=True)
+    def say_when(text: str) -> None:
+        say(f"{time.perf_counter() - start_s:5.0f} s  {text}")
 
-    advice = advise(_question(task, asked), say)
-    if json:
-        print(json_format.dumps(advice.to_json(), allow_nan=False))
-    else:
-        print("\n".join(render_advice(advice)))
+    advice = advise(_question(task, asked), say_when)
+    show(json, advice.to_json, lambda: render_advice(advice))
 
 
 def _question(task: str, asked: PlanFlags) -> "Question":

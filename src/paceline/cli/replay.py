@@ -1,12 +1,13 @@
 """``paceline replay``: a run made again from its trace, bit for bit."""
 
-import json as json_format
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import App
+
+from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..replay import Replayed
@@ -25,7 +26,7 @@ def replay(
     *,
     until: int | None = None,
     save: Path | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
 ) -> None:
     """Make a run again from its trace, in one process, and say whether it comes out equal.
 
@@ -41,24 +42,18 @@ def replay(
         Stop when so many updates are made, and show the metrics there.
     save
         Put the model as it is then into this file (safetensors).
-    json
-        One JSON object.
     """
     from ..replay import replay as make_again
 
     start_s = time.perf_counter()
     found = make_again(run, until=until, save=save, on_progress=_Progress().progress)
-    if json:
-        print(json_format.dumps(found.to_json(), allow_nan=False))
-    else:
-        print("\n".join(_say(found, time.perf_counter() - start_s)))
-        if save is not None:
-            print(f"model: {save}")
+    seconds = time.perf_counter() - start_s
+    show(json, found.to_json, lambda: _lines(found, seconds, save))
     if not found.is_equal:
         sys.exit(1)
 
 
-def _say(found: "Replayed", seconds: float) -> list[str]:
+def _lines(found: "Replayed", seconds: float, saved: Path | None) -> list[str]:
     """The result in a few lines."""
     lines = [f"{found.pushes:,} pushes, {found.version:,} updates made again in {seconds:.1f} s"]
     if found.difference:
@@ -76,6 +71,8 @@ def _say(found: "Replayed", seconds: float) -> list[str]:
     if found.metrics:
         values = ", ".join(f"test {name} {value:.4f}" for name, value in found.metrics.items())
         lines.append(f"at version {found.version:,}: {values}")
+    if saved is not None:
+        lines.append(f"model: {saved}")
     return lines
 
 
@@ -89,4 +86,4 @@ class _Progress:
         now_s = time.perf_counter()
         if now_s >= self._next_s:
             self._next_s = now_s + _EVERY_S
-            print(f"version {version:,}", file=sys.stderr, flush=True)
+            say(f"version {version:,}")

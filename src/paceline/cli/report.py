@@ -1,16 +1,13 @@
 """``paceline report``: the summary of a run, or what became of one sample, from its trace."""
 
-import json as json_format
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from ..errors import ConfigError
+from .output import Json, num_columns, show
 
 
 def register(app: App) -> None:
@@ -24,7 +21,7 @@ def report(
     *,
     sample: int | None = None,
     position: int | None = None,
-    json: Annotated[bool, Parameter(negative=(), help="One JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Print the summary of a run again, or what became of one sample.
 
@@ -46,11 +43,7 @@ def report(
     from ..report.terminal import render_summary
 
     summary = summarize(run)
-    if json:
-        print(json_format.dumps(summary.to_json(), allow_nan=False))
-        return
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
-    print("\n".join(render_summary(summary, columns)))
+    show(json, summary.to_json, lambda: render_summary(summary, num_columns()))
 
 
 def _report_sample(run: Path, sample: int | None, position: int | None, *, is_json: bool) -> None:
@@ -71,7 +64,4 @@ def _report_sample(run: Path, sample: int | None, position: int | None, *, is_js
     wanted = sample if sample is not None else position
     assert wanted is not None
     found = report_sample(run, wanted, draw)
-    if is_json:
-        print(json_format.dumps(asdict(found), allow_nan=False))
-        return
-    print("\n".join(render_sample(found)))
+    show(is_json, lambda: asdict(found), lambda: render_sample(found))

@@ -1,7 +1,5 @@
 """``paceline simulate``: a protocol in virtual time, before any worker is paid for."""
 
-import json as json_format
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +10,7 @@ from cyclopts import App, Parameter
 
 from ..config import RunSettings, flag_of, resolve
 from ..errors import ConfigError
+from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..predict.simulation import World
@@ -129,7 +128,7 @@ def simulate(
     updates: int | None = None,
     batched: Annotated[bool, Parameter(negative=())] = False,
     run_dir: Path | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
 ) -> None:
     """Simulate a protocol in virtual time and report, beside theory.
 
@@ -150,8 +149,6 @@ def simulate(
         models, and the same within 1e-5 of a gradient's largest entry instead of bit for bit.
     run_dir
         Write the trace of a whole run here, for paceline report [default: with a task runs/NAME].
-    json
-        One JSON object.
     """
     given = world_of(world)
     chosen = {name: value for name, value in asdict(training).items() if value is not None}
@@ -183,10 +180,7 @@ def _simulate_time(
         protocol, workers, world, wanted, staleness=staleness, run_dir=run_dir,
         on_progress=heard.progress,
     )  # fmt: skip
-    if wants_json:
-        print(json_format.dumps(found.to_json(), allow_nan=False))
-    else:
-        print("\n".join(render_forecast(found)))
+    show(wants_json, found.to_json, lambda: render_forecast(found))
 
 
 def _simulate_training(
@@ -202,12 +196,11 @@ def _simulate_training(
     folder = make_folder(settings, f"simulated-{task}").path if run_dir is None else run_dir
     heard = _Progress(settings.updates, wants_json)
     found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
-    if wants_json:
-        both = {**found.summary.to_json(), "forecast": found.forecast.to_json()}
-        print(json_format.dumps(both, allow_nan=False))
-        return
-    print("\n".join(render_summary(found.summary)))
-    print("\n".join(["", *render_forecast(found.forecast)]))
+    show(
+        wants_json,
+        lambda: {**found.summary.to_json(), "forecast": found.forecast.to_json()},
+        lambda: [*render_summary(found.summary), "", *render_forecast(found.forecast)],
+    )
 
 
 class _Progress:
@@ -228,7 +221,7 @@ class _Progress:
         if self._num_updates:
             left_s = (now_s - self._start_s) * (self._num_updates / done - 1.0)
             text = f"{done:,} of {self._num_updates:,} updates, {left_s:.0f} s left"
-        print(text, file=sys.stderr, flush=True)
+        say(text)
 
     def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
         from ..report.live import format_metrics

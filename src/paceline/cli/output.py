@@ -1,0 +1,29 @@
+"""What a verb prints: its result on standard output, what it does meanwhile on standard error."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]
+"""The flag of every verb that has a result."""
+
+
+def show(
+    is_json: bool, fields: Callable[[], Mapping[str, Any]], lines: Callable[[], Iterable[str]]
+) -> None:
+    """The result, as one JSON object or in lines."""
+    print(json.dumps(fields(), allow_nan=False) if is_json else "\n".join(lines()))
+
+
+def say(line: str) -> None:
+    """What is being done."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def num_columns() -> int:
+    """Of the terminal; 80 where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
