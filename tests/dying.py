@@ -26,7 +26,7 @@ POINTS = {
     "after its share is kept": ("sessions.shares", "Share", "keep", "after"),
     "with its share half written": ("sessions.shares", "Share", "step", "spoil"),
     "after its share is written": ("sessions.shares", "Share", "step", "after"),
-    "at a barrier": ("sessions.express", "ExpressSession", "_hear_peers", "before"),
+    "at a barrier": ("sessions.board", "Board", "lines", "before"),
     "while it fills its slot": ("compute.replica", "Replica", "collect", "before"),
     "before it tells of the epoch": (
         "sessions.express", "ExpressSession", "_hand_over_buffers", "before",

@@ -19,8 +19,8 @@ from ..errors import ConfigError, WorkerError
 from ..events import Lease
 from ..store.update import Updater
 from .base import NOT_FINITE, OK, Work
-from .express import _FAULT, _HYPER, _MAX_NORM, _N, ExpressSession
-from .shares import conflict_between
+from .board import Line, check_settings
+from .express import ExpressSession
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 
@@ -85,13 +85,12 @@ class CollectiveSession(ExpressSession):
             replica.scale_gradients(work.inv_scale)
         replica.gather(self.store.present(self.seat))
 
-    def _update(self, entries: list[tuple[float, ...]]) -> None:
+    def _update(self, lines: list[Line]) -> None:
         """The mean of all gradients by samples, then the optimizer's step on the whole copy."""
-        samples = [entry[_N] for entry in entries]
-        if len({entry[_HYPER] for entry in entries if entry[_N]}) > 1:
-            raise conflict_between(entries, _HYPER)
+        samples = [line.num_samples for line in lines]
+        check_settings(lines)
         self._is_bad = False
-        self._is_skipped = any(entry[_FAULT] for entry in entries)
+        self._is_skipped = any(line.fault for line in lines)
         if self._is_skipped:
             return
         weight = samples[self.seat] / sum(samples)
@@ -106,7 +105,7 @@ class CollectiveSession(ExpressSession):
         self._is_bad = not math.isfinite(norm)
         if self._is_bad:
             return
-        max_norm = max(entry[_MAX_NORM] for entry in entries)
+        max_norm = max(line.max_norm for line in lines)
         self.last_norm = norm
         if 0.0 < max_norm < norm:
             for run in runs:

@@ -23,29 +23,21 @@ from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.scale import NO_OVERFLOW
 from .base import FOUND_INF, NOT_FINITE, OK, Stopped, Work
+from .board import Board, GivenUp, Line, check_settings
 from .diary import Diary, Entry
 from .lane import Message
 from .mediated import MediatedSession
-from .shares import Share, conflict_between
+from .shares import Share
 
-_WAIT_S = 0.1
 _NEVER_CANCELLED = 2**31 - 2
 """A serial between peers: they never call each other off, only the run's end does."""
-
-(
-    _N, _LOSS, _FAULT, _COMPUTE, _WAIT, _PUSH, _NORM, _MAX_NORM, _HYPER, _BAD, _LEAVES, _SNAPSHOT,
-) = range(12)  # fmt: skip
-"""What a member tells its peers about a push, as float64 of its line in the control page."""
-
-
-class Interrupted(BaseException):
-    """The express path ends at this barrier."""
 
 
 class ExpressSession(MediatedSession):
     """A member that talks to its peers through memory while an epoch runs express."""
 
     _is_express = False
+    _loss = math.nan  # of the last push
 
     def _opened(self, message: Message) -> None:
         _, _, mode, updates_left, phase, seats, position = message
@@ -59,11 +51,11 @@ class ExpressSession(MediatedSession):
         self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
         self._round = 0
         self._diary = Diary(self._lane, self.num_workers)
+        self._board = Board(self._control, self.seat, self._clock)
         self._first_version = self.store.version
         if not self._is_express:
             self._enter()
-        self._phase = phase
-        self._control[self._control.arrived[self.seat]] = phase
+        self._board.begin(phase)
         self._advance()
         self._clock.begun_s = time.perf_counter()
 
@@ -153,18 +145,18 @@ class ExpressSession(MediatedSession):
         phase = 1
         try:
             self._tell(work)
-            self._barrier()
-            entries = self._hear_peers()
-            if any(entry[_LEAVES] for entry in entries):
-                raise Interrupted
+            self._board.barrier()
+            lines = self._board.lines()
+            if any(line.leaves for line in lines):
+                raise GivenUp
             phase = 2
-            self._update(entries)
-            self._barrier()
+            self._update(lines)
+            self._board.barrier()
             fault = self._take_back_if_bad()
-        except Interrupted:
+        except GivenUp:
             self._interrupted(phase, work)
             return False
-        self._conclude(entries, fault)
+        self._conclude(lines, fault)
         return True
 
     def _tell(self, work: Work) -> None:
@@ -172,15 +164,16 @@ class ExpressSession(MediatedSession):
         clock, control = self._clock, self._control
         if work.num_samples:
             self._fill(work)
-        line = control.numbers[self.seat]
         uses_schedule = self.advance_schedule(self._version)
-        values = (
-            work.num_samples, work.loss, FOUND_INF if work.found_inf else OK,
-            clock.compute_s, clock.wait_s, clock.push_s, 0.0, work.max_norm,
-            0 if uses_schedule else self._digest_hyper(), -1.0, control[ALARM], control[SNAPSHOT],
-        )  # fmt: skip
-        for i, value in enumerate(values):
-            control.set_double(line + 2 * i, value)
+        self._board.show(Line(
+            num_samples=work.num_samples, loss=work.loss,
+            fault=FOUND_INF if work.found_inf else OK,
+            compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
+            squared_norm=0.0, max_norm=work.max_norm,
+            hyper=0 if uses_schedule else self._digest_hyper(), bad_version=-1.0,
+            leaves=control[ALARM], snapshot=control[SNAPSHOT],
+        ))  # fmt: skip
+        self._loss = work.loss
         clock.wait_s = 0.0
 
     def _fill(self, work: Work) -> None:
@@ -192,48 +185,20 @@ class ExpressSession(MediatedSession):
             self._replica.scale_gradients(work.inv_scale)
         self._replica.collect(store.present(self.seat))
 
-    def _barrier(self) -> None:
-        """Wait until all have arrived as often as this member; Interrupted when one never will.
-
-        Only a member that is gone is given up: where it stands is final, so all others give up at
-        the same barrier.
-        """
-        control = self._control
-        self._phase += 1
-        phase = self._phase
-        control.set_and_wake(control.arrived[self.seat], phase)
-        start = time.perf_counter()
-        for index, gone in zip(control.arrived, control.gone, strict=True):
-            while not control.wait_while(index, lambda value: value < phase, _WAIT_S):
-                if control[gone] and control[index] < phase:
-                    raise Interrupted
-        self._clock.wait_s += time.perf_counter() - start
-
-    def _hear_peers(self) -> list[tuple[float, ...]]:
-        """The lines of all members, read between the barriers."""
-        control = self._control
-        return [
-            tuple(control.double(line + 2 * i) for i in range(_SNAPSHOT + 1))
-            for line in control.numbers
-        ]
-
-    def _update(self, entries: list[tuple[float, ...]]) -> None:
+    def _update(self, lines: list[Line]) -> None:
         """Mean of this member's share of all gradients, and the optimizer's step on it."""
-        control = self._control
-        samples = [entry[_N] for entry in entries]
+        samples = [line.num_samples for line in lines]
         total = sum(samples)
-        hypers = {entry[_HYPER] for entry in entries if entry[_N]}
-        if len(hypers) > 1:
-            raise conflict_between(entries, _HYPER)
+        check_settings(lines)
         share = self._share
-        self._is_skipped = any(entry[_FAULT] for entry in entries)
+        self._is_skipped = any(line.fault for line in lines)
         present = self._present_in_any(samples)
         if self._is_skipped:
             return
         norm = share.average([n / total for n in samples])
-        max_norm = max(entry[_MAX_NORM] for entry in entries)
+        max_norm = max(line.max_norm for line in lines)
         if not math.isfinite(norm):
-            control.set_double(control.numbers[self.seat] + 2 * _BAD, float(self._version))
+            self._board.show_bad(self._version)
         if max_norm:
             self._clip(max_norm)
         share.keep(self._version + 1)
@@ -250,23 +215,19 @@ class ExpressSession(MediatedSession):
 
     def _clip(self, max_norm: float) -> None:
         """Clip the mean gradient by its whole norm: one barrier more."""
-        control = self._control
-        line = control.numbers[self.seat]
-        control.set_double(line + 2 * _NORM, self._share.squared_norm())
-        self._barrier()
-        squares = [control.double(one + 2 * _NORM) for one in control.numbers]
-        self.last_norm = math.sqrt(sum(squares))
+        self._board.show_norm(self._share.squared_norm())
+        self._board.barrier()
+        self.last_norm = math.sqrt(sum(self._board.squared_norms()))
         if self.last_norm > max_norm:
             self._share.scale(max_norm / (self.last_norm + 1e-6))
 
     def _take_back_if_bad(self) -> int:
         """After the second barrier: an update that is not finite is undone; what was wrong."""
-        control, version = self._control, float(self._version)
-        is_bad = any(control.double(line + 2 * _BAD) == version for line in control.numbers)
+        is_bad = self._board.is_bad(self._version)
         if is_bad and not self._is_skipped:
             self._share.restore(self._version + 1)
             self._raise_if_mine()
-            self._barrier()
+            self._board.barrier()
         mine = self._replica.layout.buffers.of(self._home)
         if is_bad or self._is_skipped:
             mine.copy_(self._kept_buffers)
@@ -274,10 +235,10 @@ class ExpressSession(MediatedSession):
             self._kept_buffers.copy_(mine)
         return NOT_FINITE if is_bad else OK
 
-    def _conclude(self, entries: list[tuple[float, ...]], fault: int) -> None:
+    def _conclude(self, lines: list[Line], fault: int) -> None:
         """The version is there: note what made it."""
         control, version = self._control, self._version
-        has_overflowed = any(entry[_FAULT] for entry in entries)
+        has_overflowed = any(line.fault for line in lines)
         is_update = not has_overflowed and not fault
         self.store.applied.bring(version + 1, is_update=is_update)
         self.store.scale = self.store.scales.bring(
@@ -290,24 +251,24 @@ class ExpressSession(MediatedSession):
         if self.seat == 0:
             control[VERSION] = 2 * (version + 1) + self._block
         told: list[Entry] = [
-            (int(n), loss, int(one) or fault, (compute_s, wait_s, push_s, 0.0))
-            for n, loss, one, compute_s, wait_s, push_s, *_ in map(entries.__getitem__, self._seats)
+            (int(one.num_samples), one.loss, int(one.fault) or fault, _clocks(one))
+            for one in map(lines.__getitem__, self._seats)
         ]
         self._round += 1
         self._version += 1
-        asked = self._asked(entries)
+        asked = self._asked(lines)
         is_time = self._diary.note(self._round - 1, told, asked)
         if (is_time or asked) and self.seat == 0:
             self._diary.tell()
         if asked:
             self._take_snapshot(asked)
 
-    def _asked(self, entries: list[tuple[float, ...]]) -> int:
+    def _asked(self, lines: list[Line]) -> int:
         """The number of the checkpoint that all take now, after the same round; 0: none.
 
         At the end of an epoch none is taken here: one may be taken before the next begins.
         """
-        asked = int(max(entry[_SNAPSHOT] for entry in entries))
+        asked = int(max(line.snapshot for line in lines))
         is_new = asked > self.snapshots.newest and self._round < len(self._rounds)
         return asked if is_new else 0
 
@@ -334,8 +295,7 @@ class ExpressSession(MediatedSession):
     def _raise_if_mine(self) -> None:
         """The worker whose own gradient is not finite says so, with the parameter's name."""
         if self._nonfinite_is_error and not self.store.is_finite(self.seat):
-            line = self._control.numbers[self.seat]
-            self._fail_not_finite(self._control.double(line + 2 * _LOSS))
+            self._fail_not_finite(self._loss)
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -349,11 +309,9 @@ class ExpressSession(MediatedSession):
 
     def _ask_to_leave(self) -> None:
         """This member needs the coordinator: all leave the express path at their next barrier."""
-        control = self._control
-        control[ALARM] = 1
+        self._control[ALARM] = 1
         self._tell(Work())
-        self._phase += 1
-        control.set_and_wake(control.arrived[self.seat], self._phase)
+        self._board.arrive()
         self._report_interruption(None, None)
         self._leave_with_work()
 
@@ -362,11 +320,11 @@ class ExpressSession(MediatedSession):
         entries = None
         if phase == 2:
             self._share.restore(self._version + 1)
-            heard = self._hear_peers()
+            lines = self._board.lines()
             entries = [
-                (int(one[_N]), one[_LOSS], self._fault(seat, one[_FAULT]),
-                 (one[_COMPUTE], one[_WAIT], one[_PUSH]), one[_MAX_NORM])
-                for seat, one in ((seat, heard[seat]) for seat in self._seats)
+                (int(one.num_samples), one.loss, self._fault(seat, one.fault), _clocks(one),
+                 one.max_norm)
+                for seat, one in ((seat, lines[seat]) for seat in self._seats)
             ]  # fmt: skip
         clock, mine = self._clock, None
         if work.num_samples:
@@ -415,3 +373,8 @@ class ExpressSession(MediatedSession):
     def _hand_over_buffers(self) -> None:
         """The block holds no buffers while peers run; all write the same ones."""
         self._replica.layout.buffers.of(self.store.blocks[self._block]).copy_(self._kept_buffers)
+
+
+def _clocks(line: Line) -> tuple[float, float, float, float]:
+    """Computing, waiting, pushing, and of that adding: peers add nothing to a sum."""
+    return line.compute_s, line.wait_s, line.push_s, 0.0

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..compute.replica import Replica
-from ..errors import ConfigError
 from ..store.layout import ALIGN_BYTES, Layout
 from ..store.shared import Run, SharedStore
 from ..store.twin import is_elementwise
 from ..store.update import Groups, Piece, Updater
-from .base import conflict
 
 Ranges = list[Run]
 
@@ -168,10 +166,3 @@ class Share:
         for buffer, place in zip(self._replica.buffers, self._buffers, strict=True):
             parts = [place.view(self._store.slot(seat)) for seat in used]
             buffer.copy_(average_of_buffers(parts, shares))
-
-
-def conflict_between(entries: Sequence[Sequence[float]], column: int) -> ConfigError:
-    """The error for two peers whose optimizers have different settings."""
-    values = [entry[column] for entry in entries]
-    other = next(i for i, value in enumerate(values) if value != values[0])
-    return conflict(0, other)
