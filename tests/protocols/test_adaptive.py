@@ -1,5 +1,6 @@
 """adaptive: K follows the loss and the times that were measured."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -59,12 +60,10 @@ def test_it_begins_as_async_and_ends_as_full_sync() -> None:
 
 @pytest.mark.parametrize("ratio", [0.2, 0.05, 0.02])
 def test_for_exponential_times_it_is_the_papers_rule(ratio: float) -> None:
-    """K^2/(P - K) = 1/(P F_t/F_0), on average over the noise of 16 measured rounds."""
+    """K^2/(P - K) = 2/(P F_t/F_0), on average over the noise of 16 measured rounds."""
     found = sizes("exp:10ms", lambda at_s: 1.0 if at_s < 0.2 else ratio, num_updates=3000)[1000:]
-    wanted = min(
-        range(1, NUM_WORKERS),
-        key=lambda k: abs(k * k / (NUM_WORKERS - k) - 1 / (NUM_WORKERS * ratio)),
-    )
+    right = 2 / (NUM_WORKERS * ratio)
+    wanted = (math.sqrt(right * right + 4 * right * NUM_WORKERS) - right) / 2
     assert sum(found) / len(found) == pytest.approx(wanted, abs=0.7)
 
 

@@ -4,13 +4,16 @@
     worker 1  --step----|--step--.....----|        later 2, 3, ... P, which is full-sync: dear and
     worker 2  --step-----------|--step----|        exact. Nobody is called off, so all are measured
 
-    K_t = argmin over K of  F_t T(K) + F_0 T(1) / K        T(K): time of an update of k-async:K
+    K_t = argmin over K of  F_t T(K) + 2 F_0 T(1) / K      T(K): time of an update of k-async:K
 
 F_t is the moving average of the training loss and F_0 its start. The first term is what an update
 of K pushes costs in time, worth the more the more there is to gain; the second is the noise that
 it leaves. T(K) is found by playing k-async through with the live workers' last measured steps, so
 it is true for any distribution, also where workers differ. For exponential times, where T(K) =
-E[X_{K:P}], this is the paper's K^2/(P - K) = F_0/(P F_t); for constant ones K = sqrt(F_0/F_t).
+E[X_{K:P}], this is the paper's K^2/(P - K) = 2 F_0/(P F_t); for constant ones K = sqrt(2 F_0/F_t).
+With the 2, K = 1 and K = 2 are worth the same at the start, so the stalest updates end as soon as
+the loss falls; without it a run stays with them for long, and its time to a loss varies twice as
+much from seed to seed (results/adaptive.md).
 
 K pushes are an update, so its samples grow with K: give --mini-batch-size.
 
@@ -31,6 +34,8 @@ _MOST_TIMES = 16
 _FEWEST_TIMES = 2
 _CHOICE_ROUNDS = 4
 """Pushes of each worker between two choices of K, and played through for each K."""
+_NOISE = 2.0
+"""What the noise of an update of one push is worth, in its time, while F_t is F_0."""
 _MOST_CHOICES = 16
 """Values of K that are played through at a choice; of more workers, those around the last."""
 
@@ -96,7 +101,7 @@ class Adaptive(Gathering):
         ratio, first_s = self._progress.ratio, _update_s(times_s, 1)
         low = max(1, min(self.num_pushes - _MOST_CHOICES // 2, num_live - _MOST_CHOICES + 1))
         choices = range(low, min(num_live, low + _MOST_CHOICES - 1) + 1)
-        costs = {k: ratio * _update_s(times_s, k) + first_s / k for k in choices}
+        costs = {k: ratio * _update_s(times_s, k) + _NOISE * first_s / k for k in choices}
         self.num_pushes = min(costs, key=costs.__getitem__)
 
     def state(self) -> dict[str, Any]:
