@@ -115,36 +115,9 @@ def make_plan(
     first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
-    parts = protocol.num_pushes
-    batch = first.batch_size
-    if first.num_samples < parts or batch < parts:
-        has_few = first.num_samples < parts
-        few = "samples" if has_few else "samples an update"
-        remedy = "fewer workers or a smaller K"
-        raise ConfigError(
-            f"{min(first.num_samples, batch)} {few} cannot be shared by {parts} mini-batches; use "
-            + (remedy if has_few else f"{remedy}, or a larger --batch-size")
-        )
-    notes = list(first.notes)
-    if batch % parts:
-        sizes = sorted({batch // parts, batch // parts + 1}, reverse=True)
-        notes.append(
-            f"{batch} samples make {parts} mini-batches of {sizes[0]} and {sizes[1]}; "
-            "each is weighted by its samples"
-        )
-    if protocol.is_adaptive:
-        notes.append(f"{protocol} changes the pushes or steps of an update as the loss falls: the "
-                     "updates are those at its first choice")  # fmt: skip
-    if protocol.idle_rule:
-        notes.append(protocol.idle_note())
-    elif protocol.staleness is not WHOLE:
-        notes.append(f"staleness {protocol.staleness}: {protocol.staleness.summary}")
-    per_epoch = first.num_samples / (batch * protocol.num_steps)
-    updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
-    epochs = settings.epochs or first.epochs
-    total = updates * epochs if epochs else None
-    if settings.updates is not None:
-        total = min(total, settings.updates) if total else settings.updates
+    parts, batch = protocol.num_pushes, first.batch_size
+    _check_size(first, parts)
+    updates, epochs, total = _length(first, protocol, settings)
     return Plan(
         task=first.task,
         source=first.source,
@@ -164,9 +137,56 @@ def make_plan(
         update_bytes=first.update_bytes * parts,
         shared_bytes=first.arena_bytes,
         grain=first.grain,
-        notes=tuple(notes),
+        notes=_notes(first, protocol),
         staleness=str(protocol.staleness),
     )
+
+
+def _check_size(first: Description, parts: int) -> None:
+    """Whether there are samples for all mini-batches of an update."""
+    has_few = first.num_samples < parts
+    if not has_few and first.batch_size >= parts:
+        return
+    few = "samples" if has_few else "samples an update"
+    remedy = "fewer workers or a smaller K"
+    raise ConfigError(
+        f"{min(first.num_samples, first.batch_size)} {few} cannot be shared by {parts} "
+        "mini-batches; use " + (remedy if has_few else f"{remedy}, or a larger --batch-size")
+    )
+
+
+def _length(
+    first: Description, protocol: SyncProtocol, settings: RunSettings
+) -> tuple[int, int | None, int | None]:
+    """Updates an epoch, epochs, and updates in all, as far as they are known."""
+    per_epoch = first.num_samples / (first.batch_size * protocol.num_steps)
+    updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
+    epochs = settings.epochs or first.epochs
+    total = updates * epochs if epochs else None
+    if settings.updates is not None:
+        total = min(total, settings.updates) if total else settings.updates
+    return updates, epochs, total
+
+
+def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
+    """What is worth saying of this run before it begins."""
+    notes, batch, parts = list(first.notes), first.batch_size, protocol.num_pushes
+    if batch % parts:
+        sizes = sorted({batch // parts, batch // parts + 1}, reverse=True)
+        notes.append(
+            f"{batch} samples make {parts} mini-batches of {sizes[0]} and {sizes[1]}; "
+            "each is weighted by its samples"
+        )
+    if protocol.is_adaptive:
+        notes.append(
+            f"{protocol} changes the pushes or steps of an update as the loss falls: the "
+            "updates are those at its first choice"
+        )
+    if protocol.idle_rule:
+        notes.append(protocol.idle_note())
+    elif protocol.staleness is not WHOLE:
+        notes.append(f"staleness {protocol.staleness}: {protocol.staleness.summary}")
+    return tuple(notes)
 
 
 def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits) -> str:
