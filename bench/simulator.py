@@ -286,8 +286,8 @@ def plain_per_s(num_gradients: int) -> float:
     model = task.model()
     loader = make_loader(task.data().train, task.batch_size, is_shuffled=True)
     leased = LeasedLoader(loader, 0, torch.device("cpu"))
-    leased.draw(0)
-    num_samples = leased.count()[0]
+    leased.order.draw(0)
+    num_samples = leased.order.count()[0]
     ledger = Ledger(num_samples, 4 * MINI_BATCH, 4)
     ledger.open(0)
     leases = ledger.cut_all()

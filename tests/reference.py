@@ -35,8 +35,8 @@ class Order:
 
     def batch(self, lease: Lease) -> tuple[Tensor, Tensor]:
         """The samples at the positions of a lease."""
-        self._leased.draw(lease.epoch)
-        indices = list(self._leased._order)[lease.start : lease.stop]
+        self._leased.order.draw(lease.epoch)
+        indices = list(self._leased.order.indices)[lease.start : lease.stop]
         return collate_batch([self.dataset[index] for index in indices])
 
 

@@ -23,7 +23,7 @@ from .compute.remembered import folder, key_of, remembered
 from .compute.speed import Outcome, Speed
 from .compute.trial import try_all
 from .context import Context
-from .data.loader import fetch
+from .data.feed import fetch
 from .data.transfer import Transfer, move
 from .data.trees import apply
 from .errors import ConfigError

@@ -26,7 +26,7 @@ class PreparedLoader:
 
     def __len__(self) -> int:
         prepared = self._prepared
-        if prepared.leased.has_own_batches:
+        if prepared.leased.order.has_own_batches:
             return prepared.num_batches
         return prepared.shape.batches().num_batches
 
@@ -37,8 +37,8 @@ class PreparedLoader:
         leased = prepared.leased
         if prepared.tells_settings:
             prepared.tell_settings()
-        ends = leased.draw(epoch)
-        leased.check_order()
+        ends = leased.order.draw(epoch)
+        leased.order.check()
         if not session.open_epoch(epoch, ends):
             prepared.advance(session.version)
             return

@@ -68,7 +68,7 @@ class Prepared:
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
         counted = LeasedLoader(loader, context.seed, device)
-        num_samples, self.num_batches = counted.count()
+        num_samples, self.num_batches = counted.order.count()
         size = loader.batch_size or -(-num_samples // self.num_batches)
         if batch == "per-worker":
             size *= context.parts
@@ -76,7 +76,7 @@ class Prepared:
             num_samples=num_samples,
             batch_size=size,
             parts=context.parts,
-            keep_remainder=not loader.drop_last or counted.has_own_batches,
+            keep_remainder=not loader.drop_last or counted.order.has_own_batches,
         )
         self.settled = self._settle(loader, *fast)
         speed = self.settled.speed
@@ -158,7 +158,7 @@ class Prepared:
         add("scale", self.scaling.remember, self.scaling.go_on)
         if isinstance(self._session, MediatedSession):
             add("skipped", self._session.num_skipped, self._session.begin_skipped)
-        add("order", self.leased.order_digest, self.leased.expect_order)
+        add("order", self.leased.order.digest, self.leased.order.expect)
         rng = self._holdup.rng
         add("delays", rng.getstate, rng.setstate)
         add("random", random_states, restore_random_states)
@@ -180,8 +180,8 @@ class Prepared:
             "num_samples": self.shape.num_samples,
             "batch_size": self.shape.batch_size,
             "drop_last": not self.shape.keep_remainder,
-            "has_own_batches": self.leased.has_own_batches,
-            "order": self.leased.order_kind,
+            "has_own_batches": self.leased.order.has_own_batches,
+            "order": self.leased.order.kind,
             "lookahead": self.leased.lookahead,
             "learning_rates": rates,
             "epochs": context.epochs or 0,

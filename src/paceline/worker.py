@@ -29,14 +29,15 @@ from .compute.candidate import Forward
 from .compute.scalers import reset_scalers
 from .compute.seeding import seed_all
 from .context import Context
-from .data.loader import fetch
+from .data.feed import fetch
 from .errors import ConfigError
 from .granted import PreparedLoader
 from .keeper import Keeper
 from .prepared import Prepared
 from .sessions.base import Session, Superseded, Totals
+from .sessions.census import LocalCensus
 from .sessions.mediated import MediatedSession
-from .sessions.solo import LocalCensus, SoloSession
+from .sessions.solo import SoloSession
 
 Value = Tensor | float | int
 T = TypeVar("T")

@@ -42,7 +42,7 @@ def leased(transfer: Transfer | None) -> LeasedLoader:
     made = LeasedLoader(loader, 0, CPU, Speed(ahead=True))
     made._transfer = transfer
     made._sends_bytes = transfer is not None
-    made.draw(0)
+    made.order.draw(0)
     return made
 
 

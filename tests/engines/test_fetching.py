@@ -89,7 +89,7 @@ def test_a_loader_that_ran_empty_goes_on_with_the_same_workers() -> None:
     """And gives each lease its own batch."""
     loader: Any = DataLoader(fetching.Signed(), BATCH_SIZE, num_workers=2)
     leased = LeasedLoader(loader, 0, torch.device("cpu"))
-    leased.draw(0)
+    leased.order.draw(0)
     leases = [Lease(n, 0, n * BATCH_SIZE, (n + 1) * BATCH_SIZE) for n in range(4)]
     makers = set()
     for part in (leases[:2], leases[2:]):

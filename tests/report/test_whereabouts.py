@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.cli.app import run
-from paceline.data.loader import LeasedLoader, redraw
+from paceline.data.loader import LeasedLoader
+from paceline.data.order import redraw
 from paceline.errors import ConfigError
 from paceline.events import Grant, Lease, Ticket
 from paceline.records import Header
@@ -56,14 +57,14 @@ def test_an_order_is_drawn_again_as_the_members_drew_it(is_shuffled: bool) -> No
     loader = DataLoader(list(range(50)), batch_size=7, shuffle=is_shuffled)  # type: ignore[arg-type]
     leased = LeasedLoader(loader, 5, torch.device("cpu"))
     for epoch in (0, 3):
-        leased.draw(epoch)
-        assert list(leased._order) == list(redraw(leased.order_kind, 50, 5, epoch))
+        leased.order.draw(epoch)
+        assert list(leased.order.indices) == list(redraw(leased.order.kind, 50, 5, epoch))
 
 
 def test_orders_of_ones_own_are_said_to_be_so() -> None:
     generator = torch.Generator()
     loader = DataLoader(list(range(9)), shuffle=True, generator=generator)  # type: ignore[arg-type]
-    assert LeasedLoader(loader, 5, torch.device("cpu")).order_kind == "own"
+    assert LeasedLoader(loader, 5, torch.device("cpu")).order.kind == "own"
     with pytest.raises(ConfigError, match="--position N"):
         redraw("own", 9, 5, 0)
 

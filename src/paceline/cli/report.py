@@ -47,7 +47,7 @@ def report(
 
 
 def _report_sample(run: Path, sample: int | None, position: int | None, *, is_json: bool) -> None:
-    from ..data.loader import redraw
+    from ..data.order import redraw
     from ..records import Header
     from ..report.whereabouts import render_sample, report_sample
 

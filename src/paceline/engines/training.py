@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 
 from ..compute.replica import Replica, refuse_what_cannot_be_carried
 from ..compute.seeding import seed_all
-from ..data.loader import LeasedLoader, fetch
+from ..data.feed import fetch
+from ..data.loader import LeasedLoader
 from ..errors import ConfigError
 from ..events import Fact, Grant, Lease, Order, Pushed, Ticket
 from ..protocols.base import SyncProtocol
@@ -146,7 +147,7 @@ class TrainingCraft:
     @property
     def num_samples(self) -> int:
         """Samples of an epoch."""
-        return self._leased.count()[0]
+        return self._leased.order.count()[0]
 
     @property
     def update_bytes(self) -> int:
@@ -156,7 +157,7 @@ class TrainingCraft:
     # -- what the run asks ----------------------------------------------------------------------
 
     def opened(self, epoch: int) -> Sequence[int] | None:
-        return self._leased.draw(epoch)
+        return self._leased.order.draw(epoch)
 
     def granted(self, grant: Grant) -> None:
         version = grant.ticket.version

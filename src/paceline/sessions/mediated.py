@@ -34,10 +34,10 @@ from .base import (
     Session,
     Shape,
     Superseded,
-    Totals,
     Work,
     not_finite,
 )
+from .census import LaneCensus
 from .duties import POLL_S, Duties
 from .lane import Lane, Message
 from .mailbox import Mailbox
@@ -321,7 +321,7 @@ class MediatedSession(Session):
 
     def census(self, num_samples: int, batch_size: int) -> Census:
         self._lane.send(("count", num_samples, batch_size))
-        return _LaneCensus(self._lane, self._mail)
+        return LaneCensus(self._lane, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         self._lane.send(("sum", [float(value) for value in values]))
@@ -419,24 +419,3 @@ class MediatedSession(Session):
             self._hyper = hyper
             self._hyper_digest = zlib.crc32(repr(hyper).encode())
         return self._hyper_digest
-
-
-class _LaneCensus(Census):
-    """An evaluation whose ranges come from the coordinator."""
-
-    def __init__(self, lane: Lane, mail: Mailbox) -> None:
-        self._lane = lane
-        self._mail = mail
-        self._start = -1
-
-    def next(self) -> tuple[int, int] | None:
-        _, start, stop = self._mail.expect("range")
-        self._start = start
-        return None if start < 0 else (start, stop)
-
-    def report(self, totals: Totals) -> None:
-        self._lane.send(("counted", self._start, totals))
-
-    def totals(self) -> Totals:
-        totals = self._mail.expect("totals")[1]
-        return {name: (pair[0], pair[1]) for name, pair in totals.items()}

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from ..events import Grant, Lease, Ticket
-from .base import Census, Session, Shape, Totals, Work
+from .base import Census, Session, Shape, Work
+from .census import LocalCensus
 
 
 class SoloSession(Session):
@@ -84,25 +85,3 @@ class SoloSession(Session):
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(value) for value in values]
-
-
-class LocalCensus(Census):
-    """An evaluation by one member alone."""
-
-    def __init__(self, num_samples: int, batch_size: int) -> None:
-        self._ranges = iter(
-            (start, min(start + batch_size, num_samples))
-            for start in range(0, num_samples, batch_size)
-        )
-        self._totals: Totals = {}
-
-    def next(self) -> tuple[int, int] | None:
-        return next(self._ranges, None)
-
-    def report(self, totals: Totals) -> None:
-        for name, (value, count) in totals.items():
-            old = self._totals.get(name, (0.0, 0.0))
-            self._totals[name] = (old[0] + value, old[1] + count)
-
-    def totals(self) -> Totals:
-        return self._totals

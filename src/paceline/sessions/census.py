@@ -1,0 +1,55 @@
+"""Who evaluates which part of a data set: one member alone, or all, asked range by range.
+
+This module must not know what is counted.
+"""
+
+from typing import TYPE_CHECKING
+
+from .base import Census, Totals
+
+if TYPE_CHECKING:  # a worker alone has neither
+    from .lane import Lane
+    from .mailbox import Mailbox
+
+
+class LocalCensus(Census):
+    """An evaluation by one member alone."""
+
+    def __init__(self, num_samples: int, batch_size: int) -> None:
+        self._ranges = iter(
+            (start, min(start + batch_size, num_samples))
+            for start in range(0, num_samples, batch_size)
+        )
+        self._totals: Totals = {}
+
+    def next(self) -> tuple[int, int] | None:
+        return next(self._ranges, None)
+
+    def report(self, totals: Totals) -> None:
+        for name, (value, count) in totals.items():
+            old = self._totals.get(name, (0.0, 0.0))
+            self._totals[name] = (old[0] + value, old[1] + count)
+
+    def totals(self) -> Totals:
+        return self._totals
+
+
+class LaneCensus(Census):
+    """An evaluation whose ranges come from the coordinator."""
+
+    def __init__(self, lane: "Lane", mail: "Mailbox") -> None:
+        self._lane = lane
+        self._mail = mail
+        self._start = -1
+
+    def next(self) -> tuple[int, int] | None:
+        _, start, stop = self._mail.expect("range")
+        self._start = start
+        return None if start < 0 else (start, stop)
+
+    def report(self, totals: Totals) -> None:
+        self._lane.send(("counted", self._start, totals))
+
+    def totals(self) -> Totals:
+        totals = self._mail.expect("totals")[1]
+        return {name: (pair[0], pair[1]) for name, pair in totals.items()}
