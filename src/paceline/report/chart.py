@@ -140,7 +140,9 @@ def _mark(part: Diagram, panel: Panel) -> list[str]:
         return []
     value, words = part.mark
     y = panel.y(value)
-    return [rule(LEFT, y, WIDTH - RIGHT, y, FAINT), text(LEFT + 6, y - 5, words)]
+    # Below it and at the end, where a curve that has reached it has stopped.
+    label = text(WIDTH - RIGHT - 4, y + 16, words, anchor="end")
+    return [rule(LEFT, y, WIDTH - RIGHT, y, FAINT), label]
 
 
 def _curve(curve: Curve, panel: Panel, colour: str, dash: str) -> list[str]:
