@@ -9,9 +9,11 @@ steady  each step 40 ms          exp     40 ms in the mean, exponential
 slow    30 ms, worker 0 5x slow  pareto  pareto:2.2,20ms
 
 One profile of 2 workers is taken, without stragglers; for each setting ``plan`` is given it and the
-stragglers, and chooses. Then every protocol and K that it raced is run live with one seed, and the
-advised and the five best of those with two more. The target is a training loss of 0.75, the mean
-over the last 1,024 samples; the ratio is that of the median times to it, from the first grant on.
+stragglers, and chooses. Then every protocol and K that it raced is run live with one seed, the
+advised and the five best of those with two more, and the advised and the best of the others with
+six more: the best of six noisy medians looks better than it is. The target is a training loss of
+0.75, the mean over the last 1,024 samples; the ratio is that of the median times to it, from the
+first grant on.
 """
 
 import argparse
@@ -37,8 +39,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pareto": {"delay": ("pareto:2.2,20ms",)},
 }
 TARGET, LOOKED_AT = 0.75, 1024
-LIMIT_S, RACE_S = 30.0, 20.0
-SEEDS = (1, 2, 3)
+LIMIT_S, RACE_S = 22.0, 20.0
+SEEDS, MORE_SEEDS = (1, 2, 3), range(4, 10)
 NUM_AGAIN = 5
 WANTED = 1.1
 
@@ -76,11 +78,13 @@ def setting(name: str, profile: Path) -> Iterator[Row]:
     advised = advice.candidates[0].forecast.protocol
     times_s = {text: [live_s(text, SEEDS[0], stragglers)] for text in family(WORKERS)}
     first = sorted(times_s, key=lambda text: times_s[text][0])
-    for text in {advised, *first[:NUM_AGAIN]}:
+    finalists = {advised, *first[:NUM_AGAIN]}
+    for text in finalists:
         times_s[text] += [live_s(text, seed, stragglers) for seed in SEEDS[1:]]
-    finalists = [text for text in times_s if len(times_s[text]) == len(SEEDS)]
-    best = min(finalists, key=lambda text: statistics.median(times_s[text]))
-    best_s = statistics.median(times_s[best])
+    other = min(finalists - {advised}, key=lambda text: statistics.median(times_s[text]))
+    for text in (advised, other):
+        times_s[text] += [live_s(text, seed, stragglers) for seed in MORE_SEEDS]
+    best_s = min(statistics.median(times_s[text]) for text in (advised, other))
     for text in sorted(
         times_s, key=lambda text: (text != advised, statistics.median(times_s[text]))
     ):
