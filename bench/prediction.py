@@ -8,7 +8,7 @@ exp, shifted, pareto   8 workers that compute nearly nothing and sleep X a mini-
            (within 3 %), and with those of ten other seeds (within 5 % and two standard errors
            of the live run: its draws are a sample)
 lenet, mlp   2 workers that compute, mini-batches of 64, nothing ordered: one profile of
-           k-batch-async:2, then each of five protocols; the whole five times, all in turn
+           k-batch-async:2, then each of five protocols; the whole five and three times, all in turn
 loss       LeNet, 2 workers, k-batch-async:2: mean training loss of the pushes of 10 equal spans
            of time, 5 live runs against 5 simulated ones of the same seeds, which take their
            times from a profile of another run: within two standard errors
@@ -42,6 +42,7 @@ SLEEPING = {"full-sync": 150, "k-sync:6": 300, "k-batch-sync:8": 300, "k-async:4
 """Protocols, and updates of a live run."""
 COMPUTING = {"full-sync": 250, "k-sync:1": 400, "k-batch-sync:2": 250, "k-batch-async:2": 250,
              "async": 500}  # fmt: skip
+ROUNDS = {"lenet": 5, "mlp": 3}
 SAME_DRAWS, OTHER_DRAWS = 0.03, 0.05
 OTHER_SEEDS = range(101, 111)
 SEED, MINI_BATCH = 1, 64
@@ -114,10 +115,10 @@ def mean_and_error_s(times_s: list[float]) -> tuple[float, float]:
 
 
 def computing(name: str) -> Iterator[Row]:
-    """Measured and predicted, five times; the middle of the differences."""
+    """Measured and predicted, several times; the middle of the differences."""
     found: dict[str, list[tuple[float, float]]] = {text: [] for text in COMPUTING}
     live = {"workers": 2, "mini_batch_size": MINI_BATCH, "path": "store", "seed": SEED}
-    for _ in range(5):
+    for _ in range(ROUNDS[name]):
         with tempfile.TemporaryDirectory() as folder:
             profile = run_alone(Path(folder) / "profile", name, **live, protocol="k-batch-async:2",
                                 updates=400)  # fmt: skip
