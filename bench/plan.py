@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.predict.advice import Question, advise, family
+from paceline.predict.pursuit import Goal
 from paceline.records import Handed, Record
 from runs import first_grant_s, records_of, run_in
 from table import kept_rows, machine, write_table
@@ -72,7 +73,7 @@ def setting(name: str, profile: Path) -> Iterator[Row]:
     advice = advise(
         Question(
             task="softmax", workers=WORKERS, cores=2, profile=profile, race_s=RACE_S, seed=1,
-            mini_batch_size=MINI_BATCH, lr=LEARNING_RATE, **stragglers,
+            mini_batch_size=MINI_BATCH, lr=LEARNING_RATE, goal=Goal(loss=TARGET), **stragglers,
         )
     )  # fmt: skip
     advised = advice.candidates[0].forecast.protocol

@@ -158,7 +158,7 @@ def test_other_damage_is_an_error_that_names_the_line(damage: str, path: Path) -
 
 def test_a_newer_format_is_refused(path: Path) -> None:
     path.write_text('{"kind":"run","format":99}\n')
-    with pytest.raises(ConfigError, match="format 99 is newer than 1: update paceline"):
+    with pytest.raises(ConfigError, match="of format 99, newer than 1: update paceline"):
         list(read_trace(path))
 
 

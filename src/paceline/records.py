@@ -5,6 +5,7 @@ are those of ``events.py`` themselves, so that a replay can hand them on as they
 must not know files or their format.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -96,9 +97,9 @@ class Evaluated:
     totals: Mapping[str, tuple[float, float]]
 
     def mean(self, name: str) -> float | None:
-        """The mean of a metric; None where it was not measured."""
+        """The mean of a metric; None where it was not measured, or is not finite."""
         total, count = self.totals.get(name, (0.0, 0.0))
-        return total / count if count else None
+        return total / count if count and math.isfinite(total) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,40 @@ def test_every_field_is_described_and_the_text_says_why(say: Say) -> None:
         assert word in out
 
 
+def test_with_a_target_who_is_there_first_is_advised_and_when_is_said(say: Say) -> None:
+    line = plan_of(
+        say, "--slow 0=300x --seconds 2 --protocols full-sync,k-sync:3,async --target-loss 0.6"
+    )
+    code, out, err = say(f"{line} --json")
+    assert code == 0, err
+    found = json.loads(out)
+    first, *_, last = found["candidates"]
+    assert last["protocol"] == "full-sync"
+    assert last["target_s"] is None
+    assert found["target"]["name"] == "loss"
+    assert found["target"]["is_reached"]
+    assert found["target"]["virtual_s"] == first["target_s"]
+    assert found["target"]["best"] <= 0.6
+    _, out, _ = say(line)
+    assert "to target" in out
+    assert "loss 0.6: after about" in out
+    assert "how sure: " in out
+
+
+def test_a_target_that_nobody_reaches_is_said_with_the_best(say: Say) -> None:
+    line = plan_of(say, "--seconds 1 --protocols full-sync,async --target-loss 1e-9")
+    code, out, _ = say(line)
+    assert code == 0
+    assert "loss 1e-09: not reached in" in out
+    assert "give the race more --seconds" in out
+
+
+def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
+    line = plan_of(say, "--seconds 1 --protocols full-sync,local-sgd:4 --json")
+    rows = {one["protocol"]: one for one in json.loads(say(line)[1])["candidates"]}
+    assert rows["local-sgd:4"]["pushes_per_s"] > rows["full-sync"]["pushes_per_s"]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -63,6 +97,18 @@ def test_every_field_is_described_and_the_text_says_why(say: Say) -> None:
         ("plan softmax --workers 4 --profile runs/profile", "task quadratic there, softmax here"),
         ("plan quadratic --workers 4 --slow 9=2x", "there is no worker 9"),
         ("plan quadratic --workers 4 --cores 0", "cores must be >= 1"),
+        ("plan quadratic --workers 4 --target-loss 1 --target-accuracy 0.5", "give one target"),
+        ("plan quadratic --workers 4 --target-accuracy 5", "at most 1, got 5"),
+        ("plan quadratic --workers 4 --lr -1", "lr must be"),
+        ("plan quadratic --workers 4 --seconds nan", "seconds must be"),
+        ("plan quadratic --workers 4 --mini-batch-size 0", "mini-batch-size must be"),
+        ("plan quadratic --workers 4 --protocols async,async", "async is there twice"),
+        ("plan quadratic --workers 4 --slow 1=3x@1s/1s", "no slow phases"),
+        (
+            "plan quadratic --workers 4 --profile runs/profile --mini-batch-size 64 "
+            "--target-accuracy 0.5",
+            "measures no test accuracy",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:

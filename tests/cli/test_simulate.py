@@ -166,3 +166,40 @@ def test_batched_refuses_local_steps(say: Say, tmp_path: Path) -> None:
     code, _, error = say(f"{line} --protocol local-sgd:4")
     assert code == 2
     assert "under local-sgd:4 each worker steps on parameters of its own" in error
+
+
+def test_a_run_that_diverges_has_a_report_all_the_same(say: Say) -> None:
+    """Its last evaluation is not a number."""
+    line = "simulate quadratic --workers 2 --delay exp:5ms --updates 20 --lr 100 --nonfinite skip"
+    code, out, err = say(f"{line} --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["epochs"][0]["test_loss"] is None
+
+
+def test_adaptive_has_nothing_to_adapt_to_where_only_time_is_simulated(say: Say) -> None:
+    _, out, _ = say("simulate --workers 3 --protocol adaptive --delay exp:5ms --updates 50")
+    assert "adaptive stays as it begins" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--delay exp:1e307s", "wanted is from"),
+        ("--delay exp:1e-320s --protocol async", "a step of worker 0 takes"),
+        ("--delay exp:5ms --bytes 5kB", "add --link or --server"),
+        ("--delay exp:5ms --run-dir /proc/nowhere", "cannot be made"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_in_a_line(say: Say, flags: str, said: str) -> None:
+    code, _, err = say(f"simulate --workers 4 --updates 20 {flags}")
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_times_of_another_model_are_refused(say: Say) -> None:
+    profile = "train quadratic --engine inline --workers 2 --protocol async --updates 60"
+    assert say(f"{profile} --run-dir of-another")[0] == 0
+    code, _, err = say("simulate softmax --workers 2 --like of-another --updates 5")
+    assert code == 2
+    assert "task quadratic there, softmax here" in err

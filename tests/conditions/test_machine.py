@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.conditions.delays import NO_DELAY, Delay, parse_delay
-from paceline.conditions.machine import Cores, Machine
+from paceline.conditions.machine import Cores, Machine, Sum
 from paceline.conditions.world import Conditions
 from paceline.engines.timing import TimingRun
 from paceline.protocols import parse
@@ -67,6 +67,20 @@ def test_who_goes_on_adds_before_and_an_update_of_one_push_adds_nothing() -> Non
     found_s = update_s("k-batch-async:2", 1, add_s=1e-3, num_updates=200)
     assert found_s == pytest.approx(8e-3, rel=0.02)
     assert update_s("async", 1, add_s=1e-3, num_updates=200) == pytest.approx(3e-3, rel=0.02)
+
+
+def test_a_push_that_is_refused_is_not_added() -> None:
+    total = Sum(1.0, 2.0)
+    total.push(5.0)
+    total.push(5.0)
+    total.refuse()
+    assert total.ready_s(5.0, is_updated=False) == 6.0
+
+
+def test_nobody_begins_before_it_is_granted() -> None:
+    total = Sum(1.0, 2.0)
+    total.push(5.0)
+    assert total.ready_s(50.0, is_updated=False) == 50.0
 
 
 def test_who_is_called_off_gives_the_core_back() -> None:

@@ -71,6 +71,30 @@ def test_one_among_many_is_a_thousand_times_faster(text: str) -> None:
     equal(many.counts, one.counts)
 
 
+def test_a_heavy_tail_takes_no_more_steps_than_are_asked_for() -> None:
+    """Nearly all steps are a thousand times shorter than the mean."""
+    conditions = Conditions(delays=(parse_delay("lognormal:6,10ms"),) * 8)
+    many, one = (
+        bulk_driver(parse("async", 8), conditions),
+        LeanDriver(parse("async", 8), conditions),
+    )
+    assert isinstance(many, bulk._Chains)
+    for driver in (many, one):
+        driver.advance(3000)
+    equal(many.counts, one.counts)
+    assert sum(map(len, many._ahead)) < 20_000
+
+
+def test_rows_of_steps_do_not_grow_with_one_that_is_much_faster() -> None:
+    slow = dict.fromkeys(range(1, 300), 1e6)
+    conditions = Conditions(delays=(parse_delay("exp:1ms"),) * 300, slow=slow)
+    assert bulk_driver(parse("k-batch-sync:20000", 300), conditions) is None
+    assert (
+        bulk_driver(parse("k-batch-sync:20000", 300), dataclasses.replace(conditions, slow={}))
+        is not None
+    )
+
+
 PLAIN = Conditions(delays=(parse_delay("exp:1s"),) * 3)
 
 
@@ -79,10 +103,11 @@ PLAIN = Conditions(delays=(parse_delay("exp:1s"),) * 3)
     [
         dataclasses.replace(PLAIN, delays=(parse_delay("1s"),) * 3),
         dataclasses.replace(PLAIN, delays=(*PLAIN.delays[:2], parse_delay("list:1s,2s"))),
+        dataclasses.replace(PLAIN, delays=(parse_delay("1s+exp:1e-20s"),) * 3),
         dataclasses.replace(PLAIN, phases={1: Phases(factor=3.0, fast_s=5.0, slow_s=2.0)}),
         dataclasses.replace(PLAIN, absences=(Absence(worker=0, from_s=1.0, until_s=math.inf),)),
     ],
-    ids=["ties", "ties of one", "slow phases", "absences"],
+    ids=["ties", "ties of one", "ties by rounding", "slow phases", "absences"],
 )
 def test_events_where_they_decide(conditions: Conditions) -> None:
     assert bulk_driver(parse("async", 3), PLAIN) is not None

@@ -50,7 +50,9 @@ class PlanFlags:
     seconds
         About how long the race may take here.
     target_accuracy
-        Also predict when this test accuracy (0 to 1) is reached.
+        Advise who is first at this test accuracy (0 to 1), and say when.
+    target_loss
+        The same for a training loss.
     """
 
     workers: int
@@ -66,6 +68,7 @@ class PlanFlags:
     seed: int = 0
     seconds: float = 60.0
     target_accuracy: float | None = None
+    target_loss: float | None = None
 
 
 def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
@@ -90,12 +93,15 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
 
 def _question(task: str, asked: PlanFlags) -> "Question":
     from ..predict.advice import Question
+    from ..predict.pursuit import Goal
 
+    goal = None
+    if asked.target_accuracy is not None or asked.target_loss is not None:
+        goal = Goal(accuracy=asked.target_accuracy, loss=asked.target_loss)
     protocols = None if asked.protocols is None else tuple(asked.protocols.split(","))
     return Question(
         task=task, workers=asked.workers, cores=asked.cores, profile=asked.profile,
         protocols=protocols, delay=tuple(asked.delay or ()), slow=tuple(asked.slow or ()),
         lr=asked.lr, init=asked.init, mini_batch_size=asked.mini_batch_size, seed=asked.seed,
-        race_s=asked.seconds, target_accuracy=asked.target_accuracy,
-        staleness=asked.staleness,
+        race_s=asked.seconds, staleness=asked.staleness, goal=goal,
     )  # fmt: skip

@@ -37,7 +37,10 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _EXAMPLES = "20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms (worker 1 alone)"
 _NUM_SUMS = 100_000
-"""Draws that stand for a sum of several random terms: its middle is right to about 0.3 %."""
+"""Draws that stand for a sum of several random terms: its middle is right to about 0.3 %. Of many
+terms fewer sums are drawn."""
+_LEAST_SPREAD = 1e-6
+"""Between the quartiles, of the median: below it two draws may be one float."""
 
 T = TypeVar("T")
 
@@ -55,8 +58,13 @@ class Delay:
 
     @property
     def has_density(self) -> bool:
-        """Whether no single value has a chance, so that no two draws are ever alike."""
-        return any(not isinstance(term, Constant | Empirical) for term in self.terms)
+        """Whether draws are spread so far that no two are ever alike."""
+        least_s = _LEAST_SPREAD * math.fsum(term.exceeded_s(0.5) for term in self.terms)
+        return any(
+            not isinstance(term, Constant | Empirical)
+            and term.exceeded_s(0.25) - term.exceeded_s(0.75) > least_s
+            for term in self.terms
+        )
 
     def sample(self, rng: random.Random) -> float:
         """One draw, in seconds; draws of ``rng`` in the order of the terms."""
@@ -94,9 +102,8 @@ NO_DELAY = Delay(text="no delay", terms=())
 @functools.lru_cache(maxsize=16)
 def _drawn(terms: tuple[Term, ...]) -> Empirical:
     rng = random.Random(0)
-    return Empirical(
-        values_s=tuple(sum(term.sample(rng) for term in terms) for _ in range(_NUM_SUMS))
-    )
+    count = max(5_000, min(_NUM_SUMS, 8 * _NUM_SUMS // len(terms)))
+    return Empirical(values_s=tuple(sum(term.sample(rng) for term in terms) for _ in range(count)))
 
 
 def parse_delay(text: str) -> Delay:

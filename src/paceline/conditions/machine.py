@@ -61,6 +61,11 @@ class Sum:
         if self._add_s:
             self._pushed_s.append(at_s)
 
+    def refuse(self) -> None:
+        """The last push is not used: it is not added."""
+        if self._pushed_s:
+            self._pushed_s.pop()
+
     def ready_s(self, at_s: float, *, is_updated: bool) -> float:
         """When those can begin who are granted now; ``is_updated``: with a version only now made.
 
@@ -73,7 +78,7 @@ class Sum:
         if is_updated:
             self._free_s = max(self._free_s, at_s) + self._apply_s
         self._is_empty = is_updated or (self._is_empty and not pushed_s)
-        return self._free_s if pushed_s or is_updated else at_s
+        return max(at_s, self._free_s) if pushed_s or is_updated else at_s
 
 
 class Hold(NamedTuple):

@@ -18,6 +18,10 @@ Finisher = Callable[[float], float]
 """When a step is done that begins at this time; each call draws the next step of one worker."""
 
 
+_SHORTEST_S, _LONGEST_S = 1e-12, 1e12
+"""Of a mean step: beyond, sums of times lose what one step adds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """What the workers of one run are put through.
@@ -43,7 +47,13 @@ class Conditions:
 
     def __post_init__(self) -> None:
         for worker, delay in enumerate(self.delays):
-            if not self.mean_step_s(worker):
+            mean_s = self.mean_step_s(worker)
+            if mean_s and not _SHORTEST_S <= mean_s <= _LONGEST_S:
+                raise ConfigError(
+                    f"a step of worker {worker} takes {mean_s:.3g} s in the mean ({delay.text}): "
+                    f"wanted is from {_SHORTEST_S:g} to {_LONGEST_S:g} s"
+                )
+            if not mean_s:
                 raise ConfigError(
                     f"a step of worker {worker} takes no time ({delay.text}): nothing would ever "
                     "come first; give it a delay, as in --delay exp:20ms"

@@ -180,6 +180,11 @@ class Agenda:
             return done_s - begun_s
         return at_s - begun_s if begun_s < at_s else 0.0
 
+    def refuse(self) -> None:
+        """The push that ended last is not used."""
+        if self._sum is not None:
+            self._sum.refuse()
+
     def withdraw(self, ticket: Ticket) -> None:
         """The push of this work does not come by itself any longer."""
         self.heap[:] = [one for one in self.heap if one[2] is not ticket]

@@ -7,7 +7,8 @@
 TorchScript: taking the model apart at each call costs more than small gradients do, and so would
 Python between the operations (softmax, 8 x 64 samples: 665 us with it, 440 without). M is a power
 of two, so few traces are made. Sums are done in another order than one at a time, so a gradient is
-the same within ``TOLERANCE`` of its largest entry; the first is held against one computed alone.
+the same within ``TOLERANCE`` of its largest entry; the first of each trace is held against one that
+is computed alone.
 What a model must not do is told by name: keep statistics of a batch, or draw random numbers, which
 live runs seed for each mini-batch. This module must not know versions, members or leases.
 """
@@ -49,6 +50,8 @@ class Together:
         self._names = [name for name, one in self._named if one.requires_grad]
         self._is_used: dict[str, bool] = {}
         self._traced: dict[tuple[torch.Size, torch.Size], Callable[..., Any]] = {}
+        if not self._names:
+            raise self._refusal("nothing of it is trained")
         for name, module in model.named_modules():
             if why := _obstacle(module):
                 raise self._refusal(f"module {name!r} ({type(module).__name__}) {why}")
@@ -63,12 +66,13 @@ class Together:
         trained = {name: one.detach() for name, one in self._named if one.requires_grad}
         key = inputs.shape, targets.shape
         compute = self._traced.get(key)
+        is_new = compute is None
         if compute is None:
             compute = self._traced[key] = self._trace(trained, inputs, targets)
         with torch.no_grad():
             *found, losses = compute(*trained.values(), inputs, targets)
         gradients = dict(zip(self._names, found, strict=True))
-        if not self._is_used:
+        if is_new:
             self._compare(gradients, inputs[0], targets[0])
         nothing = (None,) * len(losses)
         by_parameter = [

@@ -25,8 +25,8 @@ from .counts import Counts
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
-_CELLS = 1 << 18
-"""Step times that are held at once, about."""
+_CELLS, _MOST_CELLS = 1 << 18, 1 << 21
+"""Step times that are held at once, about, and at most where somebody is faster than the others."""
 _AHEAD = 32
 """Step times of a worker that are drawn at once, where they are used one by one."""
 _FEW = 12
@@ -44,14 +44,20 @@ def bulk_driver(protocol: SyncProtocol, conditions: Conditions) -> "BulkDriver |
     if rhythm.waits and (rhythm.restarts or num_pushes == num_workers):
         return _Rounds(protocol, conditions)
     if rhythm.restarts:
-        return _ChainRounds(protocol, conditions) if num_workers + num_pushes > _FEW else None
+        steps_s = [conditions.mean_step_s(worker) for worker in range(num_workers)]
+        most = 1 + num_pushes / sum(min(steps_s) / step_s for step_s in steps_s)
+        is_worth_it = num_workers + num_pushes > _FEW and num_workers * most < _MOST_CELLS
+        return _ChainRounds(protocol, conditions) if is_worth_it else None
     if rhythm.waits:
         return _First(protocol, conditions) if num_pushes > _FEW else None
     return _Chains(protocol, conditions)
 
 
-def _drawn(draw: Callable[[], float], count: int) -> list[float]:
-    return list(starmap(draw, repeat((), count)))
+def _drawn(draw: Callable[[], float], count: int, num_steps: int = 1) -> list[float]:
+    """So many times, of so many steps in a row each."""
+    if num_steps == 1:
+        return list(starmap(draw, repeat((), count)))
+    return [sum(starmap(draw, repeat((), num_steps))) for _ in range(count)]
 
 
 class BulkDriver(abc.ABC):
@@ -100,8 +106,7 @@ class _Rounds(BulkDriver):
         count = min(num_updates, max(1, _CELLS // (num_workers * num_steps)))
         steps_s = np.empty((num_workers, count))
         for worker, draw in enumerate(self._draws):
-            drawn_s = np.array(_drawn(draw, count * num_steps))
-            steps_s[worker] = drawn_s.reshape(count, num_steps).sum(axis=1)
+            steps_s[worker] = _drawn(draw, count, num_steps)
         steps_s = np.partition(np.ascontiguousarray(steps_s.T), kept - 1, axis=1)
         took_s = steps_s[:, kept - 1]
         num_cancelled = num_workers - kept
@@ -122,18 +127,18 @@ class _Chains(BulkDriver):
         self._heard = 0  # pushes, in all
         self._begun_s = np.zeros(self._workers)  # of the work under way
         self._begun_at = np.zeros(self._workers, np.int64)  # its version
-        means_s = [conditions.mean_step_s(worker) for worker in range(self._workers)]
-        self._rate_per_s = sum(1.0 / mean_s for mean_s in means_s)
         self._ahead = [[draw()] for draw in self._draws]  # pushes to come, by worker, in order
+        self._block = max(1, min(_AHEAD, _CELLS // self._workers))
+        # Found by trying: where tails are heavy, most steps are far shorter than the mean.
+        self._span_s = float(np.median([ahead[0] for ahead in self._ahead]))
 
     def _make(self, num_updates: int) -> None:
         wanted = min(num_updates * self._pushes, max(_CELLS, self._pushes))
-        span_s = wanted / self._rate_per_s
-        end_s = self._at_s + span_s
-        pushes_s, sizes = self._until(end_s)
-        while len(pushes_s) < self._pushes:  # it goes slower than in the mean
-            end_s += span_s
-            pushes_s, sizes = self._until(end_s)
+        pushes_s, sizes = self._until(self._at_s + self._span_s)
+        while len(pushes_s) < self._pushes:
+            self._span_s *= 2.0
+            pushes_s, sizes = self._until(self._at_s + self._span_s)
+        self._span_s *= max(0.5, min(2.0, wanted / len(pushes_s)))
         order = np.argsort(pushes_s, kind="stable")
         self._hear(pushes_s, sizes, order[: min(wanted, len(order) // self._pushes * self._pushes)])
 
@@ -143,7 +148,7 @@ class _Chains(BulkDriver):
         sizes = []
         for ahead, draw in zip(self._ahead, self._draws, strict=True):
             while ahead[-1] <= end_s:
-                ahead.extend(accumulate(_drawn(draw, _AHEAD), initial=ahead.pop()))
+                ahead.extend(accumulate(_drawn(draw, self._block), initial=ahead.pop()))
             size = bisect_right(ahead, end_s)
             found += ahead[:size]
             sizes.append(size)

@@ -83,6 +83,7 @@ class LeanDriver:
         """Seconds that went into a push; for nothing, if it is not used."""
         if decisions and type(decisions[0]) is Discard:
             self.counts.wasted_s += seconds
+            self._agenda.refuse()
         else:
             self.counts.used_s += seconds
 

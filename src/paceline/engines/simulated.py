@@ -191,6 +191,7 @@ class SimulatedRun:
         orders = self.coordinator.hear(fact)
         if Discard(ticket) in orders:
             self.counts.wasted_s += computed_s
+            self._agenda.refuse()
         else:
             self.counts.used_s += computed_s
         self._carry_out(orders, fact)

@@ -334,11 +334,12 @@ class TrainingCraft:
         self.model.train(was_training)
         return totals
 
-    def first_samples(self, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the first ``count`` training samples."""
-        train: Any = self.splits.train
-        collate: Callable[[Any], Any] = make_loader(train, count).collate_fn
-        inputs, targets = collate(fetch(train, list(range(count))))
+    def first_samples(self, count: int, *, of_test: bool = False) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the first ``count`` training samples, or test samples."""
+        data: Any = self.splits.test if of_test else self.splits.train
+        count = min(count, len(data))
+        collate: Callable[[Any], Any] = make_loader(data, count).collate_fn
+        inputs, targets = collate(fetch(data, list(range(count))))
         return inputs, targets
 
     def load_newest(self) -> None:

@@ -3,7 +3,7 @@
     a profile: RUN's trace, or a short run made now        profiles.py
     each protocol and K in virtual time                    simulation.py: time, staleness, waste
     a race of all of them with real gradients              race.py: the loss after equal times
-    the winner goes on until the target                    when, or the best it reached
+    or, with a target: who is there first                  pursuit.py: the time to the target
 
 This module must not know terminals.
 """
@@ -25,18 +25,20 @@ from ..program import TaskProgram
 from ..protocols import parse
 from ..report.forecast import Forecast
 from ..report.live import QuietObserver
-from ..report.ranking import Advice, Candidate, Target
+from ..report.ranking import Advice, Candidate, Standing, Target
 from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import Profile, read_profile
-from .race import Contender, Training, race
+from .pursuit import Goal, pursue
+from .race import Training, race
 from .simulation import describe
 
 Say = Callable[[str], None]
 _FORECAST_PUSHES, _FEWEST_UPDATES = 20_000, 200
 _ALIKE = 0.01
 """Mean losses that differ by less, relatively, are not told apart."""
-_EVALUATIONS = 20
+_ALIKE_TIMES, _CLEAR = 0.05, 0.75
+"""Median times to a target that differ by less, where fewer seeds speak for the first, neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class Question:
     init: str | None = None
     seed: int = 0
     race_s: float = 60.0
-    target_accuracy: float | None = None
+    goal: Goal | None = None
 
 
 def advise(asked: Question, say: Say = lambda text: None) -> Advice:
@@ -83,14 +85,22 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
     forecasts = {name: _forecast(name, conditions) for name in names}
     say(f"{len(names)} protocols race for about {asked.race_s:g} s")
-    ranking = race(names, training, conditions, asked.race_s, say)
-    candidates = tuple(Candidate(forecast=forecasts[one.protocol], standing=one) for one in ranking)
+    if asked.goal is None:
+        ranking = race(names, training, conditions, asked.race_s, say)
+    else:
+        ranking = pursue(names, training, conditions, asked.goal, asked.race_s, say)
+    candidates = tuple(
+        Candidate(
+            forecast=forecasts[one.protocol], standing=one,
+            num_steps=parse(one.protocol, asked.workers).num_steps,
+        )
+        for one in ranking
+    )  # fmt: skip
     return Advice(
         task=task.name, workers=asked.workers, cores=asked.cores, mini_batch_size=size,
         profile_dir=str(profile.run_dir), profile_steps=profile.num_steps,
         step_s=profile.mean_step_s, push_s=profile.push_s, candidates=candidates,
-        are_alike=_are_alike([one.standing.loss for one in candidates[:2]]),
-        target=_reach(asked, candidates[0], training, conditions, say),
+        are_alike=_are_alike(ranking[:2]), target=_target(asked.goal, ranking[0]),
     )  # fmt: skip
 
 
@@ -102,9 +112,27 @@ def _names(asked: Question) -> tuple[str, ...]:
     if asked.cores is not None and asked.cores < 1:
         raise ConfigError(f"cores must be >= 1, got {asked.cores}")
     names = tuple(str(parse(name, asked.workers, asked.staleness)) for name in names)
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{name} is there twice in --protocols: give each once")
+    _check_numbers(asked)
     parse_delays(asked.delay, asked.workers)
     parse_slow(asked.slow, asked.workers)
     return names
+
+
+def _check_numbers(asked: Question) -> None:
+    if not 0.0 < asked.race_s < math.inf:
+        raise ConfigError(f"seconds must be > 0 and finite, got --seconds {asked.race_s:g}")
+    if asked.lr is not None and not 0.0 < asked.lr < math.inf:
+        raise ConfigError(f"lr must be > 0 and finite, got --lr {asked.lr:g}")
+    if asked.mini_batch_size is not None and asked.mini_batch_size < 1:
+        raise ConfigError(f"mini-batch-size must be >= 1, got {asked.mini_batch_size}")
+    if phased := [text for text in asked.slow if "@" in text]:
+        raise ConfigError(
+            f"plan knows no slow phases, got --slow {phased[0]}: a worker that is always slow is "
+            "1=5x; phases can be simulated: paceline simulate"
+        )
 
 
 def family(num_workers: int) -> tuple[str, ...]:
@@ -165,36 +193,26 @@ def _forecast(name: str, conditions: Conditions) -> Forecast:
     return describe(protocol, conditions, counts, time.perf_counter() - start_s)
 
 
-def _are_alike(losses: Sequence[float]) -> bool:
-    if len(losses) < 2 or not all(map(math.isfinite, losses)):
+def _are_alike(first_two: Sequence[Standing]) -> bool:
+    """Whether the first two are not told apart."""
+    if len(first_two) < 2:
+        return False
+    first, second = first_two
+    if first.target_s and second.target_s:
+        is_near = second.to_target_s <= (1 + _ALIKE_TIMES) * first.to_target_s
+        return is_near and first.wins < _CLEAR * len(first.target_s)
+    losses = (first.loss, second.loss)
+    if first.target_s or not all(map(math.isfinite, losses)):
         return False
     return abs(losses[1] - losses[0]) <= _ALIKE * abs(losses[0])
 
 
-def _reach(
-    asked: Question, best: Candidate, training: Training, conditions: Conditions, say: Say
-) -> Target | None:
-    """The advised protocol goes on in virtual time until the target accuracy."""
-    if asked.target_accuracy is None:
+def _target(goal: Goal | None, first: Standing) -> Target | None:
+    """When the advised protocol is at the target."""
+    if goal is None:
         return None
-    contender = Contender(best.forecast.protocol, training, conditions)
-    if contender.craft.splits.test is None:
-        raise ConfigError(f"{asked.task} has no test data: leave --target-accuracy out")
-    lap_s, start_s = best.standing.virtual_s / _EVALUATIONS, time.perf_counter()
-    most, until_s = 0.0, 0.0
-    while time.perf_counter() - start_s < asked.race_s:
-        until_s += lap_s
-        contender.advance(until_s)
-        accuracy, count = contender.craft.evaluate().get("acc", (0.0, 1.0))
-        most = max(most, accuracy / count)
-        say(f"{best.forecast.protocol}: accuracy {accuracy / count:.4f} after "
-            f"{contender.virtual_s:.3g} virtual seconds")  # fmt: skip
-        if most >= asked.target_accuracy:
-            break
-        lap_s *= 1.2
+    is_reached = first.to_target_s < math.inf
     return Target(
-        accuracy=asked.target_accuracy,
-        is_reached=most >= asked.target_accuracy,
-        best_accuracy=most,
-        virtual_s=contender.virtual_s,
-    )
+        name=goal.name, value=goal.value, is_reached=is_reached, best=first.best,
+        virtual_s=first.to_target_s if is_reached else first.virtual_s,
+    )  # fmt: skip

@@ -33,7 +33,7 @@ from ..conditions.machine import Machine
 from ..errors import ConfigError
 from ..events import Apply, Grant, Joined, Ticket
 from ..protocols import parse
-from ..records import Handed, Header, Heard, Ordered, Record
+from ..records import Handed, Header, Heard, Ordered, Record, Resumed
 from ..trace import FILE_NAME, read_trace
 
 _WARM_UP_STEPS = 2
@@ -95,7 +95,9 @@ class Profile:
             cores=cores,
         )
 
-    def check(self, task: str, num_parameters: int, mini_batch_size: int) -> None:
+    def check(
+        self, task: str, num_parameters: int, mini_batch_size: int, flag: str = "--profile"
+    ) -> None:
         """Raises ConfigError where the profile is of something else; it says what differs."""
         pairs = {
             "task": (self.task, task),
@@ -104,12 +106,14 @@ class Profile:
         }
         wrong = [f"{name} {a} there, {b} here" for name, (a, b) in pairs.items() if a != b]
         if wrong:
+            remedy = "leave --profile out to take one now"
+            if flag != "--profile":
+                remedy = f"give {flag} a run of the same"
+            if len(wrong) == 1 and self.mini_batch_size != mini_batch_size:
+                remedy += f", or ask for --mini-batch-size {self.mini_batch_size}"
             raise ConfigError(
-                f"the profile {self.run_dir} is of something else ({'; '.join(wrong)}); "
-                "leave --profile out to take one now"
-                + (f", or ask for --mini-batch-size {self.mini_batch_size}" if len(wrong) == 1
-                   and self.mini_batch_size != mini_batch_size else "")
-            )  # fmt: skip
+                f"the profile {self.run_dir} is of something else ({'; '.join(wrong)}); {remedy}"
+            )
 
 
 def _delays(rows: Mapping[int, tuple[float, ...]], num_workers: int) -> tuple[Delay, ...]:
@@ -132,6 +136,8 @@ def read_profile(run_dir: Path) -> Profile:
         raise ConfigError(f"the trace in {run_dir} is empty: that run never began")
     found = _Steps(header)
     for record in records:
+        if isinstance(record, Resumed):
+            break  # its workers' delays go on from a checkpoint, which this file does not hold
         found.hear(record)
     if found.num_steps < _FEWEST_STEPS:
         raise ConfigError(
@@ -181,6 +187,7 @@ class _Steps:
         self._has_grants = header.text("engine") == "local" and header.text("path") == "store"
         self._worker_of: dict[int, int] = {}
         self._granted: dict[tuple[int, int], _Granted] = {}
+        self._num_leases: dict[tuple[int, int], int] = {}
         self._num_of: defaultdict[int, int] = defaultdict(int)
         self._is_updated = False
         self._last = -1  # who pushed last
@@ -197,14 +204,16 @@ class _Steps:
                 self._pushed(record)
             case Ordered(order=Apply()):
                 self._is_updated = True
-            case Ordered(order=Grant(ticket=ticket)):
+            case Ordered(order=Grant(ticket=ticket, leases=leases)):
+                self._num_leases[ticket[:2]] = len(leases)
                 is_at_once = self._last == ticket.member
                 self._granted[ticket[:2]] = _Granted(record.t_s, self._is_updated, is_at_once)
 
     def _pushed(self, record: Handed) -> None:
         ticket = record.fact.ticket
         worker = self._worker_of.get(ticket.member, ticket.member)
-        work_s = self._ordered.rest_s(worker, ticket, record.compute_s)
+        num_leases = self._num_leases.pop(ticket[:2], None)
+        work_s = self._ordered.rest_s(worker, ticket, record.compute_s, num_leases)
         granted = self._granted.pop(ticket[:2], None)
         self._num_of[ticket.member] += 1
         if self._num_of[ticket.member] <= _WARM_UP_STEPS or record.compute_s <= 0.0:
@@ -261,17 +270,24 @@ class _Ordered:
         self._seed = header.number("seed")
         self._draws: dict[int, tuple[random.Random, int]] = {}  # of a member, and the next ticket
 
-    def rest_s(self, worker: int, ticket: Ticket, compute_s: float) -> float:
-        """Of the seconds of a ticket's computing, those that nobody ordered, a mini-batch."""
+    def rest_s(
+        self, worker: int, ticket: Ticket, compute_s: float, num_leases: int | None
+    ) -> float:
+        """Of the seconds of a ticket's computing, those that nobody ordered, a mini-batch.
+
+        Args:
+            num_leases: mini-batches of the ticket; None: as many as the protocol says.
+        """
         factor, delay = self._slow.get(worker, 1.0), self._delays[worker]
+        num_steps = num_leases or self._num_steps
         if delay is None:
-            return compute_s / factor / self._num_steps
+            return compute_s / factor / num_steps
         # A new life at a seat begins with the seat's first draw, as its process does.
         if ticket.member not in self._draws:
             self._draws[ticket.member] = (random.Random(f"{self._seed}/{worker}"), 0)
         rng, next_serial = self._draws[ticket.member]
-        for _ in range((ticket.serial - next_serial) * self._num_steps):
+        for _ in range((ticket.serial - next_serial) * self._num_steps):  # work called off
             delay.sample(rng)
         self._draws[ticket.member] = (rng, ticket.serial + 1)
-        ordered_s = sum(delay.sample(rng) for _ in range(self._num_steps))
-        return (compute_s / factor - ordered_s) / self._num_steps
+        ordered_s = sum(delay.sample(rng) for _ in range(num_steps))
+        return (compute_s / factor - ordered_s) / num_steps

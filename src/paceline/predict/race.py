@@ -15,17 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..conditions.world import Conditions
 from ..engines.simulated import SimulatedRun
 from ..engines.training import TrainingCraft
+from ..errors import ConfigError
 from ..ledger import Ledger
 from ..protocols import parse
 from ..report.ranking import RACE_SEEDS, Standing
 from ..workloads.base import Task
 
 PROBE_SAMPLES = 1000
-"""Training samples on which the contenders' losses are compared."""
+"""Samples on which the contenders are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class Contender:
         ledger = Ledger(self.craft.num_samples, batch_size, protocol.num_pushes)
         self._run = SimulatedRun(protocol, ledger, conditions, craft=self.craft)
         self._task = training.task
+        self._probes: dict[bool, tuple[Tensor, Tensor]] = {}
         self.standing = Standing(protocol=protocol_text, virtual_s=0.0, loss=math.nan, updates=0)
 
     @property
@@ -66,16 +69,39 @@ class Contender:
         one.virtual_s, one.updates, one.loss = self.virtual_s, self._run.counts.updates, self.loss()
 
     def loss(self) -> float:
-        """Mean loss of the newest version over the probe."""
-        inputs, targets = self.craft.first_samples(min(PROBE_SAMPLES, self.craft.num_samples))
+        """Mean loss of the newest version over the first training samples; inf: not finite."""
+        value = float(self._task.loss(*self._outputs(of_test=False)))
+        return value if math.isfinite(value) else math.inf
+
+    def accuracy(self) -> float:
+        """Accuracy of the newest version over the first test samples.
+
+        Raises:
+            ConfigError: the task has none.
+        """
+        found = {}
+        if self.craft.splits.test is not None:
+            found = self._task.metrics(*self._outputs(of_test=True))
+        if "acc" not in found:
+            raise ConfigError(
+                f"{self._task.name} measures no test accuracy: give --target-loss instead"
+            )
+        correct, count = found["acc"]
+        return correct / count
+
+    def _outputs(self, *, of_test: bool) -> tuple[Tensor, Tensor]:
+        """What the newest version says of the probe, and its targets."""
+        if of_test not in self._probes:
+            self._probes[of_test] = self.craft.first_samples(PROBE_SAMPLES, of_test=of_test)
+        inputs, targets = self._probes[of_test]
         self.craft.load_newest()
         model = self.craft.model
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            value = float(self._task.loss(model(inputs), targets))
+            outputs: Tensor = model(inputs)
         model.train(was_training)
-        return value if math.isfinite(value) else math.inf
+        return outputs, targets
 
 
 def race(

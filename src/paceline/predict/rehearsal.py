@@ -31,6 +31,7 @@ from ..report.summary import Summary
 from ..trace import Trace
 from ..workloads import load_task
 from ..workloads.base import Task
+from .profiles import read_profile
 from .simulation import World, describe, open_trace
 
 
@@ -99,6 +100,10 @@ def rehearse(
         task, protocol, batch_size=batch_size, lr=settings.lr, seed=settings.seed,
         nonfinite=settings.nonfinite, is_batched=is_batched,
     )  # fmt: skip
+    if world.like is not None:
+        num_parameters = sum(one.numel() for one in craft.model.parameters())
+        size = -(-batch_size // protocol.num_pushes)
+        read_profile(world.like).check(task.name, num_parameters, size, "--like")
     conditions = world.conditions(settings.workers, craft.update_bytes)
     ledger = Ledger(craft.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
     with closing(open_trace(run_dir)) as trace:

@@ -58,6 +58,8 @@ class World:
         """
         if num_workers < 1:
             raise ConfigError(f"workers must be >= 1, got {num_workers}")
+        if self.num_bytes is not None and self.link is None and self.server is None:
+            raise ConfigError("--bytes is what a link moves: add --link or --server")
         profile = None if self.like is None else read_profile(self.like)
         delay, slow_texts = self.delay, self.slow
         if profile is not None:
@@ -120,7 +122,10 @@ def forecast(
         counts = TimingRun(protocol, conditions).run(num_updates, on_progress)
     else:
         counts = _traced(protocol, conditions, num_updates, run_dir, on_progress)
-    return describe(protocol, conditions, counts, time.perf_counter() - start_s)
+    note = ""
+    if protocol.is_adaptive:
+        note = f"{protocol} stays as it begins: no loss falls where nothing is trained; name a task"
+    return describe(protocol, conditions, counts, time.perf_counter() - start_s, note)
 
 
 def _traced(
@@ -153,12 +158,15 @@ def open_trace(run_dir: Path) -> Trace:
     """A trace in a fresh folder. Raises ConfigError if a run lies there."""
     if (run_dir / FILE_NAME).exists():
         raise ConfigError(f"{run_dir} already holds a run; name another --run-dir")
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{run_dir} cannot be made: {error.strerror}") from None
     return Trace(run_dir / FILE_NAME)
 
 
 def describe(
-    protocol: SyncProtocol, conditions: Conditions, counts: Counts, wall_s: float
+    protocol: SyncProtocol, conditions: Conditions, counts: Counts, wall_s: float, note: str = ""
 ) -> Forecast:
     """The forecast that counts add up to, beside theory."""
     theory_s, source = expected_update_s(protocol, conditions)
@@ -183,7 +191,7 @@ def describe(
         discarded=counts.discarded,
         staleness_rule=str(rule),
         mean_scale=_mean_scale(rule, counts),
-        note=protocol.idle_note(),
+        note=protocol.idle_note() or note,
         lost=counts.lost,
         wall_s=wall_s,
     )

@@ -3,6 +3,8 @@
 It is given forecasts and where each stood in the race; it must not know how they were found.
 """
 
+import math
+import statistics
 from dataclasses import asdict, dataclass
 
 from .forecast import Forecast
@@ -22,7 +24,16 @@ class Standing:
     updates: int
     rank: int = 0
     wins: int = 0
-    """Of the last two: seeds with which it was ahead, of ``RACE_SEEDS``."""
+    """Of the last two: seeds with which it was ahead, of ``RACE_SEEDS``, or of its ``target_s``."""
+    target_s: tuple[float, ...] = ()
+    """Virtual seconds to the target, one for each seed it was run with; inf: not reached."""
+    best: float = math.nan
+    """What came nearest to the target."""
+
+    @property
+    def to_target_s(self) -> float:
+        """The median of its times; inf where it was not there in half of its runs, or in none."""
+        return statistics.median(self.target_s) if self.target_s else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +42,14 @@ class Candidate:
 
     forecast: Forecast
     standing: Standing
+    num_steps: int = 1
+    """Mini-batches a push."""
 
     @property
     def pushes_per_s(self) -> float:
         """Mini-batches that make updates, a second."""
         one = self.forecast
-        return one.pushes / one.virtual_s if one.virtual_s else 0.0
+        return self.num_steps * one.pushes / one.virtual_s if one.virtual_s else 0.0
 
     @property
     def efficiency(self) -> float:
@@ -46,11 +59,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """When the advised protocol reaches an accuracy, in virtual time."""
+    """When the advised protocol reaches what was asked for, in virtual time.
 
-    accuracy: float
+    Attributes:
+        name: accuracy or loss.
+        best: what came nearest.
+        virtual_s: to the target, or until the race ended.
+    """
+
+    name: str
+    value: float
     is_reached: bool
-    best_accuracy: float
+    best: float
     virtual_s: float
 
 
@@ -110,6 +130,7 @@ def _row(one: Candidate) -> dict[str, object]:
         "race_virtual_s": standing.virtual_s,
         "race_updates": standing.updates,
         "race_wins": standing.wins,
+        "target_s": standing.to_target_s if standing.to_target_s < math.inf else None,
     }
 
 
@@ -121,7 +142,7 @@ def render_advice(advice: Advice) -> list[str]:
         f"{format_duration(advice.push_s)} beside each for the push ({advice.profile_dir})",
         "",
         f"{'protocol':<20}{'an update':>11}{'batches/s':>11}{'efficient':>11}{'stale':>7}"
-        f"{'loss':>9}{'after':>9}",
+        f"{'loss':>9}{'after':>9}{'to target' if advice.target else '':>11}".rstrip(),
     ]
     for one in advice.candidates:
         forecast, standing = one.forecast, one.standing
@@ -129,7 +150,7 @@ def render_advice(advice: Advice) -> list[str]:
             f"{forecast.protocol:<20}{format_duration(forecast.time_per_update_s):>11}"
             f"{one.pushes_per_s:>11,.1f}{100 * one.efficiency:>9.0f} %"
             f"{forecast.staleness_versions.mean:>7.1f}{standing.loss:>9.4g}"
-            f"{format_duration(standing.virtual_s):>9}"
+            f"{format_duration(standing.virtual_s):>9}{_to_target(standing):>11}".rstrip()
         )
     place = "separate machines or cores, one a worker"
     if advice.cores is not None:
@@ -165,6 +186,10 @@ def how_sure(advice: Advice) -> str:
     if len(advice.candidates) < 2:
         return "nothing was compared"
     first, second = advice.candidates[:2]
+    if first.standing.target_s:
+        return _how_sure_of_target(advice)
+    if not math.isfinite(first.standing.loss):
+        return "not at all: every protocol diverged; lower --lr"
     text = (
         f"ahead of {second.forecast.protocol} with {first.standing.wins} of {RACE_SEEDS} "
         f"seeds (mean loss {first.standing.loss:.4g} against {second.standing.loss:.4g})"
@@ -175,10 +200,32 @@ def how_sure(advice: Advice) -> str:
     return f"{text}: {'clear' if is_clear else 'close, try both'}"
 
 
+def _how_sure_of_target(advice: Advice) -> str:
+    """How clearly it is sooner there than the second."""
+    first, second = (one.standing for one in advice.candidates[:2])
+    if len(first.target_s) < 2:
+        return "only it was seen at the target, with one seed"
+    text = (
+        f"at the target before {second.protocol} with {first.wins} of {len(first.target_s)} seeds "
+        f"(median {format_duration(first.to_target_s)}"
+    )
+    text += f" against {format_duration(second.to_target_s)})" if second.target_s else ")"
+    if advice.are_alike:
+        return f"{text}: not told apart, either will do"
+    return f"{text}: {'clear' if first.wins == len(first.target_s) else 'close, try both'}"
+
+
+def _to_target(standing: Standing) -> str:
+    if not standing.target_s:
+        return ""
+    return format_duration(standing.to_target_s) if standing.to_target_s < math.inf else "never"
+
+
 def _target(target: Target) -> str:
+    what = f"{target.name} {target.value:g}"
     if target.is_reached:
-        return f"accuracy {target.accuracy:g}: after about {format_duration(target.virtual_s)}"
+        return f"{what}: after about {format_duration(target.virtual_s)}"
     return (
-        f"accuracy {target.accuracy:g}: not reached in {format_duration(target.virtual_s)} of "
-        f"virtual time, the best was {target.best_accuracy:.4f}; give the race more --seconds"
+        f"{what}: not reached in {format_duration(target.virtual_s)} of virtual time, the best was "
+        f"{target.best:.4f}; give the race more --seconds"
     )

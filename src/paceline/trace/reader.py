@@ -100,7 +100,9 @@ def _number(value: float | None) -> float:
 
 def _header(fields: _Fields) -> Header:
     if fields["format"] > FORMAT:
-        raise ValueError(f"format {fields['format']} is newer than {FORMAT}: update paceline")
+        raise ConfigError(
+            f"the trace is of format {fields['format']}, newer than {FORMAT}: update paceline"
+        )
     return Header(fields={name: value for name, value in fields.items() if name != "kind"})
 
 

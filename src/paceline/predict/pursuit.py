@@ -1,0 +1,210 @@
+"""Protocols that race to a target in virtual time, with real gradients: who is there first.
+
+    all contenders      looked at ever 5 % later     the worse half leaves as the budget runs down
+    the first four      again with other seeds       the median of their times
+
+A look is the loss over some training samples, or the accuracy over some test samples; a target is
+reached when the mean of four looks is. Where nobody reaches it within the budget, who came nearest
+stands first. This module must not know where the conditions come from, nor how it is shown.
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..conditions.world import Conditions
+from ..errors import ConfigError
+from ..report.ranking import Standing
+from .race import Contender, Training
+
+NUM_FINALISTS, MOST_SEEDS, FEWEST_SEEDS = 4, 9, 3
+_NUM_LOOKS, _STRETCH = 4, 1.05
+_FIRST_PUSHES = 4
+"""Pushes of each worker before the first look, about."""
+_LEAVE_AT = (0.15, 0.3, 0.45)
+"""Shares of the budget at which the worse half leaves, if not enough have reached the target."""
+_ROUND_SHARE = 0.6
+"""Of the budget: for the first round; the rest is for the finalists' other seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A test accuracy (0 to 1) or a training loss; exactly one of them."""
+
+    accuracy: float | None = None
+    loss: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.accuracy is None) == (self.loss is None):
+            raise ConfigError("give one target, --target-accuracy or --target-loss, not both")
+        if self.accuracy is not None and not 0.0 < self.accuracy <= 1.0:
+            raise ConfigError(f"an accuracy is above 0 and at most 1, got {self.accuracy:g}")
+        if not math.isfinite(self.value):
+            raise ConfigError(f"a target must be finite, got {self.value}")
+
+    @property
+    def name(self) -> str:
+        return "loss" if self.accuracy is None else "accuracy"
+
+    @property
+    def value(self) -> float:
+        wanted = self.loss if self.accuracy is None else self.accuracy
+        assert wanted is not None
+        return wanted
+
+    def look(self, contender: Contender) -> float:
+        """What is measured, of the contender's newest version."""
+        return contender.standing.loss if self.accuracy is None else contender.accuracy()
+
+    def missing(self, value: float) -> float:
+        """How far this value is from the target; 0 or less: reached."""
+        return value - self.value if self.accuracy is None else self.value - value
+
+
+class Pursuer:
+    """One protocol with one seed on its way to the target."""
+
+    def __init__(
+        self, protocol: str, training: Training, conditions: Conditions, goal: Goal
+    ) -> None:
+        self._contender = Contender(protocol, training, conditions)
+        self._goal = goal
+        self._looks: deque[float] = deque(maxlen=_NUM_LOOKS)
+        self.standing = self._contender.standing
+        self.reached_s = math.inf
+
+    @property
+    def value(self) -> float:
+        """The mean of the last looks."""
+        return statistics.fmean(self._looks) if self._looks else math.nan
+
+    @property
+    def rank_key(self) -> tuple[float, float]:
+        missing = self._goal.missing(self.value)
+        return self.reached_s, missing if math.isfinite(missing) else math.inf
+
+    def advance(self, until_s: float) -> None:
+        """Train until then, and look; one that has reached the target stays where it is."""
+        if self.reached_s < math.inf:
+            return
+        goal, contender = self._goal, self._contender
+        contender.advance(until_s)
+        self._looks.append(goal.look(contender))
+        value, best = self.value, self.standing.best
+        if math.isnan(best) or goal.missing(value) < goal.missing(best):
+            self.standing.best = value
+        if len(self._looks) == _NUM_LOOKS and goal.missing(value) <= 0:
+            self.reached_s = contender.virtual_s
+
+    def run(self, start_s: float, limit_s: float) -> float:
+        """The time to the target, or inf where it is not reached within the limit."""
+        until_s = start_s
+        while self.reached_s == math.inf and until_s < limit_s:
+            self.advance(until_s)
+            until_s *= _STRETCH
+        return self.reached_s
+
+
+def pursue(
+    protocols: Sequence[str],
+    training: Training,
+    conditions: Conditions,
+    goal: Goal,
+    budget_s: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Standing]:
+    """Let protocols race to the target.
+
+    Args:
+        budget_s: about how many real seconds it may take.
+
+    Returns:
+        The first one first; ``target_s`` has the times of those who were run with several seeds.
+    """
+    begun_s = time.perf_counter()
+
+    def share() -> float:
+        return (time.perf_counter() - begun_s) / budget_s
+
+    steps_s = [conditions.mean_step_s(worker) for worker in range(conditions.num_workers)]
+    first_s = _FIRST_PUSHES * statistics.fmean(steps_s)
+    field = [Pursuer(text, training, conditions, goal) for text in protocols]
+    field, out = _first_round(field, first_s, share, say)
+    ranking = [one.standing for one in (*field, *out)]
+    finalists = [one for one in field if one.reached_s < math.inf][:NUM_FINALISTS]
+    if finalists:
+        _finals(finalists, training, conditions, goal, first_s, share, say)
+        ranking[: len(finalists)] = _by_time(ranking[: len(finalists)])
+    else:
+        _go_on(field[0], share, say)
+    for rank, standing in enumerate(ranking, start=1):
+        standing.rank = rank
+    return ranking
+
+
+def _first_round(
+    field: list[Pursuer], first_s: float, share: Callable[[], float], say: Callable[[str], None]
+) -> tuple[list[Pursuer], list[Pursuer]]:
+    """All of them, until enough are there or the time is up; who is left, and who has left."""
+    until_s, out, leave_at = first_s, list[Pursuer](), list(_LEAVE_AT)
+    while True:
+        for one in field:
+            one.advance(until_s)
+        num_there = sum(one.reached_s < math.inf for one in field)
+        field.sort(key=lambda one: one.rank_key)
+        if num_there >= min(NUM_FINALISTS, len(field)) or share() > _ROUND_SHARE:
+            say(f"{num_there} of {len(field)} are there after {until_s:.3g} virtual seconds")
+            return field, out
+        if leave_at and share() > leave_at[0]:
+            leave_at.pop(0)
+            keep = max(2, num_there, math.ceil(len(field) / 2))
+            say(f"{field[0].standing.protocol} is ahead of {len(field) - 1} after {until_s:.3g} "
+                "virtual seconds")  # fmt: skip
+            out = field[keep:] + out
+            field = field[:keep]
+        until_s *= _STRETCH
+
+
+def _finals(
+    finalists: list[Pursuer], training: Training, conditions: Conditions, goal: Goal,
+    first_s: float, share: Callable[[], float], say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Those who were there, with other seeds."""
+    limit_s = 2.0 * max(one.reached_s for one in finalists)
+    for one in finalists:
+        one.standing.target_s = (one.reached_s,)
+    for extra in range(1, MOST_SEEDS):
+        if extra >= FEWEST_SEEDS and share() > 1.0:
+            return
+        seed = training.seed + extra
+        say(f"{' and '.join(one.standing.protocol for one in finalists)}: seed {seed}")
+        again = replace(training, seed=seed)
+        others = replace(conditions, seed=conditions.seed + extra)
+        for one in finalists:
+            pursuer = Pursuer(one.standing.protocol, again, others, goal)
+            one.standing.target_s += (pursuer.run(first_s, limit_s),)
+
+
+def _go_on(leader: Pursuer, share: Callable[[], float], say: Callable[[str], None]) -> None:
+    """Nobody is there yet: the leader alone, for as long again."""
+    until_s = leader.standing.virtual_s
+    while leader.reached_s == math.inf and share() < 2.0:
+        until_s *= _STRETCH
+        leader.advance(until_s)
+    if leader.reached_s < math.inf:
+        leader.standing.target_s = (leader.reached_s,)
+    say(f"{leader.standing.protocol} alone: {leader.value:.4f} after {until_s:.3g} virtual seconds")
+
+
+def _by_time(standings: list[Standing]) -> list[Standing]:
+    """The finalists in the order of their median times; wins of the first two over each other."""
+    ordered = sorted(standings, key=lambda one: statistics.median(one.target_s))
+    if len(ordered) > 1:
+        first, second = ordered[:2]
+        pairs = list(zip(first.target_s, second.target_s, strict=True))
+        first.wins = sum(a < b for a, b in pairs)
+        second.wins = sum(b < a for a, b in pairs)
+    return ordered
