@@ -62,7 +62,7 @@ def test_with_a_target_who_is_there_first_is_advised_and_when_is_said(say: Say) 
     found = json.loads(out)
     first, *_, last = found["candidates"]
     assert last["protocol"] == "full-sync"
-    assert last["target_s"] is None
+    assert last["target_s"] is None or last["target_s"] > 10 * first["target_s"]
     assert found["target"]["name"] == "loss"
     assert found["target"]["is_reached"]
     assert found["target"]["virtual_s"] == first["target_s"]
@@ -74,10 +74,10 @@ def test_with_a_target_who_is_there_first_is_advised_and_when_is_said(say: Say) 
 
 
 def test_a_target_that_nobody_reaches_is_said_with_the_best(say: Say) -> None:
-    line = plan_of(say, "--seconds 1 --protocols full-sync,async --target-loss 1e-9")
+    line = plan_of(say, "--seconds 1 --protocols full-sync,async --target-loss=-1")
     code, out, _ = say(line)
     assert code == 0
-    assert "loss 1e-09: not reached in" in out
+    assert "loss -1: not reached in" in out
     assert "give the race more --seconds" in out
 
 
