@@ -42,7 +42,7 @@ def draw(shop: Workshop) -> Drawn:
     ]  # fmt: skip
     svg = draw_chart(
         "Figure 9: async, P = 40, a fixed step and eq. 13",
-        f"softmax regression on {images.title}; thick: mean of the seeds, thin: each",
+        f"{images.title}; thick: mean of the seeds, thin: each",
         diagrams,
     )
     return Drawn(svg=svg, claims=(_spikes(runs), _roughness(runs), _ends(runs)), data=images.title)
