@@ -81,6 +81,14 @@ def test_a_target_that_nobody_reaches_is_said_with_the_best(say: Say) -> None:
     assert "give the race more --seconds" in out
 
 
+def test_a_target_where_all_diverge_has_no_best(say: Say) -> None:
+    line = plan_of(say, "--seconds 1 --protocols full-sync,async --target-loss 0.1 --lr 1e6")
+    code, out, err = say(f"{line} --json")
+    assert (code, "Traceback" in err) == (0, False)
+    assert json.loads(out)["target"]["best"] is None
+    assert "nothing finite was seen; lower --lr" in say(line)[1]
+
+
 def test_several_steps_a_push_are_several_mini_batches(say: Say) -> None:
     line = plan_of(say, "--seconds 1 --protocols full-sync,local-sgd:4 --json")
     rows = {one["protocol"]: one for one in json.loads(say(line)[1])["candidates"]}

@@ -95,7 +95,7 @@ class Pursuer:
         contender.advance(until_s)
         self._looks.append(goal.look(contender))
         value, best = self.value, self.standing.best
-        if math.isnan(best) or goal.missing(value) < goal.missing(best):
+        if math.isfinite(value) and (best is None or goal.missing(value) < goal.missing(best)):
             self.standing.best = value
         if len(self._looks) == _NUM_LOOKS and goal.missing(value) <= 0:
             self.reached_s = contender.virtual_s

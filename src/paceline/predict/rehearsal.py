@@ -101,9 +101,7 @@ def rehearse(
         nonfinite=settings.nonfinite, is_batched=is_batched,
     )  # fmt: skip
     if world.like is not None:
-        num_parameters = sum(one.numel() for one in craft.model.parameters())
-        size = -(-batch_size // protocol.num_pushes)
-        read_profile(world.like).check(task.name, num_parameters, size, "--like")
+        _check_profile(world.like, task, craft, -(-batch_size // protocol.num_pushes))
     conditions = world.conditions(settings.workers, craft.update_bytes)
     ledger = Ledger(craft.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
     with closing(open_trace(run_dir)) as trace:
@@ -122,6 +120,12 @@ def rehearse(
         forecast=describe(protocol, conditions, run.counts, time.perf_counter() - start_s),
         most_versions_kept=craft.most_versions_kept,
     )
+
+
+def _check_profile(like: Path, task: Task, craft: TrainingCraft, mini_batch_size: int) -> None:
+    """Whether the times were measured with this very model."""
+    num_parameters = sum(one.numel() for one in craft.model.parameters())
+    read_profile(like).check(task.name, num_parameters, mini_batch_size, "--like")
 
 
 def _header(

@@ -27,8 +27,8 @@ class Standing:
     """Of the last two: seeds with which it was ahead, of ``RACE_SEEDS``, or of its ``target_s``."""
     target_s: tuple[float, ...] = ()
     """Virtual seconds to the target, one for each seed it was run with; inf: not reached."""
-    best: float = math.nan
-    """What came nearest to the target."""
+    best: float | None = None
+    """What came nearest to the target; None: nothing finite was seen."""
 
     @property
     def to_target_s(self) -> float:
@@ -63,14 +63,14 @@ class Target:
 
     Attributes:
         name: accuracy or loss.
-        best: what came nearest.
+        best: what came nearest; None: nothing finite was seen.
         virtual_s: to the target, or until the race ended.
     """
 
     name: str
     value: float
     is_reached: bool
-    best: float
+    best: float | None
     virtual_s: float
 
 
@@ -225,7 +225,7 @@ def _target(target: Target) -> str:
     what = f"{target.name} {target.value:g}"
     if target.is_reached:
         return f"{what}: after about {format_duration(target.virtual_s)}"
-    return (
-        f"{what}: not reached in {format_duration(target.virtual_s)} of virtual time, the best was "
-        f"{target.best:.4f}; give the race more --seconds"
-    )
+    passed = f"{what}: not reached in {format_duration(target.virtual_s)} of virtual time"
+    if target.best is None:
+        return f"{passed}, and nothing finite was seen; lower --lr"
+    return f"{passed}, the best was {target.best:.4f}; give the race more --seconds"
