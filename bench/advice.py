@@ -2,18 +2,20 @@
 
     python bench/advice.py [--write]
 
-One profile of 2 workers is taken; for each number of workers ``plan`` is given it, and the cores
-that all will share. With 2, 4 and 8 workers the advised protocol and two others, full-sync and
-async or what comes next in plan's order, run live: predicted time an update beside the measured.
+For each number of workers ``plan`` takes its profile (and measures the crowd, where there are more
+workers than cores), as from the command line with ``--cores``. With 2, 4 and 8 workers the advised
+protocol and two others, full-sync and async or what comes next in plan's order, run live right
+after: predicted time an update beside the measured.
 Mini-batches of 64; all through the store. Writes results/advice.md.
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
+from paceline.compute.cores import num_cores
 from paceline.predict.advice import Question, advise
 from paceline.report.ranking import Advice
 from prediction import mean_and_error_s
@@ -33,30 +35,35 @@ def main() -> None:
     note = machine()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        profile = run_alone(Path(folder) / "profile", "lenet", workers=2, path="store", seed=7,
-                            protocol="k-batch-async:2", mini_batch_size=MINI_BATCH,
-                            updates=600)  # fmt: skip
         for workers in WORKERS:
-            for row in planned(workers, profile, Path(folder)):
+            for row in planned(workers, Path(folder)):
                 rows.append(row)
                 print(" | ".join(row), flush=True)
     if options.write:
-        header = ["workers", "protocol", "predicted ms an update", "live ms an update", "off"]
+        header = [
+            "workers",
+            "crowd",
+            "protocol",
+            "predicted ms an update",
+            "live ms an update",
+            "off",
+        ]
         write_table("advice", "What plan says of LeNet, and what happens", header, rows, note)
 
 
-def planned(workers: int, profile: Path, folder: Path) -> Iterator[Row]:
+def planned(workers: int, folder: Path) -> Iterator[Row]:
     """The advised protocol first."""
-    cores = len(os.sched_getaffinity(0))
-    advice = advise(
-        Question(task="lenet", workers=workers, cores=cores, profile=profile, race_s=RACE_S,
-                 mini_batch_size=MINI_BATCH, seed=SEED)
-    )  # fmt: skip
+    with chdir(folder):  # where the run of its profile goes
+        advice = advise(
+            Question(task="lenet", workers=workers, cores=num_cores(), race_s=RACE_S,
+                     mini_batch_size=MINI_BATCH, seed=SEED)
+        )  # fmt: skip
+    crowd = f"{advice.crowding:.2f}" if advice.crowding else ""
     forecasts = {one.forecast.protocol: one.forecast for one in advice.candidates}
     for text in chosen(advice) if workers in LIVE else (advice.advised,):
         predicted_s = forecasts[text].time_per_update_s
         name = f"{text}, advised" if text == advice.advised else text
-        row = [str(workers), name, f"{1e3 * predicted_s:.2f}"]
+        row = [str(workers), crowd, name, f"{1e3 * predicted_s:.2f}"]
         if workers not in LIVE:
             yield [*row, "", ""]
             continue

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "values"),
+    ("errors", "events", "fields", "values"),
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
     ("batches", "stats", "signals", "tail", "lookahead", "membership", "staleness"),
     ("trace", "ledger", "protocols", "syntax", "theory", "convergence"),
@@ -35,8 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 PURE = (
     "events", "errors", "batches", "ledger", "coordinator", "protocols", "stats", "lookahead",
-    "membership", "legality", "resting", "records", "plan", "values", "theory", "convergence",
-    "staleness",
+    "membership", "legality", "resting", "records", "plan", "fields", "values", "theory",
+    "convergence", "staleness",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

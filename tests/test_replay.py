@@ -22,6 +22,7 @@ from paceline.replay import replay
 from paceline.report.live import QuietObserver
 from paceline.resumption import adopt
 from paceline.trace import FILE_NAME
+from paceline.trace.sums import reseal
 from runs import Run, _launch, run_script, train
 from tiny import WITH_BATCH_NORM
 
@@ -223,7 +224,7 @@ def _edit(live: Run, pattern: str, change: Any, number: int) -> None:
     fields = json.loads(lines[chosen])
     change(fields)
     lines[chosen] = json.dumps(fields) + "\n"
-    path.write_text("".join(lines))
+    path.write_text(reseal("".join(lines)))
 
 
 def _late_and_others(live: Run) -> tuple[list[int], list[int]]:
@@ -281,7 +282,7 @@ def _beaten_push_arrives(live: Run) -> None:
     pushed = {**rows[after], "ticket": ticket, "loss": 123.0}
     late = {"kind": "late", "t": pushed["t"], "ticket": ticket}
     lines[after:after] = [json.dumps(pushed) + "\n", json.dumps(late) + "\n"]
-    path.write_text("".join(lines))
+    path.write_text(reseal("".join(lines)))
 
 
 def test_the_first_decision_that_differs_is_named(tmp_path: Path) -> None:

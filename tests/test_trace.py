@@ -27,6 +27,7 @@ from paceline.events import (
 from paceline.records import Ended, Evaluated, Handed, Header, Heard, Logged, Noted, Ordered
 from paceline.records import Superseded as SupersededRecord
 from paceline.trace import Trace, read_trace
+from paceline.trace.sums import reseal
 
 TICKET = Ticket(3, 14, 15)
 ORDERS: tuple[Order, ...] = (
@@ -151,20 +152,41 @@ def test_a_last_line_that_was_cut_off_is_left_out(path: Path) -> None:
 )
 def test_other_damage_is_an_error_that_names_the_line(damage: str, path: Path) -> None:
     lines = write_three(path)
-    path.write_text(lines[0] + damage + lines[2])
-    with pytest.raises(ConfigError, match=r"damaged at .*trace\.jsonl:2 .*head -n 1"):
+    for text in (lines[0] + damage + lines[2], reseal(lines[0] + damage + lines[2])):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"damaged at .*trace\.jsonl:2 .*head -n 1"):
+            list(read_trace(path))
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (0, 2), (0, 1, 1, 2), (1, 2)])
+def test_a_line_that_was_moved_lost_or_doubled_is_found_by_its_sum(
+    order: tuple[int, ...], path: Path
+) -> None:
+    lines = write_three(path)
+    path.write_text("".join(lines[i] for i in order))
+    with pytest.raises(ConfigError, match="its sum is another: this line, or one before it"):
         list(read_trace(path))
 
 
-def test_a_newer_format_is_refused(path: Path) -> None:
-    path.write_text('{"kind":"run","format":99}\n')
-    with pytest.raises(ConfigError, match="of format 99, newer than 1: update paceline"):
+def test_a_digit_that_was_changed_is_found_by_the_sum(path: Path) -> None:
+    lines = write_three(path)
+    path.write_text(lines[0] + lines[1].replace('"t":', '"t":1', 1) + lines[2])
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:2 \(ValueError: its sum is another"):
+        list(read_trace(path))
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(99, "update paceline"), (1, "read it with the paceline that wrote it")]
+)
+def test_another_format_is_refused(number: int, remedy: str, path: Path) -> None:
+    path.write_text(f'{{"kind":"run","format":{number}}}\n')
+    with pytest.raises(ConfigError, match=f"of format {number}, this paceline reads 2: {remedy}"):
         list(read_trace(path))
 
 
 def test_a_file_that_is_no_trace_is_refused(path: Path) -> None:
-    path.write_text('{"kind":"note","t":0.1,"text":"hello"}\n')
-    with pytest.raises(ConfigError, match="is no trace: its first line is 'note'"):
+    path.write_text(reseal('{"kind":"note","t":0.1,"text":"hello"}\n'))
+    with pytest.raises(ConfigError, match="is no trace: its first line is no header"):
         list(read_trace(path))
 
 

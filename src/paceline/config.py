@@ -262,12 +262,14 @@ def _read(file: Path) -> Mapping[object, object]:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the settings file {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the settings file {file} is no text in UTF-8: {error}") from None
     if file.suffix == ".toml":
         import tomllib
 
         try:
             return typing.cast(Mapping[object, object], tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of numbers and dates that are none
             raise ConfigError(f"{file} is no valid TOML: {error}") from None
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"a settings file ends in .toml, .yaml or .yml, got {file}")
@@ -275,7 +277,7 @@ def _read(file: Path) -> Mapping[object, object]:
 
     try:
         content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is no valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold lines like 'workers: 4', got {type(content).__name__}")

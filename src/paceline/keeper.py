@@ -10,6 +10,7 @@ runs no code. This module must not know when a checkpoint is taken, or how membe
 """
 
 import json
+import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,11 @@ from .checkpoints.scribe import LAYOUT, MODEL, OPTIMIZER
 from .errors import ConfigError
 from .store.layout import Layout
 from .store.twin import EXISTS
+
+_REFUSALS = (
+    ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What ``load_state_dict`` and its like raise where a state is not theirs."""
 
 
 class Keeper:
@@ -48,8 +54,14 @@ class Keeper:
     def add(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
         """Remember what ``save`` gives; on a run that goes on ``load`` is called now."""
         self._parts[name] = (save, load)
-        if name in self._own:
+        if name not in self._own:
+            return
+        try:
             load(self._own[name])
+        except _REFUSALS as error:
+            raise ConfigError(
+                f"{name!r} of the checkpoint {self._found} cannot be taken over: {error!r:.200}"
+            ) from error
 
     def keep(self, name: str, thing: Any) -> None:
         """The user's own: an object with ``state_dict`` and ``load_state_dict``, or a generator.
@@ -126,7 +138,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise ConfigError(f"the checkpoint is damaged: {path}: {error}") from None
 
 
@@ -165,7 +177,7 @@ def _load_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], fo
                 made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
                 made.copy_(value)
             optimizer.state[parameters[int(text)]][key] = made
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+    except (OSError, *_REFUSALS) as error:
         raise ConfigError(f"the optimizer's state in {found} is damaged: {error!r}") from None
 
 
@@ -210,4 +222,20 @@ def set_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
             f"{len(optimizer.param_groups)}"
         )
     for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for name, value in values.items():
+            if name in group and not _are_alike(group[name], value):
+                raise ConfigError(
+                    f"the optimizer's {name} is {value!r:.50} in the checkpoint, here it is "
+                    f"{group[name]!r:.50}"
+                )
         group.update(values)
+
+
+def _are_alike(now: Any, was: Any) -> bool:
+    """Whether one setting can take the other's place: both numbers that are finite, or one type."""
+    numbers = (int, float)
+    if type(now) in numbers and type(was) in numbers:
+        return math.isfinite(was)
+    if isinstance(now, tuple | list) and isinstance(was, tuple | list):
+        return len(now) == len(was) and all(map(_are_alike, now, was))
+    return now is None or was is None or type(now) is type(was)

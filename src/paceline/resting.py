@@ -11,10 +11,12 @@ States are what ``state()`` gives, as JSON can carry it. This module must not kn
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from paceline.batches import Batches, Cuts
 from paceline.events import Lease
+from paceline.fields import boolean, count, integer, many
 from paceline.protocols.base import SyncProtocol
 
 State = dict[str, Any]
@@ -61,6 +63,75 @@ def _ledger_at_rest(ledger: State) -> State:
         "pushed": [],
         "lookahead": {"depths": [], "kept": [], "told": []},
     }
+
+
+def audit(state: State, batches: Batches) -> None:
+    """Does a state that was read from a file add up, so that no sample is lost or used twice?
+
+    Args:
+        batches: of an epoch, as the run has them now.
+
+    Raises:
+        ValueError, TypeError or KeyError: it is not at rest, or not what a coordinator saves.
+    """
+    version, epoch = count(state["version"]), integer(state["epoch"])
+    is_open = boolean(state["is_epoch_open"])
+    _audit_members(state["members"])
+    stats = state["stats"]
+    for name in ("updates", "late", "discarded", "cancelled"):
+        count(stats[name])
+    dict(many(_pair)(stats["staleness_versions"]))
+    ledger = state["ledger"]
+    ahead = ledger["lookahead"]
+    for what in (ledger["held"], ledger["work"], ledger["pushed"], *ahead.values()):
+        if what != []:
+            raise ValueError("work is in flight, in a run at rest")
+    _audit_cuts(ledger["cuts"], epoch, batches)
+    _audit_fates(ledger, version, is_open=is_open and epoch >= 0)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = many(integer)(value)
+    return count(first), second
+
+
+def _audit_members(members: State) -> None:
+    if members["live"] != [] or members["pending"] != []:
+        raise ValueError("members are live, in a run at rest")
+    departed = many(_pair)(members["departed"])
+    if len(dict(departed)) < len(departed):
+        raise ValueError("a member has left twice")
+
+
+def _audit_cuts(cuts: State, epoch: int, batches: Batches) -> None:
+    """Every batch that was begun is cut from its start to its end."""
+    if cuts["batch_ends"] is not None:
+        batches = batches.with_ends(many(count)(cuts["batch_ends"]))
+    num_cut, stops = count(cuts["next_batch"]), many(count)(cuts["stops"])
+    count(cuts["first_id"])
+    if count(cuts["parts"]) < 1 or integer(cuts["epoch"]) != epoch:
+        raise ValueError(f"the cuts are of epoch {cuts['epoch']}, the run is in {epoch}")
+    if epoch < 0:
+        num_cut = 0
+    if num_cut > batches.num_batches or count(cuts["num_taken"]) > len(stops):
+        raise ValueError(f"{num_cut} batches are cut, the epoch has {batches.num_batches}")
+    borders = {batches.bounds(batch)[1] for batch in range(num_cut)}
+    if any(a >= b for a, b in pairwise((0, *stops))) or not borders <= set(stops):
+        raise ValueError("the cuts do not follow each other")
+    if stops[-1:] != ((batches.bounds(num_cut - 1)[1],) if num_cut else ()):
+        raise ValueError(f"the cuts end at {stops[-1:]}, the batches elsewhere")
+
+
+def _audit_fates(ledger: State, version: int, *, is_open: bool) -> None:
+    """Each lease that was taken is in an update, dropped, or free again."""
+    cuts, fates = ledger["cuts"], many(integer)(ledger["fate"])
+    free = [cuts["first_id"] + i for i, fate in enumerate(fates) if fate == _NOT_YET]
+    if len(fates) != cuts["num_taken"] or sorted(many(count)(ledger["returned"])) != free:
+        raise ValueError("a mini-batch is nowhere, or in two places")
+    if any(not -1 <= fate <= version for fate in fates):
+        raise ValueError(f"a mini-batch is in an update after the newest, {version}")
+    if not is_open and (free or cuts["num_taken"] < len(cuts["stops"])):
+        raise ValueError("the epoch is over, and a mini-batch is left")
 
 
 def next_member(state: State) -> int:

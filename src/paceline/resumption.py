@@ -18,9 +18,10 @@ from .checkpoints.shelf import Checkpoint, Shelf, damaged
 from .config import NAMES, Resolved, RunSettings, check
 from .coordinator import Coordinator
 from .errors import ConfigError
+from .fields import real
 from .ledger import Ledger
 from .protocols.base import SyncProtocol
-from .resting import next_member, recut
+from .resting import audit, next_member, recut
 
 FOLDER = "checkpoints"
 RUN, COORDINATOR = "run.json", "coordinator.json"
@@ -38,6 +39,7 @@ _OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init")
 """Settings with which it would be another run."""
 _NUMBERS = {"version": int, "epoch": int, "trace_bytes": int}
 _TIMES = ("elapsed_s", "opened_s", "trained_s")
+_LONGEST_S = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +177,7 @@ def state_for(found: Resumption, ledger: Ledger, protocol: SyncProtocol) -> dict
     was = str(found.saved["settings"].get("protocol", "")).partition(":")[0]
     learned = protocol.learned if was == protocol.name else ()
     try:
+        audit(dict(found.state), ledger.every_epoch)
         old = found.state["protocol"]
         state = {
             **found.state,
@@ -235,8 +238,11 @@ def _check(folder: Path, one: Checkpoint) -> None:
         if type(value) is not kind or value < 0:
             raise damaged(path, f"{name} is {value!r}")
     for name in _TIMES:
-        if not isinstance(saved.get(name), int | float):
-            raise damaged(path, f"{name} is {saved.get(name)!r}")
+        try:
+            if not 0.0 <= real(saved.get(name)) < _LONGEST_S:
+                raise ValueError(f"{saved[name]} seconds")
+        except (TypeError, ValueError) as error:
+            raise damaged(path, f"{name}: {error}") from None
     for name in ("settings", "about", "identity"):
         if not isinstance(saved.get(name), dict):
             raise damaged(path, f"{name} is missing")

@@ -37,7 +37,7 @@ def convert(value: object, annotation: Any) -> Value:
     converter, words = _CONVERTERS[typing.get_origin(kind) or kind]
     try:
         return converter(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(words) from None
 
 

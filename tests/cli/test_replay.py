@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.trace.sums import reseal
+
 Say = Callable[[str], tuple[int, str, str]]
 
 
@@ -24,7 +26,7 @@ def test_a_difference_ends_with_1_and_is_named(say: Say) -> None:
     trace = Path("runs/latest/trace.jsonl")
     text = trace.read_text()
     first = text.index('"loss":') + len('"loss":')
-    trace.write_text(text[:first] + "1" + text[first:])
+    trace.write_text(reseal(text[:first] + "1" + text[first:]))
     code, out, _ = say("replay")
     assert code == 1
     assert "different: push 1 (member 0, of version 0" in out

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.report.summary import summarize
 from paceline.report.terminal import format_duration, render_summary
+from paceline.trace.sums import reseal
 
 
 def test_the_report_of_a_run_is_this(run_dir: Path) -> None:
@@ -96,8 +97,8 @@ def test_an_epoch_that_nobody_finished_is_told_as_an_estimate(
 
 def test_a_loss_that_hardly_moves_has_two_different_ends(run_dir: Path) -> None:
     path = run_dir / "trace.jsonl"
-    path.write_text(path.read_text().replace('"loss":2.0', '"loss":0.5003'))
-    path.write_text(path.read_text().replace('"loss":1.0', '"loss":0.5001'))
+    text = path.read_text().replace('"loss":2.0', '"loss":0.5003')
+    path.write_text(reseal(text.replace('"loss":1.0', '"loss":0.5001')))
     lines = render_summary(summarize(run_dir))
     assert (lines[0].split()[0], lines[8].split()[0]) == ("0.5003", "0.5")
 
@@ -112,7 +113,7 @@ def test_no_line_is_wider_than_the_terminal(columns: int, run_dir: Path) -> None
 
 def test_updates_that_were_skipped_are_said(run_dir: Path) -> None:
     trace = run_dir / "trace.jsonl"
-    trace.write_text(trace.read_text().replace('"finite":true', '"finite":false', 1))
+    trace.write_text(reseal(trace.read_text().replace('"finite":true', '"finite":false', 1)))
     assert summarize(run_dir).skipped_updates == 1
     assert "skipped           1 update: a gradient was not finite" in "\n".join(
         render_summary(summarize(run_dir))

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from ..errors import ConfigError, PacelineError
+from ..fields import many, record, refuse_constant
 from .apart import Apart
 from .stepping import DTYPES
 
@@ -164,8 +165,9 @@ def merged(files: Sequence[Path], rows: Sequence[Row]) -> list[Row]:
     found: list[Row] = []
     for file in files:
         try:
-            found += [Row(**one) for one in json.loads(file.read_text())["rows"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            rows_there = json.loads(file.read_text(), parse_constant=refuse_constant)["rows"]
+            found += many(lambda one: record(Row, one))(rows_there)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{file} is no table of paceline bench throughput --json: {error}"
             ) from error

@@ -68,7 +68,7 @@ def _read(path: Path) -> Outcome | None:
         outcome = Outcome.read(json.loads(path.read_text()))
         age_s = time.time() - path.stat().st_mtime
         return outcome if outcome.is_whole or age_s < _PARTIAL_S else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
+from ..fields import by_name, count, many, real, record
+
 Value: TypeAlias = str | int | bool
 
 AS_IT_IS = "as it is"
@@ -40,7 +42,7 @@ class Speed:
     def read(cls, values: Mapping[str, Any]) -> "Speed":
         """From JSON; fields of another version are left out."""
         names = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
+        return record(cls, {name: value for name, value in values.items() if name in names})
 
     def write(self) -> dict[str, Value]:
         return asdict(self)
@@ -113,10 +115,15 @@ class Outcome:
         """From JSON.
 
         Raises:
-            TypeError, KeyError: it was written by another version.
+            TypeError, ValueError, KeyError: it is damaged, or was written by another version.
         """
-        found = tuple(Finding(**one) for one in values["findings"])
-        return cls(**{**values, "speed": Speed.read(values["speed"]), "findings": found})
+        found = many(lambda one: record(Finding, one))(values["findings"])
+        speed = Speed.read(by_name(lambda one: one)(values["speed"]))
+        return cls(
+            speed=speed, findings=found, before_s=real(values["before_s"]),
+            after_s=real(values["after_s"]), num_samples=count(values["num_samples"]),
+            batch_size=count(values["batch_size"]), took_s=real(values["took_s"]),
+        )  # fmt: skip
 
     def lines(self) -> list[str]:
         """The whole in sentences: what helped, what did not, what it comes to."""

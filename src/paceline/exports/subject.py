@@ -161,13 +161,13 @@ def _load(model: nn.Module, name: str, checkpoint: Path) -> None:
         )
     try:
         state = load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} is no whole .safetensors file: {error}") from error
     wanted = model.state_dict()
     differing = [
-        f"{key} is {tuple(state[key].shape)} there, {tuple(wanted[key].shape)} here"
+        f"{key} is {_kind(state[key])} there, {_kind(wanted[key])} here"
         for key in wanted
-        if key in state and state[key].shape != wanted[key].shape
+        if key in state and _kind(state[key]) != _kind(wanted[key])
     ]
     differing += [f"{key} is missing there" for key in wanted if key not in state]
     differing += [f"{key} is only there" for key in state if key not in wanted]
@@ -177,3 +177,7 @@ def _load(model: nn.Module, name: str, checkpoint: Path) -> None:
             f"{path} is a checkpoint of another model than {name}: {'; '.join(differing[:3])}{more}"
         )
     model.load_state_dict(state)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,6 +1,7 @@
 """Which protocol to run with how many pushes an update, before anything is paid for.
 
-    a profile: RUN's trace, or a short run made now        profiles.py
+    a profile: RUN's trace, or a short run made now        profiles.py, measuring.py
+    more workers than cores: what such a crowd costs       measuring.py
     each protocol and K in virtual time                    simulation.py: time, staleness, waste
     a race of all of them with real gradients              race.py: the loss after equal times
     or, with a target: who is there first                  pursuit.py: the time to the target
@@ -17,17 +18,14 @@ from pathlib import Path
 from ..compute.cores import num_cores
 from ..conditions.delays import NO_DELAY, parse_delays, parse_slow
 from ..conditions.world import Conditions
-from ..config import resolve
 from ..engines.timing import TimingRun
 from ..errors import ConfigError
-from ..launcher import launch_run
-from ..program import TaskProgram
 from ..protocols import parse
 from ..report.forecast import Forecast
-from ..report.live import QuietObserver
 from ..report.ranking import Advice, Candidate, Standing, Target
 from ..workloads import load_task
 from ..workloads.base import Task
+from .measuring import Measured, crowding, most_alone
 from .profiles import Profile, read_profile
 from .pursuit import Goal, pursue
 from .race import Training, race
@@ -80,8 +78,12 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     names = _names(asked)
     task = load_task(asked.task, asked.workers, asked.init)
     size = asked.mini_batch_size or max(1, task.batch_size // asked.workers)
-    profile = _profile(asked, task, size, say)
-    conditions = _conditions(asked, profile)
+    measured = Measured(
+        task=asked.task, mini_batch_size=size, lr=asked.lr, init=asked.init, seed=asked.seed
+    )
+    profile = _profile(asked, task, measured, say)
+    crowd = _crowding(asked, measured, profile, say)
+    conditions = _conditions(asked, profile, crowd)
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
     forecasts = {name: _forecast(name, conditions) for name in names}
     say(f"{len(names)} protocols race for about {asked.race_s:g} s")
@@ -99,8 +101,9 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     return Advice(
         task=task.name, workers=asked.workers, cores=asked.cores, mini_batch_size=size,
         profile_dir=str(profile.run_dir), profile_steps=profile.num_steps,
-        step_s=profile.mean_step_s, push_s=profile.push_s, candidates=candidates,
-        are_alike=_are_alike(ranking[:2]), target=_target(asked.goal, ranking[0]),
+        step_s=profile.mean_step_s, push_s=profile.push_s, crowding=crowd,
+        candidates=candidates, are_alike=_are_alike(ranking[:2]),
+        target=_target(asked.goal, ranking[0]),
     )  # fmt: skip
 
 
@@ -147,31 +150,35 @@ def family(num_workers: int) -> tuple[str, ...]:
     return (*names, "async")
 
 
-def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
+def _profile(asked: Question, task: Task, measured: Measured, say: Say) -> Profile:
     """The profile that was named, or one that is taken now."""
-    profile = read_profile(asked.profile or _measure(asked, task, size, say))
-    profile.check(task.name, sum(one.numel() for one in task.model().parameters()), size)
+    place = asked.profile
+    if place is None:
+        workers = most_alone(asked.workers)
+        say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
+        place = measured.run(workers, asked.profile_s, "profile")
+    profile = read_profile(place)
+    num_parameters = sum(one.numel() for one in task.model().parameters())
+    profile.check(task.name, num_parameters, measured.mini_batch_size)
     return profile
 
 
-def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
-    """A short run of workers on this machine; the folder where it lies."""
-    workers = min(asked.workers, max(2, num_cores()))
-    say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
-    flags = {
-        "workers": workers, "protocol": "k-batch-async:2", "path": "store",
-        "mini_batch_size": size,
-        "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
-        "nonfinite": "skip", "name": f"profile-{task.name}-{time.strftime('%Y%m%d-%H%M%S')}",
-    }  # fmt: skip
-    given = {name: value for name, value in flags.items() if value is not None}
-    settings = resolve(given, env={}, is_call=True).settings
-    summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
-    assert summary is not None  # it is no dry run
-    return Path(summary.run_dir)
+def _crowding(asked: Question, measured: Measured, profile: Profile, say: Say) -> float | None:
+    """How many times as long steps take on shared cores; None: that was not measured.
+
+    It is this machine that is measured: not where a profile from elsewhere was given, nor for
+    other cores than there are here.
+    """
+    workers, cores = asked.workers, asked.cores
+    is_crowd = cores is not None and workers > most_alone(workers)
+    if cores is None or not is_crowd or asked.profile is not None or cores != num_cores():
+        return None
+    seconds = asked.profile_s / 2
+    say(f"a crowd: {workers} workers on {cores} cores for {seconds:g} s")
+    return crowding(measured.run(workers, seconds, "crowd"), profile, workers, cores)
 
 
-def _conditions(asked: Question, profile: Profile) -> Conditions:
+def _conditions(asked: Question, profile: Profile, crowding: float | None) -> Conditions:
     """What was measured, and the stragglers that are asked for.
 
     Those that the profile was given are left out.
@@ -180,7 +187,7 @@ def _conditions(asked: Question, profile: Profile) -> Conditions:
     return Conditions(
         delays=tuple(delay or NO_DELAY for delay in delays),
         slow=parse_slow(asked.slow, asked.workers),
-        machine=profile.machine(asked.workers, asked.cores),
+        machine=profile.machine(asked.workers, asked.cores, crowding or 1.0),
         seed=asked.seed,
     )
 

@@ -34,11 +34,13 @@ from ..errors import ConfigError
 from ..events import Apply, Grant, Joined, Ticket
 from ..protocols import parse
 from ..records import Handed, Header, Heard, Ordered, Record, Resumed
-from ..trace import FILE_NAME, read_trace
+from ..trace import FILE_NAME, contradiction, read_trace
 
 _WARM_UP_STEPS = 2
 """Left out at the start of each member: the first steps fill caches and allocate."""
 _FEWEST_STEPS = 10
+_MOST_CALLED_OFF = 1_000_000
+"""Tickets in a row of which none was pushed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +83,20 @@ class Profile:
         """Seconds beside it, from a grant to the next push."""
         return statistics.fmean(value for one in self.exchange_s.values() for value in one)
 
-    def machine(self, num_workers: int, cores: int | None) -> Machine:
+    def machine(self, num_workers: int, cores: int | None, crowding: float = 1.0) -> Machine:
         """What so many workers would meet, ``cores`` of them at the same time (None: all).
 
         With as many workers as the run had each has its own times, otherwise all share all.
+
+        Args:
+            crowding: how many times as long all of it takes with so many on these cores.
         """
         return Machine(
             text=f"as in {self.run_dir}",
-            work=_delays(self.work_s, num_workers),
-            exchange=_delays(self.exchange_s, num_workers),
-            add_s=self.add_s,
-            apply_s=self.apply_s,
+            work=_delays(self.work_s, num_workers, crowding),
+            exchange=_delays(self.exchange_s, num_workers, crowding),
+            add_s=crowding * self.add_s,
+            apply_s=crowding * self.apply_s,
             cores=cores,
         )
 
@@ -116,11 +121,15 @@ class Profile:
             )
 
 
-def _delays(rows: Mapping[int, tuple[float, ...]], num_workers: int) -> tuple[Delay, ...]:
+def _delays(
+    rows: Mapping[int, tuple[float, ...]], num_workers: int, factor: float
+) -> tuple[Delay, ...]:
     if sorted(rows) == list(range(num_workers)):
         chosen = [rows[worker] for worker in range(num_workers)]
     else:
         chosen = [tuple(value for row in rows.values() for value in row)] * num_workers
+    if factor != 1.0:
+        chosen = [tuple(factor * value for value in row) for row in chosen]
     return tuple(Delay(text="measured", terms=(Empirical(values_s=row),)) for row in chosen)
 
 
@@ -278,6 +287,8 @@ class _Ordered:
         Args:
             num_leases: mini-batches of the ticket; None: as many as the protocol says.
         """
+        if not 0 <= worker < len(self._delays):
+            raise contradiction(f"worker {worker} pushes in a run of {len(self._delays)}")
         factor, delay = self._slow.get(worker, 1.0), self._delays[worker]
         num_steps = num_leases or self._num_steps
         if delay is None:
@@ -286,6 +297,8 @@ class _Ordered:
         if ticket.member not in self._draws:
             self._draws[ticket.member] = (random.Random(f"{self._seed}/{worker}"), 0)
         rng, next_serial = self._draws[ticket.member]
+        if ticket.serial - next_serial > _MOST_CALLED_OFF:
+            raise contradiction(f"member {ticket.member} pushes ticket {ticket.serial} so soon")
         for _ in range((ticket.serial - next_serial) * self._num_steps):  # work called off
             delay.sample(rng)
         self._draws[ticket.member] = (rng, ticket.serial + 1)

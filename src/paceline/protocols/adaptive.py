@@ -26,6 +26,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from paceline.events import Decision, Exhausted, Fact, Left, Pushed
+from paceline.fields import count
 from paceline.protocols.base import Gathering
 from paceline.protocols.progress import LossProgress
 
@@ -116,7 +117,7 @@ class Adaptive(Gathering):
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.num_pushes = min(state["num_pushes"], self.num_workers)
+        self.num_pushes = max(1, min(count(state["num_pushes"]), self.num_workers))
         self._progress.load(state["progress"])
         self._begun_s = dict(state["begun_s"])
         self._times_s = {member: list(times_s) for member, times_s in state["times_s"]}

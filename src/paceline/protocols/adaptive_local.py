@@ -18,6 +18,7 @@ import math
 from typing import Any
 
 from paceline.events import Decision, Fact, Pushed
+from paceline.fields import count
 from paceline.protocols.base import Argument
 from paceline.protocols.local_sgd import LocalSgd
 from paceline.protocols.progress import LossProgress
@@ -54,5 +55,5 @@ class AdaptiveLocal(LocalSgd):
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.num_steps = state["num_steps"]
+        self.num_steps = max(1, min(count(state["num_steps"]), self._first_num_steps))
         self._progress.load(state["progress"])

@@ -10,6 +10,8 @@ know what is decided from it.
 import math
 from typing import Any
 
+from paceline.fields import count, real
+
 
 class LossProgress:
     """F_t/F_0 of a run.
@@ -50,7 +52,8 @@ class LossProgress:
 
     def load(self, state: list[Any]) -> None:
         """Remember what `state()` said."""
-        self._num_heard, self._first, self._mean = state
+        num_heard, first, mean = state
+        self._num_heard, self._first, self._mean = count(num_heard), real(first), real(mean)
 
 
 _LEAST = 1e-6

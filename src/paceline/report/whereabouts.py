@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..events import Apply, Cancel, Discard, EpochEnd, Grant, Joined, Late, Lease, Left
 from ..records import Handed, Header, Heard, Ordered, Record
-from ..trace import FILE_NAME, read_trace
+from ..trace import FILE_NAME, contradiction, read_trace
 
 OWN_ORDER = "own"
 """The kind of an order that only the user's sampler can draw."""
@@ -109,6 +109,8 @@ class Fates:
             case Apply(tickets, _):
                 self._applied(tickets)
             case Cancel(member):
+                if member not in self._current:
+                    raise contradiction(f"member {member} is called off and never had work")
                 self._give_up(self._current[member], "called off")
             case Discard(ticket):
                 self._give_up(ticket[:2], "its push was discarded")

@@ -1,11 +1,12 @@
 """The trace of a run: an append-only file of what was heard, ordered and measured, line by line.
 
-One JSON object a line, ``"kind"`` first; ``"t"`` is in seconds since the run's start. Everything
+One JSON object a line, ``"kind"`` first and the sum of all lines so far last (sums.py); ``"t"`` is
+in seconds since the run's start. Everything
 that a report says is computed from this file alone, so a run can be looked at again, and the
 order of its lines *is* the run, so it can be replayed. This module must not know engines or
 reports.
 
-    {"kind": "run", "format": 1, "task": "lenet", ...}
+    {"kind": "run", "format": 2, "task": "lenet", ...}
     {"kind": "joined", "t": 0.81, "member": 0, "worker": 0, "pid": 4711}
     {"kind": "grant", "t": 0.82, "ticket": [0, 0, 0], "leases": [[0, 0, 0, 128]], "upcoming": []}
     {"kind": "pushed", "t": 0.84, "ticket": [0, 0, 0], "samples": 128, "loss": 2.3, ...}
@@ -13,10 +14,18 @@ reports.
     {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
 """
 
-from .reader import FORMAT, has_begun, read_header, read_trace
+from .reader import FORMAT, contradiction, has_begun, read_header, read_trace
 from .writer import Trace
 
 FILE_NAME = "trace.jsonl"
 """Of the trace in a run's folder."""
 
-__all__ = ["FILE_NAME", "FORMAT", "Trace", "has_begun", "read_header", "read_trace"]
+__all__ = [
+    "FILE_NAME",
+    "FORMAT",
+    "Trace",
+    "contradiction",
+    "has_begun",
+    "read_header",
+    "read_trace",
+]

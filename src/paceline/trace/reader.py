@@ -1,10 +1,11 @@
 """Reading a trace: whatever is damaged is named, with its line.
 
+    bytes of a line -> its sum (sums.py) -> JSON -> fields, each of its type -> a record
+
 This module must not know engines or reports.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,17 @@ from ..events import (
     Stalled,
     Ticket,
 )
+from ..fields import (
+    boolean,
+    by_name,
+    count,
+    integer,
+    many,
+    number,
+    real,
+    refuse_constant,
+    text,
+)
 from ..records import (
     Ended,
     Evaluated,
@@ -37,14 +49,16 @@ from ..records import (
     Record,
     Rerouted,
     Resumed,
+    Scalar,
     Scaled,
     Stopped,
     Struck,
     Superseded,
 )
+from .sums import opened
 
-FORMAT = 1
-"""Grows when a reader of today could misread a line of tomorrow."""
+FORMAT = 2
+"""Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum."""
 
 
 def has_begun(path: Path) -> bool:
@@ -68,124 +82,170 @@ def read_trace(path: Path) -> Iterator[Record]:
     """The records of a trace, in order.
 
     A last line that was cut off, as by a power failure, is left out. Raises ConfigError where the
-    file is missing, is of a newer format, or is damaged anywhere else; it names the line.
+    file is missing, is of another format, or is damaged anywhere else; it names the line.
     """
     try:
-        file = path.open(encoding="utf-8", newline="\n")
+        file = path.open("rb")
     except OSError as error:
         raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from None
+    total = 0
     with file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                fields = json.loads(line)
-                record = _READERS[fields["kind"]](fields)
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+                if number == 1:
+                    _check_format(line)
+                body, total = opened(line, total)
+                record = _record(body + b"}")
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
                 raise ConfigError(
                     f"the trace is damaged at {path}:{number} ({type(error).__name__}: {error}); "
                     f"what stands before it can be read from a copy: head -n {number - 1}"
                 ) from None
             if number == 1 and not isinstance(record, Header):
-                raise ConfigError(f"{path} is no trace: its first line is {fields['kind']!r}")
+                raise ConfigError(f"{path} is no trace: its first line is no header")
             yield record
+
+
+def contradiction(what: str) -> ConfigError:
+    """The error for lines that are right one by one, and cannot all be true."""
+    return ConfigError(f"the trace contradicts itself: {what}")
 
 
 _Fields: TypeAlias = dict[str, Any]
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def _check_format(line: bytes) -> None:
+    """Raises ConfigError where the first line says that the trace is of another format."""
+    fields = json.loads(line)
+    known = fields.get("format", FORMAT) if isinstance(fields, dict) else FORMAT
+    if type(known) is int and known != FORMAT:
+        remedy = "update paceline" if known > FORMAT else "read it with the paceline that wrote it"
+        raise ConfigError(f"the trace is of format {known}, this paceline reads {FORMAT}: {remedy}")
+
+
+def _record(line: bytes) -> Record:
+    """The record of one line. ValueError, KeyError or TypeError where it is none."""
+    fields = json.loads(line, parse_constant=refuse_constant)
+    return _READERS[text(fields["kind"])](fields)
+
+
+def _ticket(value: Any) -> Ticket:
+    member, serial, version = map(integer, many(integer)(value))
+    return Ticket(count(member), serial, version)
+
+
+def _lease(value: Any) -> Lease:
+    lease = Lease(*many(count)(value))
+    if not lease.start < lease.stop:
+        raise ValueError(f"a lease from {lease.start} to {lease.stop}")
+    return lease
+
+
+def _total(value: Any) -> tuple[float, float]:
+    total, num_samples = many(number)(value)
+    return total, num_samples
+
+
+def _scalar(value: Any) -> Scalar:
+    if value is None or isinstance(value, str | bool):
+        return value
+    return integer(value) if type(value) is int else real(value)
+
+
+def _scalars(value: Any) -> Scalar | list[Scalar]:
+    return [*map(_scalar, value)] if type(value) is list else _scalar(value)
+
+
+# -- records --------------------------------------------------------------------------------------
 
 
 def _header(fields: _Fields) -> Header:
-    if fields["format"] > FORMAT:
-        raise ConfigError(
-            f"the trace is of format {fields['format']}, newer than {FORMAT}: update paceline"
-        )
-    return Header(fields={name: value for name, value in fields.items() if name != "kind"})
+    integer(fields["format"])
+    return Header(fields={name: _scalars(one) for name, one in fields.items() if name != "kind"})
 
 
 def _pushed(fields: _Fields) -> Handed:
     fact = Pushed(
-        Ticket(*fields["ticket"]),
-        fields["samples"],
-        _number(fields["loss"]),
-        fields["finite"],
-        fields["t"],
+        _ticket(fields["ticket"]),
+        count(fields["samples"]),
+        number(fields["loss"]),
+        boolean(fields["finite"]),
+        real(fields["t"]),
     )
     return Handed(
-        fact=fact, compute_s=fields["compute"], wait_s=fields["wait"], push_s=fields["push"],
-        add_s=fields.get("add", 0.0),
+        fact=fact, compute_s=real(fields["compute"]), wait_s=real(fields["wait"]),
+        push_s=real(fields["push"]), add_s=real(fields.get("add", 0.0)),
     )  # fmt: skip
 
 
 def _joined(fields: _Fields) -> Heard:
-    fact = Joined(fields["member"], fields["t"])
-    return Heard(fact=fact, worker=fields["worker"], pid=fields["pid"])
+    fact = Joined(count(fields["member"]), real(fields["t"]))
+    return Heard(fact=fact, worker=integer(fields["worker"]), pid=integer(fields["pid"]))
 
 
 def _apply(fields: _Fields) -> Apply:
-    return Apply(tuple(Ticket(*one) for one in fields["tickets"]), tuple(fields["weights"]))
+    update = Apply(many(_ticket)(fields["tickets"]), many(real)(fields["weights"]))
+    if len(update.tickets) != len(update.weights):
+        raise ValueError(f"{len(update.tickets)} tickets and {len(update.weights)} weights")
+    return update
 
 
 def _grant(fields: _Fields) -> Grant:
-    leases, upcoming = (
-        tuple(Lease(*one) for one in fields[name]) for name in ("leases", "upcoming")
-    )
-    return Grant(Ticket(*fields["ticket"]), leases, upcoming)
+    leases, upcoming = (many(_lease)(fields[name]) for name in ("leases", "upcoming"))
+    return Grant(_ticket(fields["ticket"]), leases, upcoming)
 
 
 def _ordered(make: Callable[[_Fields], Order]) -> Callable[[_Fields], Ordered]:
-    return lambda fields: Ordered(t_s=fields["t"], order=make(fields))
+    return lambda fields: Ordered(t_s=real(fields["t"]), order=make(fields))
 
 
 def _superseded(fields: _Fields) -> Superseded:
     return Superseded(
-        t_s=fields["t"],
-        ticket=Ticket(fields["member"], fields["serial"], -1),
-        wasted_s=fields["wasted"],
-        saved_s=fields["saved"],
+        t_s=real(fields["t"]),
+        ticket=Ticket(count(fields["member"]), integer(fields["serial"]), -1),
+        wasted_s=real(fields["wasted"]),
+        saved_s=real(fields["saved"]),
     )
 
 
 def _evaluated(fields: _Fields) -> Evaluated:
-    totals = {name: (_number(row[0]), float(row[1])) for name, row in fields["totals"].items()}
     return Evaluated(
-        t_s=fields["t"], epoch=fields["epoch"], version=fields["version"], totals=totals
-    )
+        t_s=real(fields["t"]), epoch=integer(fields["epoch"]), version=count(fields["version"]),
+        totals=by_name(_total)(fields["totals"]),
+    )  # fmt: skip
 
 
 _READERS: Mapping[str, Callable[[_Fields], Record]] = {
     "run": _header,
     "joined": _joined,
-    "left": lambda f: Heard(fact=Left(f["member"], f["t"]), reason=f["reason"]),
-    "stalled": lambda f: Heard(fact=Stalled(f["member"], f["t"])),
+    "left": lambda f: Heard(
+        fact=Left(count(f["member"]), real(f["t"])), reason=text(f["reason"])
+    ),
+    "stalled": lambda f: Heard(fact=Stalled(count(f["member"]), real(f["t"]))),
     "pushed": _pushed,
     "apply": _ordered(_apply),
     "grant": _ordered(_grant),
-    "discard": _ordered(lambda f: Discard(Ticket(*f["ticket"]))),
-    "late": _ordered(lambda f: Late(Ticket(*f["ticket"]))),
-    "cancel": _ordered(lambda f: Cancel(f["member"])),
-    "epoch_end": _ordered(lambda f: EpochEnd(f["epoch"], f["version"])),
+    "discard": _ordered(lambda f: Discard(_ticket(f["ticket"]))),
+    "late": _ordered(lambda f: Late(_ticket(f["ticket"]))),
+    "cancel": _ordered(lambda f: Cancel(count(f["member"]))),
+    "epoch_end": _ordered(lambda f: EpochEnd(count(f["epoch"]), count(f["version"]))),
     "superseded": _superseded,
-    "scaled": lambda f: Scaled(t_s=f["t"], ticket=Ticket(*f["ticket"]), scale=f["scale"]),
+    "scaled": lambda f: Scaled(
+        t_s=real(f["t"]), ticket=_ticket(f["ticket"]), scale=real(f["scale"])
+    ),
     "evaluated": _evaluated,
     "log": lambda f: Logged(
-        t_s=f["t"],
-        member=f["member"],
-        values={name: _number(value) for name, value in f["values"].items()},
+        t_s=real(f["t"]), member=count(f["member"]), values=by_name(number)(f["values"])
     ),
-    "fault": lambda f: Struck(t_s=f["t"], text=f["text"]),
+    "fault": lambda f: Struck(t_s=real(f["t"]), text=text(f["text"])),
     "resumed": lambda f: Resumed(
-        t_s=f["t"],
-        version=f["version"],
-        workers=f["workers"],
-        lost=f["lost"],
-        changes=f.get("changes", {}),  # format 1 had none at first
+        t_s=real(f["t"]), version=count(f["version"]), workers=count(f["workers"]),
+        lost=count(f["lost"]), changes=by_name(_scalars)(f["changes"]),
     ),
-    "note": lambda f: Noted(t_s=f["t"], text=f["text"]),
-    "rerouted": lambda f: Rerouted(t_s=f["t"], path=str(f["path"])),
-    "stopped": lambda f: Stopped(t_s=f["t"]),
-    "end": lambda f: Ended(t_s=f["t"], reason=f["reason"]),
-}
+    "note": lambda f: Noted(t_s=real(f["t"]), text=text(f["text"])),
+    "rerouted": lambda f: Rerouted(t_s=real(f["t"]), path=text(f["path"])),
+    "stopped": lambda f: Stopped(t_s=real(f["t"])),
+    "end": lambda f: Ended(t_s=real(f["t"]), reason=text(f["reason"])),
+}  # fmt: skip

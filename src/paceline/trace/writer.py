@@ -24,6 +24,7 @@ from ..records import (
     Scalar,
 )
 from .reader import FORMAT, read_header
+from .sums import last_sum, seal
 
 _BUFFER_BYTES = 1 << 16
 
@@ -46,7 +47,7 @@ class Trace:
         # Line endings are fixed, so that two runs of the same log are equal byte for byte.
         mode = "r+" if goes_on else "w"
         self._file = path.open(mode, encoding="utf-8", newline="\n", buffering=_BUFFER_BYTES)
-        self._write = self._file.write
+        self._sum = 0
         self._has_ended = False
         self.has_begun = False
 
@@ -77,6 +78,7 @@ class Trace:
         with self.path.open("rb") as file:
             file.seek(at_bytes)
             lost = sum(line.startswith(b'{"kind":"apply"') for line in file)
+        self._sum = last_sum(self.path, at_bytes)
         self._file.truncate(at_bytes)
         self._file.seek(at_bytes)
         self._line(
@@ -106,29 +108,28 @@ class Trace:
             f'{{"kind":"pushed","t":{at_s!r},"ticket":[{member},{serial},{version}],'
             f'"samples":{num_samples},"loss":{loss if -math.inf < loss < math.inf else "null"},'
             f'"finite":{"true" if is_finite else "false"},"compute":{compute_s:.6f},'
-            f'"wait":{wait_s:.6f},"push":{push_s:.6f}{added}}}\n'
+            f'"wait":{wait_s:.6f},"push":{push_s:.6f}{added}'
         )
 
     def order(self, order: Order, t: float) -> None:
         """An order of the coordinator."""
         if isinstance(order, Grant):
             leases = f'"leases":{_lists(order.leases)},"upcoming":{_lists(order.upcoming)}'
-            self._write(f'{{"kind":"grant","t":{t:.6f},"ticket":{[*order.ticket]},{leases}}}\n')
+            self._write(f'{{"kind":"grant","t":{t:.6f},"ticket":{[*order.ticket]},{leases}')
         elif isinstance(order, Apply):
             self._write(
                 f'{{"kind":"apply","t":{t:.6f},"tickets":{_lists(order.tickets)},'
-                f'"weights":{[*order.weights]}}}\n'
+                f'"weights":{[*order.weights]}'
             )
         elif isinstance(order, Cancel):
-            self._write(f'{{"kind":"cancel","t":{t:.6f},"member":{order.member}}}\n')
+            self._write(f'{{"kind":"cancel","t":{t:.6f},"member":{order.member}')
         elif isinstance(order, EpochEnd):
             self._write(
-                f'{{"kind":"epoch_end","t":{t:.6f},"epoch":{order.epoch},'
-                f'"version":{order.version}}}\n'
+                f'{{"kind":"epoch_end","t":{t:.6f},"epoch":{order.epoch},"version":{order.version}'
             )
         else:
             kind = "discard" if isinstance(order, Discard) else "late"
-            self._write(f'{{"kind":"{kind}","t":{t:.6f},"ticket":{[*order.ticket]}}}\n')
+            self._write(f'{{"kind":"{kind}","t":{t:.6f},"ticket":{[*order.ticket]}')
 
     def superseded(
         self, t: float, member: int, serial: int, wasted_s: float, saved_s: float
@@ -136,14 +137,12 @@ class Trace:
         """Work that was abandoned: seconds thrown away, and those that abandoning it saved."""
         self._write(
             f'{{"kind":"superseded","t":{t:.6f},"member":{member},"serial":{serial},'
-            f'"wasted":{wasted_s:.6f},"saved":{saved_s:.6f}}}\n'
+            f'"wasted":{wasted_s:.6f},"saved":{saved_s:.6f}'
         )
 
     def scaled(self, t: float, ticket: Ticket, scale: float) -> None:
         """What distance left of a push that is in an update, where the update was executed."""
-        self._write(
-            f'{{"kind":"scaled","t":{t:.6f},"ticket":{[*ticket]},"scale":{float(scale)!r}}}\n'
-        )
+        self._write(f'{{"kind":"scaled","t":{t:.6f},"ticket":{[*ticket]},"scale":{float(scale)!r}')
 
     def evaluated(
         self, t: float, epoch: int, version: int, totals: Mapping[str, tuple[float, float]]
@@ -190,7 +189,12 @@ class Trace:
         self._file.close()
 
     def _line(self, fields: Mapping[str, object]) -> None:
-        self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n")
+        self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False)[:-1])
+
+    def _write(self, body: str) -> None:
+        """One line; ``body`` is an object without its closing brace."""
+        line, self._sum = seal(body, self._sum)
+        self._file.write(line)
 
 
 def _lists(rows: Iterable[tuple[int, ...]]) -> list[list[int]]:

@@ -1,0 +1,17 @@
+"""Damaged files of every kind are refused in words, or loaded as what they were; bench/fuzz.py
+tries a hundred thousand."""
+
+from pathlib import Path
+
+import pytest
+
+from fuzzing import READERS, Reader, attack
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.name)
+def test_damage_is_refused_or_loads_what_adds_up(reader: Reader, tmp_path: Path) -> None:
+    tally = attack(reader, tmp_path, 150, seed=1)
+    assert not tally.faults
+    assert tally.refused > 5
+    if reader.seal is not None:
+        assert tally.sealed == tally.tried // 2
