@@ -9,6 +9,7 @@ else is a fault: a traceback, a hang, a load that is silently another one.
 
 import gzip
 import hashlib
+import io
 import json
 import random
 import re
@@ -16,7 +17,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from paceline.ledger import Ledger
 from paceline.predict.profiles import read_profile
 from paceline.program import TaskProgram
 from paceline.protocols import parse
+from paceline.replay import replay
 from paceline.report.live import QuietObserver
 from paceline.report.summary import summarize
 from paceline.report.svg import draw_curve
@@ -49,6 +51,7 @@ from paceline.report.whereabouts import render_sample, report_sample
 from paceline.resumption import adopt, find, state_for
 from paceline.trace import read_trace
 from paceline.trace.sums import reseal
+from paceline.workloads.base import Task
 from tiny import BATCH_SIZE, NUM_SAMPLES, TASK
 
 HANG_S = 20.0
@@ -148,10 +151,15 @@ class Tally:
     sealed: int = 0
     refused: int = 0
     loaded: int = 0
-    faults: list[str] | None = None
+    faults: list[str] = field(default_factory=list)
 
-    def fail(self, text: str) -> None:
-        self.faults = [*(self.faults or []), text]
+    def add(self, other: "Tally") -> None:
+        """Both together."""
+        self.tried += other.tried
+        self.sealed += other.sealed
+        self.refused += other.refused
+        self.loaded += other.loaded
+        self.faults += other.faults
 
 
 def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
@@ -186,7 +194,7 @@ def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
         except PacelineError as error:
             tally.refused += 1
             if not 0 < len(str(error)) < 2000:
-                tally.fail(f"{what}: an error without words, or with too many")
+                tally.faults.append(f"{what}: an error without words, or with too many")
         except Exception as error:  # whatever else comes out is what is looked for
             place = error.__traceback__
             while place is not None and place.tb_next is not None:
@@ -194,15 +202,15 @@ def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
             where = (
                 "" if place is None else f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
             )
-            keep = folder / f"fault-{len(tally.faults or [])}"
+            keep = folder / f"fault-{len(tally.faults)}"
             shutil.rmtree(keep, ignore_errors=True)
             shutil.copytree(work, keep, symlinks=True)
-            tally.fail(f"{what}: {type(error).__name__}: {error!s:.200} ({where})")
+            tally.faults.append(f"{what}: {type(error).__name__}: {error!s:.200} ({where})")
         else:
             tally.loaded += 1
             is_right = is_sealed or reader.seal is None or reader.accepts(found, before)
             if not is_right:
-                tally.fail(f"{what}: loaded something else")
+                tally.faults.append(f"{what}: loaded something else")
     return tally
 
 
@@ -265,13 +273,15 @@ def _read_settings(folder: Path) -> object:
 # -- traces ---------------------------------------------------------------------------------------
 
 
-def _run(folder: Path, **settings: Any) -> None:
+def _run(folder: Path, task: Task | str = TASK, **settings: Any) -> None:
     chosen = {
         "engine": "inline", "workers": 3, "device": "cpu", "threads": 1, "epochs": 2,
         "run_dir": str(folder), **settings,
     }  # fmt: skip
-    program = TaskProgram(task=TASK)
-    launcher.launch_run(program, resolve(chosen, env={}, is_call=True).settings, QuietObserver())
+    program = TaskProgram(task=task)
+    launcher.launch_run(
+        program, resolve(chosen, env={}, is_call=True).settings, QuietObserver(io.StringIO())
+    )
 
 
 def _make_trace(folder: Path) -> None:
@@ -288,6 +298,14 @@ def _read_all_of_trace(folder: Path) -> object:
     render_sample(report_sample(run, 7, lambda header, epoch: range(NUM_SAMPLES)))
     read_profile(run)
     return [repr(one) for one in records]
+
+
+def _make_replayable(folder: Path) -> None:
+    _run(folder / "run", "quadratic", protocol="k-async:2", slow=("0=3x",), updates=20)
+
+
+def _replay(folder: Path) -> object:
+    return replay(folder / "run").difference
 
 
 def _seal_trace(folder: Path, name: str) -> None:
@@ -318,6 +336,12 @@ def _make_checkpoint(folder: Path) -> None:
     for was, now in zip(numbers[-2:], (1, 2), strict=True):
         (shelf / str(was)).rename(shelf / f"{now}")
     (shelf / "latest").write_text(json.dumps({"checkpoint": 2}))
+
+
+def _make_only_checkpoint(folder: Path) -> None:
+    """There is no older one to fall back on."""
+    _make_checkpoint(folder)
+    shutil.rmtree(folder / "run/checkpoints/1")
 
 
 def _seal_checkpoint(folder: Path, name: str) -> None:
@@ -404,6 +428,15 @@ def _load_own(place: Path) -> str:
     return hashlib.sha256(
         b"".join(one.detach().numpy().tobytes() for one in model.parameters())
     ).hexdigest()
+
+
+def _resume(folder: Path) -> object:
+    """The whole of it: the run goes on to its end."""
+    chosen = {"resume": str(folder / "run"), "updates": 100, "checkpoint_every": "never"}
+    settings = adopt(resolve(chosen, env={}, is_call=True))
+    summary = launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver(io.StringIO()))
+    assert summary is not None
+    return summary.updates, summary.final_loss
 
 
 def _is_older(found: tuple[int, str, str], sound: tuple[int, str, str]) -> bool:
@@ -496,8 +529,12 @@ READERS = (
     Reader(name="checkpoint", make=_make_checkpoint, read=_read_checkpoint, seal=_seal_checkpoint,
            files=(*(f"{_NEWEST}/{one}" for one in (*_PARTS, MANIFEST)), "run/checkpoints/latest"),
            accepts=_is_older),
-    Reader(name="ledger", make=_make_checkpoint, read=_read_checkpoint, seal=_seal_checkpoint,
+    Reader(name="ledger", make=_make_only_checkpoint, read=_read_checkpoint, seal=_seal_checkpoint,
            files=(f"{_NEWEST}/coordinator.json",), accepts=_is_older),
+    Reader(name="resume", make=_make_only_checkpoint, read=_resume, seal=_seal_checkpoint,
+           files=tuple(f"{_NEWEST}/{one}" for one in _PARTS)),
+    Reader(name="replay", make=_make_replayable, files=("run/trace.jsonl",), read=_replay,
+           seal=_seal_trace, accepts=lambda found, sound: True),
     Reader(name="data", make=_make_data, files=("images", "images.gz"), read=_read_data,
            seal=_seal_data),
     Reader(name="measurements", make=_make_measured, files=("table.json", "trial.json"),
