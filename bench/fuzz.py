@@ -6,8 +6,8 @@ Bits are flipped, ends and middles cut off, pieces swapped, doubled or made up, 
 JSON replaced. Where a format has checksums, every second input has them computed again, so that it
 passes the door and what reads behind it is on its own; formats without pass all. A fault is any
 exception but Paceline's own, a hang of 20 s, an input whose checksum is wrong and that loads as
-something else, and one that passes and does not add up (a sample lost or used twice). tests/fuzzing.py
-says what each reader does with its files. Writes results/fuzz.md; ends with 1 where there was a fault.
+something else, and one that passes and does not add up (a sample lost or used twice);
+tests/fuzzing.py says what each reader does. Writes results/fuzz.md; ends with 1 at a fault.
 """
 
 import argparse
@@ -38,6 +38,11 @@ WHAT = {
     "measurements": "tables of bench throughput, outcomes of --fast auto",
     "model": "model.safetensors, for an export",
 }
+NOTE = (
+    "Past the door: checksums were computed again after the damage, or there are none. Loaded: "
+    "what was there nevertheless (an older checkpoint, the whole beginning of a trace, a part that "
+    "the reader does not use), or past the door something that adds up."
+)
 PART = 500
 """Inputs a task of the pool."""
 

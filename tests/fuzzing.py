@@ -273,10 +273,10 @@ def _read_settings(folder: Path) -> object:
 # -- traces ---------------------------------------------------------------------------------------
 
 
-def _run(folder: Path, task: Task | str = TASK, **settings: Any) -> None:
+def _run(folder: Path, task: Task | str = TASK, **given: Any) -> None:
     chosen = {
         "engine": "inline", "workers": 3, "device": "cpu", "threads": 1, "epochs": 2,
-        "run_dir": str(folder), **settings,
+        "run_dir": str(folder), **given,
     }  # fmt: skip
     program = TaskProgram(task=task)
     launcher.launch_run(

@@ -129,7 +129,7 @@ class Keeper:
             rows = json.loads((found / f"worker-{seat}.json").read_text(encoding="utf-8"))
             return {name: unpack(value, tensors) for name, value in rows.items()}
         except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{found}/worker-{seat}.json is damaged: {error}") from None
+            raise ConfigError(f"{found}/worker-{seat}.json is damaged: {error!s:.300}") from None
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -139,14 +139,14 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise ConfigError(f"the checkpoint is damaged: {path}: {error}") from None
+        raise ConfigError(f"the checkpoint is damaged: {path}: {error!s:.300}") from None
 
 
 def _load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     own = dict(model.named_parameters()) | dict(model.named_buffers())
     for name in sorted(own.keys() ^ saved.keys()):
         where = "this model" if name in own else "the checkpoint"
-        raise ConfigError(f"{name!r} is only in {where}: it is of another model")
+        raise ConfigError(f"{name!r:.200} is only in {where}: it is of another model")
     with torch.no_grad():
         for name, tensor in own.items():
             value = saved[name]
@@ -178,7 +178,7 @@ def _load_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], fo
                 made.copy_(value)
             optimizer.state[parameters[int(text)]][key] = made
     except (OSError, *_REFUSALS) as error:
-        raise ConfigError(f"the optimizer's state in {found} is damaged: {error!r}") from None
+        raise ConfigError(f"the optimizer's state in {found} is damaged: {error!r:.300}") from None
 
 
 def _is_made(name: str, saved: Mapping[str, Tensor]) -> bool:

@@ -27,7 +27,7 @@ from .ledger import Ledger
 from .protocols import parse
 from .records import Header, Ordered, Scalar
 from .repeatable import refuse
-from .trace import FILE_NAME, read_header, read_trace
+from .trace import FILE_NAME, contradiction, read_header, read_trace
 from .workloads import load_task
 
 _MODEL = "model.safetensors"
@@ -67,6 +67,9 @@ class Replayed:
         }
 
 
+_MOST_THREADS = 4096
+
+
 def replay(
     run_dir: Path,
     *,
@@ -88,10 +91,13 @@ def replay(
     path = run_dir / FILE_NAME
     header, records = read_header(path), read_trace(path)
     refuse(run_dir, header, read_trace(path), until)
+    threads = max(1, header.number("threads", 1))
+    if threads > _MOST_THREADS:
+        raise contradiction(f"a worker computed with {threads} threads")
     craft, run = _prepare(header, run_dir)
     difference = ""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, header.number("threads", 1)))
+    torch.set_num_threads(threads)
     try:
         run.run(records, until, on_progress)
     except Difference as error:

@@ -76,7 +76,7 @@ def audit(state: State, batches: Batches) -> None:
     """
     version, epoch = count(state["version"]), integer(state["epoch"])
     is_open = boolean(state["is_epoch_open"])
-    _audit_members(state["members"])
+    audit_members(state["members"])
     stats = state["stats"]
     for name in ("updates", "late", "discarded", "cancelled"):
         count(stats[name])
@@ -95,7 +95,8 @@ def _pair(value: Any) -> tuple[int, int]:
     return count(first), second
 
 
-def _audit_members(members: State) -> None:
+def audit_members(members: State) -> None:
+    """As `audit`, of the part that says who has been there."""
     if members["live"] != [] or members["pending"] != []:
         raise ValueError("members are live, in a run at rest")
     departed = many(_pair)(members["departed"])

@@ -21,7 +21,7 @@ from .errors import ConfigError
 from .fields import real
 from .ledger import Ledger
 from .protocols.base import SyncProtocol
-from .resting import audit, next_member, recut
+from .resting import audit, audit_members, next_member, recut
 
 FOLDER = "checkpoints"
 RUN, COORDINATOR = "run.json", "coordinator.json"
@@ -249,6 +249,10 @@ def _check(folder: Path, one: Checkpoint) -> None:
     for name in ("protocol", "ledger", "members", "stats"):
         if not isinstance(state.get(name), dict):
             raise damaged(one.path / COORDINATOR, f"{name} is missing")
+    try:
+        audit_members(state["members"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(one.path / COORDINATOR, repr(error)) from None
     if state.get("version") != saved["version"]:
         raise damaged(path, f"it is of version {saved['version']}, the coordinator of another")
     trace = folder / "trace.jsonl"

@@ -78,12 +78,12 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], _depth: int = 0) -> Any:
     if not isinstance(value, dict):
         return value
     if len(value) != 1:
-        raise ConfigError(f"what was packed has the keys {sorted(value)[:5]}, not one")
+        raise ConfigError(f"what was packed has {len(value)} keys, not one")
     ((kind, body),) = value.items()
     try:
         return _unpack(kind, body, tensors, _depth + 1)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"what was packed as {kind!r} is broken: {error!r}") from None
+        raise ConfigError(f"what was packed as {kind!r:.40} is broken: {error!r:.200}") from None
 
 
 def _unpack(kind: str, body: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
@@ -100,4 +100,4 @@ def _unpack(kind: str, body: Any, tensors: Mapping[str, Tensor], depth: int) -> 
         return dict(rows)
     if kind == "counter":
         return collections.Counter(dict(rows))
-    raise ConfigError(f"what was packed is of the unknown kind {kind!r}")
+    raise ConfigError(f"what was packed is of the unknown kind {kind!r:.40}")

@@ -128,6 +128,8 @@ class RecordedRun:
         self.pushes += 1
         ticket = fact.ticket
         if counts := self._is_current(ticket):
+            if ticket != self._at_work[ticket.member] or ticket.version > self.coordinator.version:
+                raise self._differs(ticket, "a gradient", "it holds no such version")
             del self._at_work[ticket.member]
             leases = self._leases.pop(ticket[:2])
             self._compare(fact, self._craft.push(ticket, leases, fact.at_s))
@@ -195,6 +197,11 @@ class RecordedRun:
         """Work with the version that the member will have pulled when it pushes."""
         ticket = grant.ticket
         version = self._pulled.get(ticket[:2], ticket.version)
+        if version < ticket.version:
+            raise Difference(
+                f"member {ticket.member} pushed a gradient of version {version} for work that it "
+                f"was given at version {ticket.version}"
+            )
         held = grant._replace(ticket=ticket._replace(version=version))
         self._at_work[ticket.member] = held.ticket
         self._leases[ticket[:2]] = grant.leases

@@ -140,13 +140,22 @@ class Summary:
         """The documented fields, in their order; what was not measured is null."""
         fields: dict[str, object] = asdict(self)
         del fields["losses"], fields["accuracies"], fields["test_losses"]
-        return fields
+        return {name: _finite(value) for name, value in fields.items()}
 
     def chapter_line(self) -> str:
         """The last line, in the chapter's form: ``test acc: 0.83, 7.4 sec/epoch on ['cpu:0']``."""
         accuracy = "-" if self.test_accuracy is None else f"{self.test_accuracy:.2f}"
         seconds = "-" if self.seconds_per_epoch is None else f"{self.seconds_per_epoch:.1f}"
         return f"test acc: {accuracy}, {seconds} sec/epoch on {list(self.devices)}"
+
+
+def _finite(value: object) -> object:
+    """The same with null for what is not finite, as the loss of a run that diverged."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def summarize(run_dir: Path) -> Summary:
