@@ -12,7 +12,7 @@ This module must not know terminals.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..compute.cores import num_cores
@@ -84,6 +84,8 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     profile = _profile(asked, task, measured, say)
     crowd = _crowding(asked, measured, profile, say)
     conditions = _conditions(asked, profile, crowd)
+    splits = task.data()
+    task = replace(task, data=lambda: splits)  # every contender reads the same
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
     forecasts = {name: _forecast(name, conditions) for name in names}
     say(f"{len(names)} protocols race for about {asked.race_s:g} s")
@@ -220,6 +222,7 @@ def _target(goal: Goal | None, first: Standing) -> Target | None:
         return None
     is_reached = first.to_target_s < math.inf
     return Target(
-        name=goal.name, value=goal.value, is_reached=is_reached, best=first.best,
+        name=goal.name, value=goal.value, is_reached=is_reached,
+        best=first.best if math.isfinite(first.loss) else None,
         virtual_s=first.to_target_s if is_reached else first.virtual_s,
     )  # fmt: skip

@@ -39,7 +39,7 @@ from ..trace import FILE_NAME, contradiction, read_trace
 _WARM_UP_STEPS = 2
 """Left out at the start of each member: the first steps fill caches and allocate."""
 _FEWEST_STEPS = 10
-_MOST_CALLED_OFF = 1_000_000
+_MOST_CALLED_OFF = 10_000
 """Tickets in a row of which none was pushed."""
 
 

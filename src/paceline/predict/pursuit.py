@@ -1,11 +1,13 @@
 """Protocols that race to a target in virtual time, with real gradients: who is there first.
 
-    all contenders      looked at ever 5 % later     the worse half leaves as the budget runs down
-    the first eight     again with other seeds       the median of their times
+    all contenders      looked at ever 2 % later     the worse half leaves as the budget runs down
+    the first eight     again with other seeds       the median of their times; whose median is
+                                                     far behind leaves after three
 
-A look is the loss over some training samples, or the accuracy over some test samples; a target is
-reached when the mean of four looks is. Where nobody reaches it within the budget, who came nearest
-stands first. This module must not know where the conditions come from, nor how it is shown.
+A training loss is reached when the mean over the pushes of the last fifth of the time is, as a live
+run would report it; a test accuracy when the mean of four looks, each over some test samples, is.
+Where nobody reaches it within the budget, who came nearest stands first. This module must not know
+where the conditions come from, nor how it is shown.
 """
 
 import math
@@ -22,11 +24,15 @@ from .race import Contender, Training
 
 NUM_FINALISTS, MOST_SEEDS, FEWEST_SEEDS = 8, 9, 3
 """One seed tells little: times to a loss differ by a tenth and more from seed to seed."""
-_NUM_LOOKS, _STRETCH = 4, 1.05
+_STRETCH = 1.02
+_NUM_LOOKS, _LOOK_STRETCH = 4, 1.05
+"""Of an accuracy: as many are averaged, and so much time lies between them."""
 _FIRST_PUSHES = 4
 """Pushes of each worker before the first look, about."""
 _LEAVE_AT = (0.15, 0.3, 0.45)
 """Shares of the budget at which the worse half leaves, if not enough have reached the target."""
+_BEHIND = 1.2
+"""A finalist whose median is so many times the best one's is out of it."""
 _ROUND_SHARE = 0.6
 """Of the budget: for the first round; the rest is for the finalists' other seeds."""
 
@@ -56,6 +62,16 @@ class Goal:
         assert wanted is not None
         return wanted
 
+    @property
+    def num_looks(self) -> int:
+        """How many looks are averaged; a loss is a mean already."""
+        return 1 if self.accuracy is None else _NUM_LOOKS
+
+    @property
+    def stretch(self) -> float:
+        """From one look to the next the time grows by this factor."""
+        return _STRETCH if self.accuracy is None else _LOOK_STRETCH
+
     def look(self, contender: Contender) -> float:
         """What is measured, of the contender's newest version."""
         return contender.standing.loss if self.accuracy is None else contender.accuracy()
@@ -73,7 +89,7 @@ class Pursuer:
     ) -> None:
         self._contender = Contender(protocol, training, conditions)
         self._goal = goal
-        self._looks: deque[float] = deque(maxlen=_NUM_LOOKS)
+        self._looks: deque[float] = deque(maxlen=goal.num_looks)
         self.standing = self._contender.standing
         self.reached_s = math.inf
 
@@ -97,7 +113,7 @@ class Pursuer:
         value, best = self.value, self.standing.best
         if math.isfinite(value) and (best is None or goal.missing(value) < goal.missing(best)):
             self.standing.best = value
-        if len(self._looks) == _NUM_LOOKS and goal.missing(value) <= 0:
+        if len(self._looks) == goal.num_looks and goal.missing(value) <= 0:
             self.reached_s = contender.virtual_s
 
     def run(self, start_s: float, limit_s: float) -> float:
@@ -105,7 +121,7 @@ class Pursuer:
         until_s = start_s
         while self.reached_s == math.inf and until_s < limit_s:
             self.advance(until_s)
-            until_s *= _STRETCH
+            until_s *= self._goal.stretch
         return self.reached_s
 
 
@@ -125,6 +141,7 @@ def pursue(
     Returns:
         The first one first; ``target_s`` has the times of those who were run with several seeds.
     """
+    field = [Pursuer(text, training, conditions, goal) for text in protocols]
     begun_s = time.perf_counter()
 
     def share() -> float:
@@ -132,22 +149,25 @@ def pursue(
 
     steps_s = [conditions.mean_step_s(worker) for worker in range(conditions.num_workers)]
     first_s = _FIRST_PUSHES * statistics.fmean(steps_s)
-    field = [Pursuer(text, training, conditions, goal) for text in protocols]
-    field, out = _first_round(field, first_s, share, say)
+    field, out = _first_round(field, first_s, goal.stretch, share, say)
     ranking = [one.standing for one in (*field, *out)]
     finalists = [one for one in field if one.reached_s < math.inf][:NUM_FINALISTS]
     if finalists:
         _finals(finalists, training, conditions, goal, first_s, share, say)
         ranking[: len(finalists)] = _by_time(ranking[: len(finalists)])
     else:
-        _go_on(field[0], share, say)
+        _go_on(field[0], goal.stretch, share, say)
     for rank, standing in enumerate(ranking, start=1):
         standing.rank = rank
     return ranking
 
 
 def _first_round(
-    field: list[Pursuer], first_s: float, share: Callable[[], float], say: Callable[[str], None]
+    field: list[Pursuer],
+    first_s: float,
+    stretch: float,
+    share: Callable[[], float],
+    say: Callable[[str], None],
 ) -> tuple[list[Pursuer], list[Pursuer]]:
     """All of them, until enough are there or the time is up; who is left, and who has left."""
     until_s, out, leave_at = first_s, list[Pursuer](), list(_LEAVE_AT)
@@ -166,7 +186,7 @@ def _first_round(
                 "virtual seconds")  # fmt: skip
             out = field[keep:] + out
             field = field[:keep]
-        until_s *= _STRETCH
+        until_s *= stretch
 
 
 def _finals(
@@ -175,25 +195,31 @@ def _finals(
 ) -> None:  # fmt: skip
     """Those who were there, with other seeds."""
     limit_s = 2.0 * max(one.reached_s for one in finalists)
+    field = [one.standing for one in finalists]
     for one in finalists:
         one.standing.target_s = (one.reached_s,)
     for extra in range(1, MOST_SEEDS):
-        if extra >= FEWEST_SEEDS and share() > 1.0:
-            return
+        if extra >= FEWEST_SEEDS:
+            best_s = min(one.to_target_s for one in field)
+            field = [one for one in field if one.to_target_s <= _BEHIND * best_s]
+            if share() > 1.0:
+                return
         seed = training.seed + extra
-        say(f"{' and '.join(one.standing.protocol for one in finalists)}: seed {seed}")
+        say(f"{' and '.join(one.protocol for one in field)}: seed {seed}")
         again = replace(training, seed=seed)
         others = replace(conditions, seed=conditions.seed + extra)
-        for one in finalists:
-            pursuer = Pursuer(one.standing.protocol, again, others, goal)
-            one.standing.target_s += (pursuer.run(first_s, limit_s),)
+        for standing in field:
+            pursuer = Pursuer(standing.protocol, again, others, goal)
+            standing.target_s += (pursuer.run(first_s, limit_s),)
 
 
-def _go_on(leader: Pursuer, share: Callable[[], float], say: Callable[[str], None]) -> None:
+def _go_on(
+    leader: Pursuer, stretch: float, share: Callable[[], float], say: Callable[[str], None]
+) -> None:
     """Nobody is there yet: the leader alone, for as long again."""
     until_s = leader.standing.virtual_s
     while leader.reached_s == math.inf and share() < 2.0:
-        until_s *= _STRETCH
+        until_s *= stretch
         leader.advance(until_s)
     if leader.reached_s < math.inf:
         leader.standing.target_s = (leader.reached_s,)
@@ -205,7 +231,7 @@ def _by_time(standings: list[Standing]) -> list[Standing]:
     ordered = sorted(standings, key=lambda one: statistics.median(one.target_s))
     if len(ordered) > 1:
         first, second = ordered[:2]
-        pairs = list(zip(first.target_s, second.target_s, strict=True))
+        pairs = list(zip(first.target_s, second.target_s, strict=False))
         first.wins = sum(a < b for a, b in pairs)
         second.wins = sum(b < a for a, b in pairs)
     return ordered

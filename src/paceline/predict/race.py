@@ -1,18 +1,21 @@
 """Protocols that race in virtual time, with real gradients, for a fixed amount of real computing.
 
-    all contenders        the same virtual seconds   the loss on the same samples
+    all contenders        the same virtual seconds   the training loss of their last fifth
     the better half       as much again              ...
     the last two          once more with other seeds: who is ahead how often
 
 Every contender trains its own model at exactly the stale parameters that its protocol gives it
-(engines/training.py), so what staleness and smaller batches cost is measured and not assumed. It
-must not know where the conditions come from, nor how the result is shown.
+(engines/training.py), so what staleness and smaller batches cost is measured and not assumed. Its
+loss is the one that a live run would report, a mean over many pushes: that of one version alone
+jumps from update to update. This module must not know where the conditions come from, nor how the
+result is shown.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +24,18 @@ from ..conditions.world import Conditions
 from ..engines.simulated import SimulatedRun
 from ..engines.training import TrainingCraft
 from ..errors import ConfigError
+from ..events import Lease, Pushed, Ticket
 from ..ledger import Ledger
 from ..protocols import parse
 from ..report.ranking import RACE_SEEDS, Standing
 from ..workloads.base import Task
 
 PROBE_SAMPLES = 1000
-"""Samples on which the contenders are compared."""
+"""Test samples on which an accuracy is measured."""
+LAST_SHARE = 0.2
+"""Of a contender's time: whose pushes its loss is the mean of."""
+_DIVERGED = 100.0
+"""A loss that is so many times that of the first push comes to nothing any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +48,41 @@ class Training:
     seed: int
 
 
+class _Heard(NamedTuple):
+    """What a push said."""
+
+    at_s: float
+    loss: float
+    num_samples: int
+
+
+class _Craft(TrainingCraft):
+    """Remembers what every push said."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.heard: list[_Heard] = []
+
+    def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
+        fact = super().push(ticket, leases, at_s)
+        self.heard.append(_Heard(at_s, fact.loss, fact.num_samples))
+        return fact
+
+
 class Contender:
     """One protocol with one seed."""
 
     def __init__(self, protocol_text: str, training: Training, conditions: Conditions) -> None:
         protocol = parse(protocol_text, conditions.num_workers)
         batch_size = training.mini_batch_size * protocol.num_pushes
-        self.craft = TrainingCraft(
+        self.craft = _Craft(
             training.task, protocol, batch_size=batch_size, lr=training.lr, seed=training.seed,
             nonfinite="skip",
         )  # fmt: skip
         ledger = Ledger(self.craft.num_samples, batch_size, protocol.num_pushes)
         self._run = SimulatedRun(protocol, ledger, conditions, craft=self.craft)
         self._task = training.task
-        self._probes: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._probe: tuple[Tensor, Tensor] | None = None
         self.standing = Standing(protocol=protocol_text, virtual_s=0.0, loss=math.nan, updates=0)
 
     @property
@@ -69,9 +98,18 @@ class Contender:
         one.virtual_s, one.updates, one.loss = self.virtual_s, self._run.counts.updates, self.loss()
 
     def loss(self) -> float:
-        """Mean loss of the newest version over the first training samples; inf: not finite."""
-        value = float(self._task.loss(*self._outputs(of_test=False)))
-        return value if math.isfinite(value) else math.inf
+        """Mean training loss of its last fifth; inf: it diverged, or nothing was pushed then."""
+        since_s = (1.0 - LAST_SHARE) * self.virtual_s
+        total, num_samples = 0.0, 0
+        for one in reversed(self.craft.heard):
+            if one.at_s < since_s:
+                break
+            total += one.loss * one.num_samples
+            num_samples += one.num_samples
+        if not num_samples or not math.isfinite(total):
+            return math.inf
+        value, first = total / num_samples, self.craft.heard[0].loss
+        return math.inf if value > _DIVERGED * abs(first) else value
 
     def accuracy(self) -> float:
         """Accuracy of the newest version over the first test samples.
@@ -81,7 +119,9 @@ class Contender:
         """
         found = {}
         if self.craft.splits.test is not None:
-            found = self._task.metrics(*self._outputs(of_test=True))
+            if self._probe is None:
+                self._probe = self.craft.first_samples(PROBE_SAMPLES, of_test=True)
+            found = self._task.metrics(self._outputs(self._probe[0]), self._probe[1])
         if "acc" not in found:
             raise ConfigError(
                 f"{self._task.name} measures no test accuracy: give --target-loss instead"
@@ -89,11 +129,8 @@ class Contender:
         correct, count = found["acc"]
         return correct / count
 
-    def _outputs(self, *, of_test: bool) -> tuple[Tensor, Tensor]:
-        """What the newest version says of the probe, and its targets."""
-        if of_test not in self._probes:
-            self._probes[of_test] = self.craft.first_samples(PROBE_SAMPLES, of_test=of_test)
-        inputs, targets = self._probes[of_test]
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        """What the newest version says of them."""
         self.craft.load_newest()
         model = self.craft.model
         was_training = model.training
@@ -101,7 +138,7 @@ class Contender:
         with torch.no_grad():
             outputs: Tensor = model(inputs)
         model.train(was_training)
-        return outputs, targets
+        return outputs
 
 
 def race(

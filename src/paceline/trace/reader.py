@@ -59,6 +59,7 @@ from .sums import opened
 
 FORMAT = 2
 """Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum."""
+_MOST_WORKERS = 1_000_000
 
 
 def has_begun(path: Path) -> bool:
@@ -163,6 +164,8 @@ def _scalars(value: Any) -> Scalar | list[Scalar]:
 
 def _header(fields: _Fields) -> Header:
     integer(fields["format"])
+    if not 0 < count(fields.get("workers", 1)) <= _MOST_WORKERS:
+        raise ValueError(f"{fields['workers']} workers")
     return Header(fields={name: _scalars(one) for name, one in fields.items() if name != "kind"})
 
 
