@@ -100,9 +100,8 @@ class Outcome:
 
 def run(protocol: str, seconds: float, faults: list[str], folder: Path) -> Outcome:
     """Train for so long under these faults."""
-    task = load_task("lenet", WORKERS)
-    splits = task.data()
-    task = replace(task, data=lambda: replace(splits, test=None), epochs=1000)
+    lenet = load_task("lenet", WORKERS)
+    task = replace(lenet, data=lambda: replace(lenet.data(), test=None), epochs=1000)
     before = _there()
     chosen = RunSettings(
         run_dir=str(folder), workers=WORKERS, protocol=protocol, mini_batch_size=MINI_BATCH,

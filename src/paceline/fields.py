@@ -95,7 +95,7 @@ def record(cls: type[T], value: Any) -> T:
             real(one)
         elif type(one) not in kinds:
             raise TypeError(f"{name} is {one!r:.50}")
-        elif isinstance(one, int | float):
+        elif type(one) is int or type(one) is float:
             real(one)
     return cls(**given)
 
