@@ -193,7 +193,7 @@ def main() -> None:
         if arguments.only and arguments.only != protocol:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            calm_s = max(20.0, seconds / 6)
+            calm_s = max(20.0, seconds / 10)
             before = run(protocol, calm_s, [], Path(scratch) / "before")
             chaos = run(protocol, seconds, plan, Path(scratch) / "chaos")
             after = run(protocol, calm_s, [], Path(scratch) / "after")
