@@ -1,6 +1,6 @@
 """What ``plan`` says of LeNet with 2 to 8 workers on this machine, and what then happens.
 
-    python bench/advice.py [--write]
+    python bench/advice.py [--only 8] [--write]
 
 For each number of workers ``plan`` takes its profile (and measures the crowd, where there are more
 workers than cores), as from the command line with ``--cores``. With 2, 4 and 8 workers the advised
@@ -31,11 +31,12 @@ RACE_S, RUN_S = 15.0, 20.0
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", type=int, nargs="*", default=WORKERS)
     options = parser.parse_args()
     note = machine()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for workers in WORKERS:
+        for workers in options.only:
             for row in planned(workers, Path(folder)):
                 rows.append(row)
                 print(" | ".join(row), flush=True)

@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--faults", type=int, default=None)
-    parser.add_argument("--only", default=None)
+    parser.add_argument("--only", nargs="*", default=PROTOCOLS, choices=PROTOCOLS)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     seconds = arguments.seconds
@@ -190,7 +190,7 @@ def main() -> None:
     plan = draw_plan(seconds, num_faults, seed=4)
     rows, where = [], machine()
     for protocol in PROTOCOLS:
-        if arguments.only and arguments.only != protocol:
+        if protocol not in arguments.only:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             calm_s = max(20.0, seconds / 10)

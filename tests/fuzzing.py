@@ -15,6 +15,7 @@ import random
 import re
 import shutil
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -174,44 +175,42 @@ def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
     while tally.tried < num_inputs:
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(sound, work, symlinks=True)
-        name = rng.choice(reader.files)
+        name, damage = rng.choice(reader.files), rng.choice(DAMAGES)
         whole = (work / name).read_bytes()
-        damage = rng.choice(DAMAGES)
-        data = damage(whole, rng)
-        if data == whole:
+        (work / name).write_bytes(damage(whole, rng))
+        if (work / name).read_bytes() == whole:
             continue
-        (work / name).write_bytes(data)
         is_sealed = reader.seal is not None and tally.tried % 2 == 1
-        if is_sealed:
-            assert reader.seal is not None
+        if reader.seal is not None and is_sealed:
             reader.seal(work, name)
         tally.tried += 1
         tally.sealed += is_sealed or reader.seal is None
-        what = f"{reader.name}: {name} {damage.__name__}{', sealed' if is_sealed else ''}"
-        try:
-            with limited():
-                found = reader.read(work)
-        except PacelineError as error:
-            tally.refused += 1
-            if not 0 < len(str(error)) < 2000:
-                tally.faults.append(f"{what}: an error without words, or with too many")
-        except Exception as error:  # whatever else comes out is what is looked for
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            where = (
-                "" if place is None else f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
-            )
-            keep = folder / f"fault-{len(tally.faults)}"
-            shutil.rmtree(keep, ignore_errors=True)
-            shutil.copytree(work, keep, symlinks=True)
-            tally.faults.append(f"{what}: {type(error).__name__}: {error!s:.200} ({where})")
-        else:
-            tally.loaded += 1
-            is_right = is_sealed or reader.seal is None or reader.accepts(found, before)
-            if not is_right:
-                tally.faults.append(f"{what}: loaded something else")
+        fault = _read(reader, work, None if is_sealed or reader.seal is None else before, tally)
+        if fault:
+            said = f"{reader.name}: {name} {damage.__name__}{', sealed' if is_sealed else ''}"
+            tally.faults.append(f"{said}: {fault}")
+            shutil.copytree(work, folder / f"fault-{len(tally.faults)}", symlinks=True)
     return tally
+
+
+def _read(reader: Reader, work: Path, before: object, tally: Tally) -> str:
+    """What went wrong; "" for nothing.
+
+    Args:
+        before: what the sound files hold, where a load must be right; None: it need not.
+    """
+    try:
+        with limited():
+            found = reader.read(work)
+    except PacelineError as error:
+        tally.refused += 1
+        return "" if 0 < len(str(error)) < 2000 else "an error without words, or with too many"
+    except Exception as error:  # whatever else comes out is what is looked for
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error!s:.200} ({last.filename}:{last.lineno})"
+    tally.loaded += 1
+    is_right = before is None or reader.accepts(found, before)
+    return "" if is_right else "loaded something else"
 
 
 class Hang(Exception):

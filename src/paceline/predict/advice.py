@@ -25,7 +25,7 @@ from ..report.forecast import Forecast
 from ..report.ranking import Advice, Candidate, Standing, Target
 from ..workloads import load_task
 from ..workloads.base import Task
-from .measuring import Measured, crowding, most_alone
+from .measuring import Measured, crowding, most_alone, most_crowded
 from .profiles import Profile, read_profile
 from .pursuit import Goal, pursue
 from .race import Training, race
@@ -175,12 +175,12 @@ def _crowding(asked: Question, measured: Measured, profile: Profile, say: Say) -
     is_crowd = cores is not None and workers > most_alone(workers)
     if cores is None or not is_crowd or asked.profile is not None or cores != num_cores():
         return None
-    seconds = asked.profile_s / 2
-    say(f"a crowd: {workers} workers on {cores} cores for {seconds:g} s")
-    return crowding(measured.run(workers, seconds, "crowd"), profile, workers, cores)
+    num_crowd, seconds = most_crowded(workers, cores), asked.profile_s / 2
+    say(f"a crowd: {num_crowd} workers on {cores} cores for {seconds:g} s")
+    return crowding(measured.run(num_crowd, seconds, "crowd"), profile, num_crowd, cores)
 
 
-def _conditions(asked: Question, profile: Profile, crowding: float | None) -> Conditions:
+def _conditions(asked: Question, profile: Profile, crowd: float | None) -> Conditions:
     """What was measured, and the stragglers that are asked for.
 
     Those that the profile was given are left out.
@@ -189,7 +189,7 @@ def _conditions(asked: Question, profile: Profile, crowding: float | None) -> Co
     return Conditions(
         delays=tuple(delay or NO_DELAY for delay in delays),
         slow=parse_slow(asked.slow, asked.workers),
-        machine=profile.machine(asked.workers, asked.cores, crowding or 1.0),
+        machine=profile.machine(asked.workers, asked.cores, crowd or 1.0),
         seed=asked.seed,
     )
 

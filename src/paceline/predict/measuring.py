@@ -34,6 +34,7 @@ PROTOCOL = "k-batch-async:2"
 """Nobody waits for anybody, and versions are made of more than one push."""
 _FEWEST_UPDATES = 20
 _FORECAST_UPDATES = 2_000
+_MOST_A_CORE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,11 @@ class Measured:
 def most_alone(workers: int) -> int:
     """Of so many workers those that have a core each; two where there are fewer cores."""
     return min(workers, max(2, num_cores()))
+
+
+def most_crowded(workers: int, cores: int) -> int:
+    """Of so many workers those that are tried on these cores: more of them are no worse a crowd."""
+    return min(workers, _MOST_A_CORE * cores)
 
 
 def crowding(place: Path, profile: Profile, workers: int, cores: int) -> float | None:
