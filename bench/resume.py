@@ -59,7 +59,9 @@ def outcome(folder: Path) -> tuple[dict[tuple[int, ...], float], dict[str, torch
     for fact in facts:
         by_version.setdefault(fact.ticket.version, []).append(fact.loss)
     losses = {
-        (version, i): loss for version, row in by_version.items() for i, loss in enumerate(sorted(row))
+        (version, i): loss
+        for version, row in by_version.items()
+        for i, loss in enumerate(sorted(row))
     }
     return losses, load_file(folder / "model.safetensors")
 

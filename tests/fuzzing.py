@@ -131,7 +131,9 @@ class Reader:
         make: puts sound files into an empty folder.
         files: names of those that are damaged.
         read: loads from the folder; what it returns tells two loads apart.
-        seal: computes the checksums again after a file has changed; None: it has none.
+        seal: computes the checksums again after a file has changed, where that can be done; whether
+            it could. None: there are none.
+        sound: what ``accepts`` is given of the sound files; None: what ``read`` makes of them.
         accepts: of a load whose checksum is wrong, given the sound one: whether it is right
             nevertheless (an older checkpoint, the beginning of a trace).
     """
@@ -140,7 +142,8 @@ class Reader:
     make: Callable[[Path], None]
     files: tuple[str, ...]
     read: Callable[[Path], object]
-    seal: Callable[[Path, str], None] | None = None
+    seal: Callable[[Path, str], bool] | None = None
+    sound: Callable[[Path], object] | None = None
     accepts: Callable[[Any, Any], bool] = lambda found, sound: found == sound
 
 
@@ -170,27 +173,29 @@ def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
     if not sound.exists():
         sound.mkdir(parents=True)
         reader.make(sound)
-    before = reader.read(sound)
+    _copy(sound, work)
+    before = (reader.sound or reader.read)(work)
     tally = Tally()
     while tally.tried < num_inputs:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(sound, work, symlinks=True)
+        _copy(sound, work)
         name, damage = rng.choice(reader.files), rng.choice(DAMAGES)
         whole = (work / name).read_bytes()
         (work / name).write_bytes(damage(whole, rng))
         if (work / name).read_bytes() == whole:
             continue
-        is_sealed = reader.seal is not None and tally.tried % 2 == 1
-        if reader.seal is not None and is_sealed:
-            reader.seal(work, name)
+        is_sealed = reader.seal is not None and tally.tried % 2 == 1 and reader.seal(work, name)
         tally.tried += 1
         tally.sealed += is_sealed or reader.seal is None
         fault = _read(reader, work, None if is_sealed or reader.seal is None else before, tally)
         if fault:
             said = f"{reader.name}: {name} {damage.__name__}{', sealed' if is_sealed else ''}"
-            tally.faults.append(f"{said}: {fault}")
-            shutil.copytree(work, folder / f"fault-{len(tally.faults)}", symlinks=True)
+            tally.faults.append(f"{said}, input {tally.tried} of seed {seed}: {fault}")
     return tally
+
+
+def _copy(sound: Path, work: Path) -> None:
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(sound, work, symlinks=True)
 
 
 def _read(reader: Reader, work: Path, before: object, tally: Tally) -> str:
@@ -307,11 +312,18 @@ def _replay(folder: Path) -> object:
     return replay(folder / "run").difference
 
 
-def _seal_trace(folder: Path, name: str) -> None:
+def _is_equal_so_far(difference: str, sound: str) -> bool:
+    """No difference, or only that the trace ends in the middle of what was decided."""
+    return difference == sound == "" or difference.endswith("nothing was then")
+
+
+def _seal_trace(folder: Path, name: str) -> bool:
     """Whole lines get new sums; what is no text stays as it is."""
     path = folder / name
     with suppress(UnicodeDecodeError):
         path.write_text(reseal(path.read_bytes().decode()))
+        return True
+    return False
 
 
 def _is_beginning(found: list[str], sound: list[str]) -> bool:
@@ -343,11 +355,11 @@ def _make_only_checkpoint(folder: Path) -> None:
     shutil.rmtree(folder / "run/checkpoints/1")
 
 
-def _seal_checkpoint(folder: Path, name: str) -> None:
+def _seal_checkpoint(folder: Path, name: str) -> bool:
     """The manifest says what is there now."""
     place = folder / _NEWEST
     if not name.startswith(_NEWEST):
-        return
+        return False
     try:
         body = json.loads((place / MANIFEST).read_text())
         if name.endswith(MANIFEST):
@@ -358,7 +370,8 @@ def _seal_checkpoint(folder: Path, name: str) -> None:
             body["files"][part.name] = {"sha256": _digest(part), "bytes": part.stat().st_size}
         (place / MANIFEST).write_text(json.dumps({**body, "sha256": _digest_of(body)}))
     except (ValueError, AttributeError, TypeError):
-        pass  # what was damaged is the manifest, and it is none any longer
+        return False  # what was damaged is the manifest, and it is none any longer
+    return True
 
 
 def _read_checkpoint(folder: Path) -> object:
@@ -383,7 +396,7 @@ def _finish_epoch(coordinator: Coordinator, first_member: int) -> None:
     ledger, used = coordinator._ledger, [0] * NUM_SAMPLES
     cuts = ledger._cuts
     for lease, fate in zip(cuts.leases, ledger._fate, strict=False):
-        if fate:
+        if fate > 0:
             for position in range(lease.start, lease.stop):
                 used[position] += 1
     is_cut_off = coordinator.is_cut_off
@@ -438,9 +451,15 @@ def _resume(folder: Path) -> object:
     return summary.updates, summary.final_loss
 
 
-def _is_older(found: tuple[int, str, str], sound: tuple[int, str, str]) -> bool:
-    """The same, or the checkpoint before."""
-    return found == sound or found[0] < sound[0]
+def _read_both(folder: Path) -> list[object]:
+    """What the newest checkpoint comes to, and what the one before does."""
+    newest = _read_checkpoint(folder)
+    shutil.rmtree(folder / _NEWEST)
+    return [newest, _read_checkpoint(folder)]
+
+
+def _is_one_of(found: object, sound: list[object]) -> bool:
+    return found in sound
 
 
 # -- data -----------------------------------------------------------------------------------------
@@ -454,17 +473,18 @@ def _make_data(folder: Path) -> None:
     _seal_data(folder, "images")
 
 
-def _seal_data(folder: Path, name: str) -> None:
+def _seal_data(folder: Path, name: str) -> bool:
     content = (folder / name).read_bytes()
     if name.endswith(".gz"):
         try:
             content = gzip.decompress(content)
         except Exception:  # it is no gzip any longer
-            return
+            return False
     rows = {} if not (folder / "sums").exists() else json.loads((folder / "sums").read_text())
     for one in (name,) if rows else ("images", "images.gz"):
         rows[one] = [hashlib.md5(content).hexdigest(), len(content)]
     (folder / "sums").write_text(json.dumps(rows))
+    return True
 
 
 def _read_data(folder: Path) -> object:
@@ -527,13 +547,13 @@ READERS = (
            seal=_seal_trace, accepts=_is_beginning),
     Reader(name="checkpoint", make=_make_checkpoint, read=_read_checkpoint, seal=_seal_checkpoint,
            files=(*(f"{_NEWEST}/{one}" for one in (*_PARTS, MANIFEST)), "run/checkpoints/latest"),
-           accepts=_is_older),
+           sound=_read_both, accepts=_is_one_of),
     Reader(name="ledger", make=_make_only_checkpoint, read=_read_checkpoint, seal=_seal_checkpoint,
-           files=(f"{_NEWEST}/coordinator.json",), accepts=_is_older),
+           files=(f"{_NEWEST}/coordinator.json",)),
     Reader(name="resume", make=_make_only_checkpoint, read=_resume, seal=_seal_checkpoint,
            files=tuple(f"{_NEWEST}/{one}" for one in _PARTS)),
     Reader(name="replay", make=_make_replayable, files=("run/trace.jsonl",), read=_replay,
-           seal=_seal_trace, accepts=lambda found, sound: True),
+           seal=_seal_trace, accepts=_is_equal_so_far),
     Reader(name="data", make=_make_data, files=("images", "images.gz"), read=_read_data,
            seal=_seal_data),
     Reader(name="measurements", make=_make_measured, files=("table.json", "trial.json"),

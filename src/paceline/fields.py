@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
-LARGEST = 1 << 62
+LARGEST = (1 << 63) - 1
 
 
 def integer(value: Any) -> int:

@@ -9,6 +9,7 @@ loaded into the user's own objects before these are laid out in shared memory. N
 runs no code. This module must not know when a checkpoint is taken, or how members talk.
 """
 
+import contextlib
 import json
 import math
 import random
@@ -232,10 +233,22 @@ def set_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
 
 
 def _are_alike(now: Any, was: Any) -> bool:
-    """Whether one setting can take the other's place: both numbers that are finite, or one type."""
-    numbers = (int, float)
-    if type(now) in numbers and type(was) in numbers:
-        return math.isfinite(was)
+    """Whether a setting that was read can take the other's place: numbers, or one type.
+
+    Args:
+        now: of a live optimizer; as a checkpoint would give it back, numbers are Python's.
+    """
+    tensors: dict[str, Tensor] = {}
+    with contextlib.suppress(ConfigError):
+        now = unpack(pack(now, tensors), tensors)
+    if _is_number(now) and _is_number(was):
+        return math.isfinite(was) or float(now) == float(was) or math.isnan(now)
     if isinstance(now, tuple | list) and isinstance(was, tuple | list):
         return len(now) == len(was) and all(map(_are_alike, now, was))
     return now is None or was is None or type(now) is type(was)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim == 0
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -71,14 +71,18 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
         _run(program, settings, protocol, observer, folder.path, origin)
     except BaseException as error:
         if not has_begun(folder.path / FILE_NAME):
-            if not _has_words(folder.path, error):
+            if found is None and not _has_words(folder.path, error):
                 folder.discard(_OURS)
             raise
         if isinstance(error, LinkError):
-            with suppress(OSError):
+            with suppress(OSError, ConfigError):
                 write_report(folder.path)
             raise
-        summary = write_report(folder.path)
+        try:
+            summary = write_report(folder.path)
+        except ConfigError as damage:
+            observer.note(str(damage))
+            raise error from None
         if isinstance(error, KeyboardInterrupt):
             observer.finished(summary)
             raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None

@@ -275,6 +275,7 @@ class Ledger:
         return {
             "cuts": self._cuts.state(),
             "fate": list(self._fate),
+            "num_dropped": self._fate.count(_IS_DROPPED),
             "returned": sorted(self._returned),
             "held": [[lease_id, list(map(list, by))] for lease_id, by in self._held.items()],
             "work": _by_ticket(self._work),

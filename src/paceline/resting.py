@@ -20,7 +20,7 @@ from paceline.fields import boolean, count, integer, many
 from paceline.protocols.base import SyncProtocol
 
 State = dict[str, Any]
-_NOT_YET = 0  # the fate of a lease that no update has used
+_NOT_YET, _DROPPED = 0, -1  # fates of leases that no update has used
 
 
 def at_rest(protocol: SyncProtocol, unheard: State) -> State:
@@ -129,8 +129,10 @@ def _audit_fates(ledger: State, version: int, *, is_open: bool) -> None:
     free = [cuts["first_id"] + i for i, fate in enumerate(fates) if fate == _NOT_YET]
     if len(fates) != cuts["num_taken"] or sorted(many(count)(ledger["returned"])) != free:
         raise ValueError("a mini-batch is nowhere, or in two places")
-    if any(not -1 <= fate <= version for fate in fates):
+    if any(not _DROPPED <= fate <= version for fate in fates):
         raise ValueError(f"a mini-batch is in an update after the newest, {version}")
+    if fates.count(_DROPPED) != count(ledger["num_dropped"]):
+        raise ValueError(f"{ledger['num_dropped']} mini-batches were dropped, others are missing")
     if not is_open and (free or cuts["num_taken"] < len(cuts["stops"])):
         raise ValueError("the epoch is over, and a mini-batch is left")
 

@@ -22,6 +22,7 @@ from .fields import real
 from .ledger import Ledger
 from .protocols.base import SyncProtocol
 from .resting import audit, audit_members, next_member, recut
+from .trace import refuse_other_format
 
 FOLDER = "checkpoints"
 RUN, COORDINATOR = "run.json", "coordinator.json"
@@ -256,6 +257,7 @@ def _check(folder: Path, one: Checkpoint) -> None:
     if state.get("version") != saved["version"]:
         raise damaged(path, f"it is of version {saved['version']}, the coordinator of another")
     trace = folder / "trace.jsonl"
+    refuse_other_format(trace)
     size = trace.stat().st_size if trace.is_file() else 0
     if size < saved["trace_bytes"]:
         raise damaged(trace, f"{size} bytes, the checkpoint was taken at {saved['trace_bytes']}")

@@ -402,3 +402,36 @@ def test_times_go_on(cut: Run) -> None:
     assert times[: len(before)] == before
     assert times == sorted(times)
     assert times[len(before)] - before[-1] < 5.0
+
+
+# -- a trace that is not what was written ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_damaged_trace_is_cut_off_and_the_run_goes_on(tmp_path: Path, share: float) -> None:
+    settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
+    whole = go(ADAM, tmp_path / "whole", **settings)
+    run = go(ADAM, tmp_path, updates=9, **settings)
+    path = run.folder / "trace.jsonl"
+    data = bytearray(path.read_bytes())
+    data[int(share * len(data)) + 3] ^= 1
+    path.write_bytes(data)
+    run = go(ADAM, tmp_path, resume=str(run.folder), updates=10**6)
+    assert is_same(run, whole)
+    assert run.summary.updates == UPDATES
+    assert any("the trace was damaged" in note for note in run.notes)
+
+
+def test_a_trace_of_another_format_is_refused_and_nothing_is_taken_away(tmp_path: Path) -> None:
+    run = go(ADAM, tmp_path, updates=9, workers=2, engine="inline")
+    path = run.folder / "trace.jsonl"
+    path.write_text(path.read_text().replace('"format":2', '"format":1', 1))
+    before = sorted(one.name for one in run.folder.rglob("*"))
+    with pytest.raises(ConfigError, match="of format 1, this paceline reads 2"):
+        go(ADAM, tmp_path, resume=str(run.folder), updates=10**6)
+    assert sorted(one.name for one in run.folder.rglob("*")) == before
+
+
+def test_the_largest_seed_has_its_report_and_can_be_resumed(tmp_path: Path) -> None:
+    run = go(ADAM, tmp_path, updates=3, engine="inline", seed=2**63 - 1)
+    assert go(ADAM, tmp_path, resume=str(run.folder), updates=5).summary.updates == 5

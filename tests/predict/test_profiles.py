@@ -33,8 +33,10 @@ def written(folder: Path, missed: int = 0, engine: str = "local") -> Profile:
     for number in range(40):
         for worker in range(2):
             ticket = Ticket(worker, number * (missed + 1), number)
-            for _ in range(missed if number else 0):
+            for back in range(missed if number else 0, 0, -1):  # given, and called off
                 delay.sample(draws[worker])
+                off = ticket._replace(serial=ticket.serial - back)
+                trace.order(Grant(off, (Lease(0, 0, 0, 4),)), t_s)
             is_new = number % 2 == 1
             if is_new:
                 trace.order(Apply((ticket,), (1.0,)), t_s)

@@ -209,7 +209,7 @@ def _are_alike(first_two: Sequence[Standing]) -> bool:
     first, second = first_two
     if first.target_s and second.target_s:
         is_near = second.to_target_s <= (1 + _ALIKE_TIMES) * first.to_target_s
-        return is_near and first.wins < _CLEAR * len(first.target_s)
+        return is_near and first.wins < _CLEAR * min(len(first.target_s), len(second.target_s))
     losses = (first.loss, second.loss)
     if first.target_s or not all(map(math.isfinite, losses)):
         return False

@@ -113,7 +113,8 @@ class Pursuer:
         value, best = self.value, self.standing.best
         if math.isfinite(value) and (best is None or goal.missing(value) < goal.missing(best)):
             self.standing.best = value
-        if len(self._looks) == goal.num_looks and goal.missing(value) <= 0:
+        is_judged = goal.accuracy is not None or contender.is_judged
+        if is_judged and len(self._looks) == goal.num_looks and goal.missing(value) <= 0:
             self.reached_s = contender.virtual_s
 
     def run(self, start_s: float, limit_s: float) -> float:
@@ -153,8 +154,10 @@ def pursue(
     ranking = [one.standing for one in (*field, *out)]
     finalists = [one for one in field if one.reached_s < math.inf][:NUM_FINALISTS]
     if finalists:
-        _finals(finalists, training, conditions, goal, first_s, share, say)
-        ranking[: len(finalists)] = _by_time(ranking[: len(finalists)])
+        ordered = _finals(finalists, training, conditions, goal, first_s, share, say)
+        ranking[: len(finalists)] = ordered
+        if len(ordered) > 1:
+            _count_wins(*ordered[:2])
     else:
         _go_on(field[0], goal.stretch, share, say)
     for rank, standing in enumerate(ranking, start=1):
@@ -192,18 +195,20 @@ def _first_round(
 def _finals(
     finalists: list[Pursuer], training: Training, conditions: Conditions, goal: Goal,
     first_s: float, share: Callable[[], float], say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Those who were there, with other seeds."""
+) -> list[Standing]:  # fmt: skip
+    """Those who were there, with other seeds; the first one first."""
     limit_s = 2.0 * max(one.reached_s for one in finalists)
-    field = [one.standing for one in finalists]
+    field, out = [one.standing for one in finalists], list[Standing]()
     for one in finalists:
         one.standing.target_s = (one.reached_s,)
     for extra in range(1, MOST_SEEDS):
         if extra >= FEWEST_SEEDS:
             best_s = min(one.to_target_s for one in field)
-            field = [one for one in field if one.to_target_s <= _BEHIND * best_s]
-            if share() > 1.0:
-                return
+            behind = [one for one in field if one.to_target_s > _BEHIND * best_s]
+            out = sorted(behind, key=_time) + out
+            field = [one for one in field if one not in behind]
+            if share() > 1.0 or len(field) == 1:
+                break
         seed = training.seed + extra
         say(f"{' and '.join(one.protocol for one in field)}: seed {seed}")
         again = replace(training, seed=seed)
@@ -211,6 +216,7 @@ def _finals(
         for standing in field:
             pursuer = Pursuer(standing.protocol, again, others, goal)
             standing.target_s += (pursuer.run(first_s, limit_s),)
+    return sorted(field, key=_time) + out
 
 
 def _go_on(
@@ -226,12 +232,12 @@ def _go_on(
     say(f"{leader.standing.protocol} alone: {leader.value:.4f} after {until_s:.3g} virtual seconds")
 
 
-def _by_time(standings: list[Standing]) -> list[Standing]:
-    """The finalists in the order of their median times; wins of the first two over each other."""
-    ordered = sorted(standings, key=lambda one: statistics.median(one.target_s))
-    if len(ordered) > 1:
-        first, second = ordered[:2]
-        pairs = list(zip(first.target_s, second.target_s, strict=False))
-        first.wins = sum(a < b for a, b in pairs)
-        second.wins = sum(b < a for a, b in pairs)
-    return ordered
+def _time(standing: Standing) -> float:
+    return standing.to_target_s
+
+
+def _count_wins(first: Standing, second: Standing) -> None:
+    """With how many of the seeds that both were run with each was there before the other."""
+    pairs = list(zip(first.target_s, second.target_s, strict=False))
+    first.wins = sum(a < b for a, b in pairs)
+    second.wins = sum(b < a for a, b in pairs)

@@ -34,8 +34,10 @@ PROBE_SAMPLES = 1000
 """Test samples on which an accuracy is measured."""
 LAST_SHARE = 0.2
 """Of a contender's time: whose pushes its loss is the mean of."""
-_DIVERGED = 100.0
-"""A loss that is so many times that of the first push comes to nothing any more."""
+FEWEST_SAMPLES = 1000
+"""A mean over fewer is at a target by luck."""
+_DIVERGED, _FIRST_PUSHES = 100.0, 20
+"""A loss that is so many times that of the first pushes comes to nothing any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +101,27 @@ class Contender:
 
     def loss(self) -> float:
         """Mean training loss of its last fifth; inf: it diverged, or nothing was pushed then."""
-        since_s = (1.0 - LAST_SHARE) * self.virtual_s
-        total, num_samples = 0.0, 0
-        for one in reversed(self.craft.heard):
-            if one.at_s < since_s:
-                break
-            total += one.loss * one.num_samples
-            num_samples += one.num_samples
-        if not num_samples or not math.isfinite(total):
+        last = self._last()
+        finite = [one for one in last if math.isfinite(one.loss)]
+        if 2 * len(finite) <= len(last):  # single ones are skipped
             return math.inf
-        value, first = total / num_samples, self.craft.heard[0].loss
-        return math.inf if value > _DIVERGED * abs(first) else value
+        value = _mean(finite)
+        first = [one for one in self.craft.heard[:_FIRST_PUSHES] if math.isfinite(one.loss)]
+        return value if first and value <= _DIVERGED * abs(_mean(first)) else math.inf
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its loss is over so many samples that it is no luck."""
+        wanted = min(FEWEST_SAMPLES, self.craft.num_samples)
+        return sum(one.num_samples for one in self._last()) >= wanted
+
+    def _last(self) -> list[_Heard]:
+        """The pushes of the last fifth of its time."""
+        heard, since_s = self.craft.heard, (1.0 - LAST_SHARE) * self.virtual_s
+        first = len(heard)
+        while first and heard[first - 1].at_s >= since_s:
+            first -= 1
+        return heard[first:]
 
     def accuracy(self) -> float:
         """Accuracy of the newest version over the first test samples.
@@ -139,6 +151,13 @@ class Contender:
             outputs: Tensor = model(inputs)
         model.train(was_training)
         return outputs
+
+
+def _mean(pushes: Sequence[_Heard]) -> float:
+    """The mean loss over the samples."""
+    return math.fsum(one.loss * one.num_samples for one in pushes) / sum(
+        one.num_samples for one in pushes
+    )
 
 
 def race(

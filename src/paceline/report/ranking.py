@@ -172,8 +172,8 @@ def _crowd(advice: Advice) -> list[str]:
     if advice.crowding is None:
         return []
     return [
-        f"crowd: {advice.workers} workers on {advice.cores} cores take {advice.crowding:.2f} times "
-        "as long as those steps in turn"
+        f"crowd: on {advice.cores} shared cores steps take {advice.crowding:.2f} times as long as "
+        "those in turn"
     ]
 
 
@@ -216,16 +216,18 @@ def how_sure(advice: Advice) -> str:
 def _how_sure_of_target(advice: Advice) -> str:
     """How clearly it is sooner there than the second."""
     first, second = (one.standing for one in advice.candidates[:2])
-    if len(first.target_s) < 2:
-        return "only it was seen at the target, with one seed"
+    if not second.target_s:
+        seeds = "one seed" if len(first.target_s) == 1 else f"{len(first.target_s)} seeds"
+        return f"only it was seen at the target, with {seeds}"
+    num_seeds = min(len(first.target_s), len(second.target_s))
     text = (
-        f"at the target before {second.protocol} with {first.wins} of {len(first.target_s)} seeds "
+        f"at the target before {second.protocol} with {first.wins} of {num_seeds} seeds "
         f"(median {format_duration(first.to_target_s)}"
     )
-    text += f" against {format_duration(second.to_target_s)})" if second.target_s else ")"
+    text += f" against {format_duration(second.to_target_s)})"
     if advice.are_alike:
         return f"{text}: not told apart, either will do"
-    return f"{text}: {'clear' if first.wins == len(first.target_s) else 'close, try both'}"
+    return f"{text}: {'clear' if first.wins == num_seeds else 'close, try both'}"
 
 
 def _to_target(standing: Standing) -> str:

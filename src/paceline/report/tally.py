@@ -157,6 +157,7 @@ class Tally:
                 self.last_s = max(self.last_s, record.t_s)
             case Resumed():
                 self.resumes.append(record)
+                self.version = record.version  # that of before, but for a trace that was damaged
                 self._free_leases()
                 self.last_s = max(self.last_s, record.t_s)
             case Evaluated():

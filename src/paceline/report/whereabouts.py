@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..events import Apply, Cancel, Discard, EpochEnd, Grant, Joined, Late, Lease, Left
-from ..records import Handed, Header, Heard, Ordered, Record
+from ..records import Handed, Header, Heard, Ordered, Record, Resumed
 from ..trace import FILE_NAME, contradiction, read_trace
 
 OWN_ORDER = "own"
@@ -91,6 +91,8 @@ class Fates:
                 self.header = record
             case Heard(fact=Joined(member, _)):
                 self._seats[member] = member if record.worker is None else record.worker
+            case Resumed():
+                self._version = record.version  # that of before, but for a trace that was damaged
             case Heard(fact=Left(member, _)):
                 self._gone[member] = record.reason or "gone"
             case Handed():

@@ -13,7 +13,14 @@ module must not know engines or reports.
     {"kind": "apply", "t": 0.84, "tickets": [[0, 0, 0], [1, 0, 0]], "weights": [0.5, 0.5]}
 """
 
-from .reader import FORMAT, contradiction, has_begun, read_header, read_trace
+from .reader import (
+    FORMAT,
+    contradiction,
+    has_begun,
+    read_header,
+    read_trace,
+    refuse_other_format,
+)  # fmt: skip
 from .writer import Trace
 
 FILE_NAME = "trace.jsonl"
@@ -27,4 +34,5 @@ __all__ = [
     "has_begun",
     "read_header",
     "read_trace",
+    "refuse_other_format",
 ]

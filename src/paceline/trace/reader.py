@@ -7,6 +7,7 @@ This module must not know engines or reports.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -68,7 +69,13 @@ def has_begun(path: Path) -> bool:
         records = read_trace(path)
         return any(isinstance(one, Heard) and isinstance(one.fact, Joined) for one in records)
     except ConfigError:
-        return False
+        return path.is_file() and path.stat().st_size > 0  # damaged: nobody can know
+
+
+def refuse_other_format(path: Path) -> None:
+    """Raise ConfigError where a trace says that it is of another format; it may be damaged."""
+    with suppress(OSError, ValueError, RecursionError), path.open("rb") as file:
+        _check_format(file.readline())
 
 
 def read_header(path: Path) -> Header:

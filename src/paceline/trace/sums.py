@@ -36,17 +36,19 @@ def opened(line: bytes, before: int) -> tuple[bytes, int]:
     return body, now
 
 
-def last_sum(path: Path, num_bytes: int) -> int:
-    """The sum that the last line says that ends within so many bytes; 0 where there is none."""
-    said = b""
+def sound_part(path: Path, num_bytes: int) -> tuple[int, int]:
+    """How many of the first bytes are lines as they were written, and the sum of the last of them."""
+    found, now = 0, 0
     with path.open("rb") as file:
         for line in file:
-            num_bytes -= len(line)
-            if num_bytes < 0:
+            try:
+                _, following = opened(line, now)
+            except ValueError:
                 break
-            said = line
-    number = said.rpartition(_MARK.encode())[2].removesuffix(b"}\n")
-    return int(number) if number.isdigit() else 0
+            if found + len(line) > num_bytes:
+                break
+            found, now = found + len(line), following
+    return found, now
 
 
 def reseal(text: str) -> str:

@@ -24,7 +24,7 @@ from ..records import (
     Scalar,
 )
 from .reader import FORMAT, read_header
-from .sums import last_sum, seal
+from .sums import seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
 
@@ -70,17 +70,28 @@ class Trace:
     ) -> int:
         """Cut off what came after a checkpoint and go on from there; how many updates were cut.
 
+        Where the trace was damaged before that, it is cut off there, and a note says so: the run is
+        worth more than what a report can say of its past.
+
         Args:
             header: what the first line of a new run would say; what differs is written down.
         """
-        was = read_header(self.path).fields
+        sound_bytes, total = sound_part(self.path, at_bytes)
+        was = read_header(self.path).fields if sound_bytes else header
         changes = {name: now for name, now in header.items() if was.get(name) != now}
         with self.path.open("rb") as file:
             file.seek(at_bytes)
             lost = sum(line.startswith(b'{"kind":"apply"') for line in file)
-        self._sum = last_sum(self.path, at_bytes)
-        self._file.truncate(at_bytes)
-        self._file.seek(at_bytes)
+        self._sum = total
+        self._file.truncate(sound_bytes)
+        self._file.seek(sound_bytes)
+        if not sound_bytes:
+            self.header(**header)
+        if sound_bytes < at_bytes:
+            self.note(
+                t, f"the trace was damaged: {at_bytes - sound_bytes:,} bytes before version "
+                f"{version} are lost to every report"
+            )  # fmt: skip
         self._line(
             {"kind": "resumed", "t": t, "version": version, "workers": workers, "lost": lost,
              "changes": changes}
