@@ -167,7 +167,7 @@ class Tally:
 
 
 def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
-    """Damage the files so often, every second time with the checksums made right again."""
+    """Damage the files so often, half of the time with the checksums made right again."""
     rng = random.Random(f"{reader.name}/{seed}")
     sound, work = folder / "sound", folder / "work"
     if not sound.exists():
@@ -183,7 +183,8 @@ def attack(reader: Reader, folder: Path, num_inputs: int, seed: int) -> Tally:
         (work / name).write_bytes(damage(whole, rng))
         if (work / name).read_bytes() == whole:
             continue
-        is_sealed = reader.seal is not None and tally.tried % 2 == 1 and reader.seal(work, name)
+        wanted = reader.seal is not None and 2 * tally.sealed <= tally.tried
+        is_sealed = wanted and reader.seal is not None and reader.seal(work, name)
         tally.tried += 1
         tally.sealed += is_sealed or reader.seal is None
         fault = _read(reader, work, None if is_sealed or reader.seal is None else before, tally)

@@ -22,7 +22,7 @@ from .engines.base import Engine
 from .engines.births import births_of
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
-from .errors import Interrupted, LinkError, WorkerError
+from .errors import ConfigError, Interrupted, LinkError, WorkerError
 from .folder import RunFolder, make_folder
 from .program import Program, TaskProgram
 from .protocols import parse

@@ -1,4 +1,4 @@
-"""Settings of an optimizer that come back from a checkpoint: what can take their place, what not."""
+"""Settings of an optimizer that come back from a checkpoint: what may take their place."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a crowd on few cores costs: the pace of a run against what the simulator makes of a profile."""
+"""What a crowd on few cores costs: a run's pace against what the simulator makes of a profile."""
 
 from pathlib import Path
 

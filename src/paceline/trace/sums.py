@@ -37,7 +37,7 @@ def opened(line: bytes, before: int) -> tuple[bytes, int]:
 
 
 def sound_part(path: Path, num_bytes: int) -> tuple[int, int]:
-    """How many of the first bytes are lines as they were written, and the sum of the last of them."""
+    """How many of the first bytes are lines as they were written, and the last one's sum."""
     found, now = 0, 0
     with path.open("rb") as file:
         for line in file:
