@@ -5,7 +5,7 @@
 For each number of workers ``plan`` takes its profile (and measures the crowd, where there are more
 workers than cores), as from the command line with ``--cores``. With 2, 4 and 8 workers the advised
 protocol and two others, full-sync and async or what comes next in plan's order, run live right
-after: predicted time an update beside the measured.
+after: predicted time an update beside the measured, evaluations between epochs left out.
 Mini-batches of 64; all through the store. Writes results/advice.md.
 """
 
@@ -13,13 +13,14 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir
+from itertools import accumulate
 from pathlib import Path
 
 from paceline.compute.cores import num_cores
 from paceline.predict.advice import Question, advise
 from paceline.report.ranking import Advice
 from prediction import mean_and_error_s
-from runs import records_of, run_alone, update_times_s
+from runs import records_of, run_alone, update_gaps_s
 from table import machine, write_table
 
 Row = list[str]
@@ -71,7 +72,8 @@ def planned(workers: int, folder: Path) -> Iterator[Row]:
         place = run_alone(folder / f"{workers}-{text}".replace(":", "-"), "lenet", workers=workers,
                           path="store", protocol=text, mini_batch_size=MINI_BATCH, seed=SEED,
                           updates=max(100, round(RUN_S / predicted_s)))  # fmt: skip
-        live_s, error_s = mean_and_error_s(update_times_s(records_of(place)))
+        gaps_s = update_gaps_s(records_of(place))
+        live_s, error_s = mean_and_error_s([*accumulate(gaps_s)])
         off = predicted_s / live_s - 1
         yield [*row, f"{1e3 * live_s:.2f} +- {1e3 * error_s:.2f}", f"{100 * off:+.1f} %"]
 

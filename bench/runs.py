@@ -1,5 +1,6 @@
 """Whole runs for the benches: quiet, in a folder that goes away, read from their traces alone."""
 
+import math
 import os
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.config import resolve
 from paceline.data.arrays import ArrayDataset
-from paceline.events import Apply, Grant
+from paceline.events import Apply, EpochEnd, Grant
 from paceline.launcher import launch_run
 from paceline.program import Program, TaskProgram
 from paceline.records import Handed, Ordered, Record
@@ -85,6 +86,19 @@ def _seconds_of_others() -> dict[int, float]:
 def update_times_s(records: Sequence[Record]) -> list[float]:
     """When each update was decided, in seconds since the run's start."""
     return [one.t_s for one in records if isinstance(one, Ordered) and isinstance(one.order, Apply)]
+
+
+def update_gaps_s(records: Sequence[Record]) -> list[float]:
+    """Seconds between updates of one epoch: what lies between epochs, evaluations, is left out."""
+    gaps_s, last_s = list[float](), math.nan
+    for one in records:
+        if isinstance(one, Ordered) and isinstance(one.order, EpochEnd):
+            last_s = math.nan
+        elif isinstance(one, Ordered) and isinstance(one.order, Apply):
+            if not math.isnan(last_s):
+                gaps_s.append(one.t_s - last_s)
+            last_s = one.t_s
+    return gaps_s
 
 
 def first_grant_s(records: Sequence[Record]) -> float:

@@ -53,3 +53,13 @@ def test_a_name_looks_the_same_in_every_diagram() -> None:
     )
     colours = [line.get("stroke") for line in root.iter(f"{SVG}polyline")]
     assert colours[1] == colours[2] != colours[0]
+
+
+def test_a_mark_beyond_every_curve_has_its_place_on_the_axis() -> None:
+    curve = Curve(name="a", points=points((0, 0.3), (1, 0.2)))
+    mark = (0.4, "target: 0.4")
+    root = drawn(Diagram(label="y", curves=(curve,), x_label="x", from_zero=True, mark=mark))
+    ticks = heights_of_ticks(root)
+    assert max(ticks) == 0.4
+    (label,) = (one for one in root.iter(f"{SVG}text") if one.text == "target: 0.4")
+    assert float(label.get("y", 0)) == pytest.approx(ticks[0.4] + 16)

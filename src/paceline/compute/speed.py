@@ -119,6 +119,10 @@ class Outcome:
         """
         found = many(lambda one: record(Finding, one))(values["findings"])
         speed = Speed.read(by_name(lambda one: one)(values["speed"]))
+        sizes = (values["num_samples"], values["batch_size"])
+        times_s = (values["before_s"], values["after_s"])
+        if min(map(count, sizes)) < 1 or min(map(real, times_s)) <= 0.0:
+            raise ValueError("a step of no samples, or of no time")
         return cls(
             speed=speed, findings=found, before_s=real(values["before_s"]),
             after_s=real(values["after_s"]), num_samples=count(values["num_samples"]),

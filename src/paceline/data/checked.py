@@ -58,7 +58,7 @@ def _md5(content: Bytes | bytes) -> "hashlib._Hash":
 def _map(path: Path, file: DataFile) -> Bytes | _Damage:
     with path.open("rb") as stream:
         size = path.stat().st_size
-        if size != file.num_bytes:
+        if size != file.num_bytes or not size:
             md5 = hashlib.file_digest(stream, lambda: _md5(b"")).hexdigest()
             return _Damage(f"{size:,} bytes with md5 {md5}")
         # ACCESS_COPY: private to this process, so that torch may take it as writable memory.

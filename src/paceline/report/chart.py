@@ -111,6 +111,8 @@ def _ticks(part: Diagram, stop: float) -> tuple[float, ...]:
     """The values of its axis that goes up; the first and the last are its ends."""
     points = [one for one in _points(part) if one.t <= stop and math.isfinite(one.value)]
     values = [one.value for one in points] or [0.0, 1.0]
+    if part.mark is not None:
+        values.append(part.mark[0])
     low, high = min(values), max(values)
     if high <= low:
         low, high = low - 0.5, high + 0.5
