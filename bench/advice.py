@@ -2,10 +2,10 @@
 
     python bench/advice.py [--only 8] [--write]
 
-For each number of workers ``plan`` takes its profile (and measures the crowd, where there are more
-workers than cores), as from the command line with ``--cores``. With 2, 4 and 8 workers the advised
-protocol and two others, full-sync and async or what comes next in plan's order, run live right
-after: predicted time an update beside the measured, evaluations between epochs left out.
+For each number of workers ``plan`` takes its profile, as from the command line with ``--cores``.
+With 2, 4 and 8 workers the advised protocol and two others, full-sync and async or what comes next
+in plan's order, run live right after: predicted time an update beside the measured, evaluations
+between epochs left out.
 Mini-batches of 64; all through the store. Writes results/advice.md.
 """
 
@@ -44,7 +44,6 @@ def main() -> None:
     if options.write:
         header = [
             "workers",
-            "crowd",
             "protocol",
             "predicted ms an update",
             "live ms an update",
@@ -60,12 +59,11 @@ def planned(workers: int, folder: Path) -> Iterator[Row]:
             Question(task="lenet", workers=workers, cores=num_cores(), race_s=RACE_S,
                      mini_batch_size=MINI_BATCH, seed=SEED)
         )  # fmt: skip
-    crowd = f"{advice.crowding:.2f}" if advice.crowding else ""
     forecasts = {one.forecast.protocol: one.forecast for one in advice.candidates}
     for text in chosen(advice) if workers in LIVE else (advice.advised,):
         predicted_s = forecasts[text].time_per_update_s
         name = f"{text}, advised" if text == advice.advised else text
-        row = [str(workers), crowd, name, f"{1e3 * predicted_s:.2f}"]
+        row = [str(workers), name, f"{1e3 * predicted_s:.2f}"]
         if workers not in LIVE:
             yield [*row, "", ""]
             continue

@@ -1,7 +1,6 @@
 """Which protocol to run with how many pushes an update, before anything is paid for.
 
-    a profile: RUN's trace, or a short run made now        profiles.py, measuring.py
-    more workers than cores: what such a crowd costs       measuring.py
+    a profile: RUN's trace, or a short run made now        profiles.py
     each protocol and K in virtual time                    simulation.py: time, staleness, waste
     a race of all of them with real gradients              race.py: the loss after equal times
     or, with a target: who is there first                  pursuit.py: the time to the target
@@ -18,14 +17,17 @@ from pathlib import Path
 from ..compute.cores import num_cores
 from ..conditions.delays import NO_DELAY, parse_delays, parse_slow
 from ..conditions.world import Conditions
+from ..config import resolve
 from ..engines.timing import TimingRun
 from ..errors import ConfigError
+from ..launcher import launch_run
+from ..program import TaskProgram
 from ..protocols import parse
 from ..report.forecast import Forecast
+from ..report.live import QuietObserver
 from ..report.ranking import Advice, Candidate, Standing, Target
 from ..workloads import load_task
 from ..workloads.base import Task
-from .measuring import Measured, crowding, most_alone, most_crowded
 from .profiles import Profile, read_profile
 from .pursuit import Goal, pursue
 from .race import Training, race
@@ -78,12 +80,8 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     names = _names(asked)
     task = load_task(asked.task, asked.workers, asked.init)
     size = asked.mini_batch_size or max(1, task.batch_size // asked.workers)
-    measured = Measured(
-        task=asked.task, mini_batch_size=size, lr=asked.lr, init=asked.init, seed=asked.seed
-    )
-    profile = _profile(asked, task, measured, say)
-    crowd = _crowding(asked, measured, profile, say)
-    conditions = _conditions(asked, profile, crowd)
+    profile = _profile(asked, task, size, say)
+    conditions = _conditions(asked, profile)
     splits = task.data()
     task = replace(task, data=lambda: splits)  # every contender reads the same
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
@@ -103,8 +101,8 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     return Advice(
         task=task.name, workers=asked.workers, cores=asked.cores, mini_batch_size=size,
         profile_dir=str(profile.run_dir), profile_steps=profile.num_steps,
-        step_s=profile.mean_step_s, push_s=profile.push_s, crowding=crowd,
-        candidates=candidates, are_alike=_are_alike(ranking[:2]),
+        step_s=profile.mean_step_s, push_s=profile.push_s, candidates=candidates,
+        are_alike=_are_alike(ranking[:2]),
         target=_target(asked.goal, ranking[0]),
     )  # fmt: skip
 
@@ -152,35 +150,31 @@ def family(num_workers: int) -> tuple[str, ...]:
     return (*names, "async")
 
 
-def _profile(asked: Question, task: Task, measured: Measured, say: Say) -> Profile:
+def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
     """The profile that was named, or one that is taken now."""
-    place = asked.profile
-    if place is None:
-        workers = most_alone(asked.workers)
-        say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
-        place = measured.run(workers, asked.profile_s, "profile")
-    profile = read_profile(place)
-    num_parameters = sum(one.numel() for one in task.model().parameters())
-    profile.check(task.name, num_parameters, measured.mini_batch_size)
+    profile = read_profile(asked.profile or _measure(asked, task, size, say))
+    profile.check(task.name, sum(one.numel() for one in task.model().parameters()), size)
     return profile
 
 
-def _crowding(asked: Question, measured: Measured, profile: Profile, say: Say) -> float | None:
-    """How many times as long steps take on shared cores; None: that was not measured.
+def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
+    """A short run of workers on this machine; the folder where it lies."""
+    workers = min(asked.workers, max(2, num_cores()))
+    say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
+    flags = {
+        "workers": workers, "protocol": "k-batch-async:2", "path": "store",
+        "mini_batch_size": size,
+        "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
+        "nonfinite": "skip", "name": f"profile-{task.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+    }  # fmt: skip
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = resolve(given, env={}, is_call=True).settings
+    summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
+    assert summary is not None  # it is no dry run
+    return Path(summary.run_dir)
 
-    It is this machine that is measured: not where a profile from elsewhere was given, nor for
-    other cores than there are here.
-    """
-    workers, cores = asked.workers, asked.cores
-    is_crowd = cores is not None and workers > most_alone(workers)
-    if cores is None or not is_crowd or asked.profile is not None or cores != num_cores():
-        return None
-    num_crowd, seconds = most_crowded(workers, cores), asked.profile_s / 2
-    say(f"a crowd: {num_crowd} workers on {cores} cores for {seconds:g} s")
-    return crowding(measured.run(num_crowd, seconds, "crowd"), profile, num_crowd, cores)
 
-
-def _conditions(asked: Question, profile: Profile, crowd: float | None) -> Conditions:
+def _conditions(asked: Question, profile: Profile) -> Conditions:
     """What was measured, and the stragglers that are asked for.
 
     Those that the profile was given are left out.
@@ -189,7 +183,7 @@ def _conditions(asked: Question, profile: Profile, crowd: float | None) -> Condi
     return Conditions(
         delays=tuple(delay or NO_DELAY for delay in delays),
         slow=parse_slow(asked.slow, asked.workers),
-        machine=profile.machine(asked.workers, asked.cores, crowd or 1.0),
+        machine=profile.machine(asked.workers, asked.cores),
         seed=asked.seed,
     )
 

@@ -81,20 +81,17 @@ class Profile:
         """Seconds beside it, from a grant to the next push."""
         return statistics.fmean(value for one in self.exchange_s.values() for value in one)
 
-    def machine(self, num_workers: int, cores: int | None, crowding: float = 1.0) -> Machine:
+    def machine(self, num_workers: int, cores: int | None) -> Machine:
         """What so many workers would meet, ``cores`` of them at the same time (None: all).
 
         With as many workers as the run had each has its own times, otherwise all share all.
-
-        Args:
-            crowding: how many times as long all of it takes with so many on these cores.
         """
         return Machine(
             text=f"as in {self.run_dir}",
-            work=_delays(self.work_s, num_workers, crowding),
-            exchange=_delays(self.exchange_s, num_workers, crowding),
-            add_s=crowding * self.add_s,
-            apply_s=crowding * self.apply_s,
+            work=_delays(self.work_s, num_workers),
+            exchange=_delays(self.exchange_s, num_workers),
+            add_s=self.add_s,
+            apply_s=self.apply_s,
             cores=cores,
         )
 
@@ -119,15 +116,11 @@ class Profile:
             )
 
 
-def _delays(
-    rows: Mapping[int, tuple[float, ...]], num_workers: int, factor: float
-) -> tuple[Delay, ...]:
+def _delays(rows: Mapping[int, tuple[float, ...]], num_workers: int) -> tuple[Delay, ...]:
     if sorted(rows) == list(range(num_workers)):
         chosen = [rows[worker] for worker in range(num_workers)]
     else:
         chosen = [tuple(value for row in rows.values() for value in row)] * num_workers
-    if factor != 1.0:
-        chosen = [tuple(factor * value for value in row) for row in chosen]
     return tuple(Delay(text="measured", terms=(Empirical(values_s=row),)) for row in chosen)
 
 

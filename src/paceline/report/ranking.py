@@ -87,8 +87,6 @@ class Advice:
     profile_steps: int
     step_s: float
     push_s: float
-    crowding: float | None
-    """How many times as long steps take with so many workers on these cores; None: not measured."""
     candidates: tuple[Candidate, ...]
     """The advised one first."""
     are_alike: bool
@@ -110,7 +108,6 @@ class Advice:
             "profile_steps": self.profile_steps,
             "step_s": self.step_s,
             "push_s": self.push_s,
-            "crowding": self.crowding,
             "advised": self.advised,
             "why": why(self),
             "how_sure": how_sure(self),
@@ -143,7 +140,6 @@ def render_advice(advice: Advice) -> list[str]:
         f"{advice.task}, {advice.workers} workers, mini-batches of {advice.mini_batch_size}",
         f"profile: {advice.profile_steps} steps of {format_duration(advice.step_s)}, "
         f"{format_duration(advice.push_s)} beside each for the push ({advice.profile_dir})",
-        *_crowd(advice),
         "",
         f"{'protocol':<20}{'an update':>11}{'batches/s':>11}{'efficient':>11}{'stale':>7}"
         f"{'loss':>9}{'after':>9}{'to target' if advice.target else '':>11}".rstrip(),
@@ -166,15 +162,6 @@ def render_advice(advice: Advice) -> list[str]:
     if advice.target is not None:
         lines.append(_target(advice.target))
     return lines
-
-
-def _crowd(advice: Advice) -> list[str]:
-    if advice.crowding is None:
-        return []
-    return [
-        f"crowd: on {advice.cores} shared cores steps take {advice.crowding:.2f} times as long as "
-        "those in turn"
-    ]
 
 
 def why(advice: Advice) -> str:
