@@ -82,9 +82,7 @@ def main() -> None:
     print("\n".join(faults))
     if options.write:
         header = ["what is read", "inputs", "past the door", "refused in words", "loaded", "faults"]
-        write_table(
-            "fuzz", "Damaged files", header, rows, f"{__doc__.split('    python')[0]}{note}"
-        )
+        write_table("fuzz", "Damaged files", header, rows, f"{NOTE} {note}")
     sys.exit(bool(faults))
 
 
