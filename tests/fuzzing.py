@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -36,7 +37,7 @@ from paceline.data.catalogue import DataFile
 from paceline.data.checked import read_checked
 from paceline.data.idx import parse_idx
 from paceline.errors import PacelineError
-from paceline.events import Apply, EpochEnd, Grant, Joined, Lease, Pushed
+from paceline.events import Apply, EpochEnd, Grant, Joined, Lease, Pushed, Ticket
 from paceline.exports.subject import _load
 from paceline.keeper import Keeper, random_states, restore_random_states, set_groups
 from paceline.ledger import Ledger
@@ -405,7 +406,7 @@ def _finish_epoch(coordinator: Coordinator, first_member: int) -> None:
     if not is_cut_off:
         return
     orders += coordinator.open_epoch(0.0, None)
-    held: dict[object, tuple[Lease, ...]] = {}
+    held: dict[Ticket, tuple[Lease, ...]] = {}
     for turn in range(10 * NUM_SAMPLES):
         for order in orders:
             if isinstance(order, Grant):
@@ -418,9 +419,9 @@ def _finish_epoch(coordinator: Coordinator, first_member: int) -> None:
             elif isinstance(order, EpochEnd):
                 assert set(used) == {1}, "a sample is lost, or used twice"
                 return
-        ticket = next(one for one in held if not ledger.is_gathered(one))  # type: ignore[arg-type]
+        ticket = next(one for one in held if not ledger.is_gathered(one))
         samples = sum(lease.num_samples for lease in held[ticket])
-        orders = coordinator.hear(Pushed(ticket, samples, 1.0, True, float(turn)))  # type: ignore[arg-type]
+        orders = coordinator.hear(Pushed(ticket, samples, 1.0, True, float(turn)))
     raise AssertionError("the epoch does not end")
 
 
@@ -479,7 +480,7 @@ def _seal_data(folder: Path, name: str) -> bool:
     if name.endswith(".gz"):
         try:
             content = gzip.decompress(content)
-        except Exception:  # it is no gzip any longer
+        except (OSError, EOFError, zlib.error):  # it is no gzip any longer
             return False
     rows = {} if not (folder / "sums").exists() else json.loads((folder / "sums").read_text())
     for one in (name,) if rows else ("images", "images.gz"):

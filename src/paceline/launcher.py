@@ -78,18 +78,23 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
             with suppress(OSError, ConfigError):
                 write_report(folder.path)
             raise
-        try:
-            summary = write_report(folder.path)
-        except ConfigError as damage:
-            observer.note(str(damage))
-            raise error from None
-        if isinstance(error, KeyboardInterrupt):
-            observer.finished(summary)
-            raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
+        _report_of_failed(folder.path, error, observer)
         raise
     summary = write_report(folder.path)
     observer.finished(summary)
     return summary
+
+
+def _report_of_failed(folder: Path, error: BaseException, observer: Observer) -> None:
+    """What came of a run that ended so; a report that cannot be made does not hide why it did."""
+    try:
+        summary = write_report(folder)
+    except ConfigError as damage:
+        observer.note(str(damage))
+        return
+    if isinstance(error, KeyboardInterrupt):
+        observer.finished(summary)
+        raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
 
 
 def _origin(program: Program, settings: RunSettings, observer: Observer) -> Origin:
