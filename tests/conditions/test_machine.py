@@ -1,9 +1,10 @@
-"""A machine: cores are shared in turn, what is called off gives its core back."""
+"""A machine: cores are shared in turns, what is called off gives its core back."""
 
 import pytest
 
+from paceline.conditions.cores import Cores
 from paceline.conditions.delays import NO_DELAY, Delay, parse_delay
-from paceline.conditions.machine import Cores, Machine, Sum
+from paceline.conditions.machine import Machine, Sum
 from paceline.conditions.world import Conditions
 from paceline.engines.timing import TimingRun
 from paceline.protocols import parse
@@ -11,12 +12,12 @@ from paceline.protocols import parse
 
 def update_s(
     protocol: str, workers: int, *, delay: Delay = NO_DELAY, num_updates: int = 50,
-    add_s: float = 0.0, apply_s: float = 0.0, cores: int | None = None,
+    add_s: float = 0.0, apply_s: float = 0.0, cores: int | None = None, work: str = "2ms",
 ) -> float:  # fmt: skip
-    """Mean seconds of an update; work 2 ms, exchange 1 ms."""
+    """Mean seconds of an update; exchange 1 ms."""
     machine = Machine(
         text="made up",
-        work=(parse_delay("2ms"),) * workers,
+        work=(parse_delay(work),) * workers,
         exchange=(parse_delay("1ms"),) * workers,
         add_s=add_s,
         apply_s=apply_s,
@@ -83,15 +84,47 @@ def test_nobody_begins_before_it_is_granted() -> None:
     assert total.ready_s(50.0, is_updated=False) == 50.0
 
 
+def test_of_those_that_share_a_core_the_last_is_hardly_later_than_the_first() -> None:
+    # Eight steps of 3 ms fit a turn each, in a row; of 30 ms they are done almost together.
+    assert update_s("k-batch-sync:2", 8, cores=2) == pytest.approx(3e-3)
+    found_s = update_s("k-batch-sync:2", 8, cores=2, work="29ms")
+    assert found_s == pytest.approx(111e-3)  # nine whole rounds, and the first two of the tenth
+    assert update_s("full-sync", 8, cores=2, work="29ms") == pytest.approx(120e-3)
+    found_s = update_s("async", 8, cores=2, work="29ms", num_updates=400)
+    assert found_s == pytest.approx(15e-3, rel=0.02)
+
+
+def test_sharing_a_core_makes_ordered_slowness_as_much_longer() -> None:
+    machine = Machine(
+        text="made up", work=(parse_delay("20ms"),) * 2, exchange=(parse_delay("0ms"),) * 2, cores=1
+    )
+    conditions = Conditions(delays=(NO_DELAY,) * 2, slow={0: 3.0}, machine=machine)
+    counts = TimingRun(parse("full-sync", 2), conditions).run(50)
+    # Both compute for about 40 ms; the slow one then sleeps twice as long as it computed.
+    assert counts.mean_update_s() == pytest.approx(3 * 38.5e-3, rel=0.05)
+
+
+def test_cores_are_taken_in_turns() -> None:
+    cores = Cores(1, slice_s=1.0)
+    first = cores.enter(7, 0.0, 2.5)
+    assert first == (7, 0.0, 1.0)
+    assert cores.enter(8, 0.5, 1.0) is None
+    assert first is not None
+    assert cores.pass_on(first) == (False, (8, 1.0, 2.0))
+    assert not cores.is_under_way(first)
+    assert 7 in cores
+
+
 def test_who_is_called_off_gives_the_core_back() -> None:
-    cores = Cores(1)
-    first = cores.take(0.0, 5.0)
-    cores.give_back(first, 2.0)
-    second = cores.take(2.0, 1.0)
-    assert (second.from_s, second.until_s) == (2.0, 3.0)
-    third = cores.take(2.0, 1.0)
-    cores.give_back(second, 2.5)  # the third counts on its end
-    assert cores.take(2.5, 1.0).from_s == third.until_s
-    waiting = cores.take(2.5, 1.0)
-    cores.give_back(waiting, 2.5)  # it had not begun: not before those who stand before it
-    assert cores.take(2.5, 1.0).from_s == waiting.from_s
+    cores = Cores(1, slice_s=1.0)
+    first = cores.enter(0, 0.0, 0.5)
+    for member in (1, 2):
+        assert cores.enter(member, 0.0, 0.5) is None
+    assert cores.leave(1, 0.1) is None  # it waited
+    following = cores.leave(0, 0.2)
+    assert following == (2, 0.2, 0.7)
+    assert first is not None
+    assert not cores.is_under_way(first)
+    assert following is not None
+    assert cores.pass_on(following) == (True, None)
+    assert cores.enter(3, 9.0, 0.5) == (3, 9.0, 9.5)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from paceline.conditions.delays import parse_delay
+from paceline.engines.timing import TimingRun
 from paceline.events import Apply, Grant, Lease, Pushed, Ticket
 from paceline.predict.profiles import Profile, read_profile
 from paceline.predict.simulation import World
+from paceline.protocols import parse
 from paceline.trace import FILE_NAME, Trace
 
 WORK_S, EXCHANGE_S, APPLY_S, FACTOR = 0.003, 0.002, 0.0005, 2.0
@@ -56,6 +58,29 @@ def test_ordered_delays_are_taken_out_and_the_rest_told_apart(tmp_path: Path, mi
         assert statistics.fmean(found.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
     assert found.apply_s == pytest.approx(APPLY_S, abs=2e-5)
     assert (found.cores, found.delay, found.slow) == (2, ("exp:10ms",), ("1=2x",))
+
+
+def test_steps_of_more_workers_than_cores_are_told_as_on_a_core_of_ones_own(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / FILE_NAME)
+    trace.header(
+        task="made up", protocol="full-sync", workers=4, engine="local", path="store", seed=0,
+        mini_batch_size=4, num_parameters=5, cores=2,
+    )  # fmt: skip
+    for worker in range(4):
+        trace.joined(0.0, worker, worker, 1)
+    for number in range(20):  # 8 ms of computing and 2 ms of exchange each, four on two cores
+        for worker in range(4):
+            trace.order(Grant(Ticket(worker, number, number), (Lease(0, 0, 0, 4),)), 0.02 * number)
+        for worker in range(4):
+            pushed = Pushed(Ticket(worker, number, number), 4, 1.0, True, 0.02 * (number + 1))
+            trace.pushed(pushed, 0.016, 0.0, 0.004)
+    trace.close()
+    found = read_profile(tmp_path)
+    assert found.mean_step_s == pytest.approx(0.008, rel=0.01)
+    assert found.push_s == pytest.approx(0.002, rel=0.01)
+    conditions = World(like=tmp_path).conditions(4)
+    run = TimingRun(parse("full-sync", 4), conditions).run(50)
+    assert run.mean_update_s() == pytest.approx(0.020, rel=0.01)
 
 
 def test_without_grants_the_workers_word_counts(tmp_path: Path) -> None:

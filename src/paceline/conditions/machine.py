@@ -7,15 +7,12 @@
     pushed --add--> ... --apply--> the version is there       the sum is one: who pushes at the same
        |   unless it is the only push of its update           time adds one after the other
 
-Workers that share cores take them in the order in which they are granted, and keep one until the
-mini-batch is computed: steps are shorter than, or about as long as, what a scheduler lets a process
-run at a time. A worker that is called off gives its core back. It must not know protocols, nor
-where the numbers were measured.
+Workers that share cores take turns at them (cores.py). A worker that is called off gives its core
+back. It must not know protocols, nor where the numbers were measured.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .delays import Delay
 
@@ -81,68 +78,36 @@ class Sum:
         return max(at_s, self._free_s) if pushed_s or is_updated else at_s
 
 
-class Hold(NamedTuple):
-    """A core that somebody has."""
-
-    core: int
-    from_s: float
-    until_s: float
-
-
-class Cores:
-    """When each core is free again.
-
-    Args:
-        num_cores: how many there are.
-    """
-
-    def __init__(self, num_cores: int) -> None:
-        self._free_s = [0.0] * num_cores
-
-    def take(self, at_s: float, busy_s: float) -> Hold:
-        """The core that is free first, for so long."""
-        free_s = self._free_s
-        core = min(range(len(free_s)), key=free_s.__getitem__)
-        from_s = max(at_s, free_s[core])
-        free_s[core] = from_s + busy_s
-        return Hold(core, from_s, free_s[core])
-
-    def give_back(self, hold: Hold, at_s: float) -> None:
-        """It is not needed any longer; free from now on, unless somebody waits for its end."""
-        if at_s < hold.until_s == self._free_s[hold.core]:
-            self._free_s[hold.core] = max(at_s, hold.from_s)
-
-
 class Desk:
-    """One worker at the machine: holds a core while it computes, and then waits out its delay.
+    """One worker at the machine: needs a core while it computes, and then waits out its delay.
 
     Args:
         draws: seconds of an exchange, of computing a mini-batch, of its ordered delay.
         stretch: when something is done that begins then and takes so long at full speed.
-        cores: shared with others, or its own.
     """
 
     def __init__(
-        self,
-        draws: tuple[Draw, Draw, Draw],
-        stretch: Callable[[float, float], float],
-        cores: Cores,
+        self, draws: tuple[Draw, Draw, Draw], stretch: Callable[[float, float], float]
     ) -> None:
         self._exchange, self._work, self._delay = draws
         self._stretch = stretch
-        self._cores = cores
-        self._hold = Hold(0, 0.0, 0.0)
+        self.exchange_s, self.busy_s = 0.0, 0.0
+        self._steps: list[tuple[float, float]] = []
 
-    def begin(self, at_s: float, num_steps: int) -> tuple[float, float]:
-        """Go to work: when the computing begins, and when the last mini-batch's delay is over."""
-        exchange_s = self._exchange()
-        work_s = [self._work() for _ in range(num_steps)]
-        self._hold = self._cores.take(at_s, exchange_s + sum(work_s))
-        begun_s = done_s = self._hold.from_s + exchange_s
-        for one_s in work_s:
-            done_s = self._stretch(done_s, one_s + self._delay())
+    def take(self, num_steps: int) -> float:
+        """Take up a ticket: seconds of a core that it needs, for exchange and computing."""
+        self.exchange_s = self._exchange()
+        self._steps = [(self._work(), self._delay()) for _ in range(num_steps)]
+        self.busy_s = self.exchange_s + sum(work_s for work_s, _ in self._steps)
+        return self.busy_s
+
+    def finish(self, from_s: float, until_s: float) -> tuple[float, float]:
+        """It computed from then to then: when the work began, and when the last delay is over.
+
+        Where it had to share cores, everything took as many times longer.
+        """
+        share = (until_s - from_s) / self.busy_s if self.busy_s else 1.0
+        begun_s = done_s = from_s + share * self.exchange_s
+        for work_s, delay_s in self._steps:
+            done_s = self._stretch(done_s, share * work_s + delay_s)
         return begun_s, done_s
-
-    def leave(self, at_s: float) -> None:
-        """Called off."""
-        self._cores.give_back(self._hold, at_s)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from ..errors import ConfigError
 from .absences import Absence
+from .cores import Cores
 from .delays import Delay
 from .links import Link
-from .machine import Cores, Desk, Machine
+from .machine import Desk, Machine
 from .phases import Pace, Phases
 
 Finisher = Callable[[float], float]
@@ -103,7 +104,6 @@ class Conditions:
         machine = self.machine
         if machine is None:
             return None
-        shared = None if machine.cores is None else Cores(machine.cores)
         found = []
         for worker in range(self.num_workers):
             # A stream of its own, so that the ordered delays are those of a live run.
@@ -113,8 +113,13 @@ class Conditions:
                 machine.work[worker].drawer(rng),
                 self._drawer(worker),
             )
-            found.append(Desk(draws, self._stretcher(worker), shared or Cores(1)))
+            found.append(Desk(draws, self._stretcher(worker)))
         return found
+
+    def cores(self) -> Cores | None:
+        """The cores that workers share; None: each has its own."""
+        num_cores = None if self.machine is None else self.machine.cores
+        return None if num_cores is None or num_cores >= self.num_workers else Cores(num_cores)
 
     def _drawer(self, worker: int) -> Callable[[], float]:
         return self.delays[worker].drawer(random.Random(f"{self.seed}/{worker}"))

@@ -1,8 +1,8 @@
 """What happens next in virtual time: a heap of events, and who is at work on what.
 
-    granted --pull--> begun --X--> done --push--> there: the member has pushed
-       |                |            |              |
-       `----------------`------------`--------------`----- called off or gone: never there
+    granted --pull--> coming --turns at a core--> done --push--> there: the member has pushed
+       |                `-------- X -------------^  |              |
+       `----------------------------`--------------`--------------`- called off, gone: never there
 
 An entry of the heap is ``(at_s, number, what)``; the number counts entries, so what falls on the
 same moment happens in the order in which it was entered. ``what`` is the ticket whose push is
@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
+from ..conditions.cores import Turn
 from ..conditions.links import Lane
 from ..conditions.machine import Sum
 from ..conditions.world import Conditions, Finisher
@@ -29,6 +30,13 @@ NOBODY = -1
 
 class Done(NamedTuple):
     """The work of a ticket is computed; its bytes are not there yet."""
+
+    member: int
+    ticket: Ticket
+
+
+class Coming(NamedTuple):
+    """Who is at work on a ticket wants a core."""
 
     member: int
     ticket: Ticket
@@ -49,7 +57,7 @@ class Strike(NamedTuple):
     what: object
 
 
-What: TypeAlias = Ticket | Done | Change | Strike
+What: TypeAlias = Ticket | Coming | Turn | Done | Change | Strike
 Entry: TypeAlias = tuple[float, int, What]
 
 
@@ -75,10 +83,11 @@ class Agenda:
         self.worker_of: list[int] = []
         self.member_of: dict[int, int] = {}
         self._done_s: list[float] = []  # where bytes cost something; else a push is there when done
+        self._from_s: dict[int, float] = {}  # the first turn, where cores are shared
         self.by_worker = [conditions.finisher(one) for one in range(conditions.num_workers)]
         link = conditions.link
         self._lanes = None if link is None else (Lane(link), Lane(link))  # pulls, pushes
-        self._desks = conditions.desks()
+        self._desks, self._cores = conditions.desks(), conditions.cores()
         machine = conditions.machine
         self._sum = None if machine is None else Sum(machine.add_s, machine.apply_s)
         self._num_dead = 0
@@ -141,20 +150,22 @@ class Agenda:
             at_s = self._sum.ready_s(at_s, is_updated=is_updated)
         for ticket, steps in zip(tickets, num_steps, strict=True):
             member = ticket[0]
+            self.current[member] = ticket
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
             if self._desks is None:
                 finish, done_s = self.finishers[member], begun_s
                 for _ in range(steps):
                     done_s = finish(done_s)
+                fresh.append((done_s, next_number(), self._computed(ticket, begun_s, done_s)))
+                continue
+            desk = self._desks[self.worker_of[member]]
+            busy_s = desk.take(steps)
+            if self._cores is None:
+                begun_s, done_s = desk.finish(begun_s, begun_s + busy_s)
+                fresh.append((done_s, next_number(), self._computed(ticket, begun_s, done_s)))
             else:
-                begun_s, done_s = self._desks[self.worker_of[member]].begin(begun_s, steps)
-            self.current[member] = ticket
-            self.begun_s[member] = begun_s
-            what: What = ticket
-            if self._lanes is not None:
-                self._done_s[member] = done_s
-                what = Done(member, ticket)
-            fresh.append((done_s, next_number(), what))
+                self.begun_s[member] = _NEVER_S
+                fresh.append((begun_s, next_number(), Coming(member, ticket)))
         heap = self.heap
         if len(fresh) * 8 > len(heap):
             heap += fresh
@@ -167,18 +178,17 @@ class Agenda:
         """The member stops working; returns the seconds that it has computed."""
         self.next_serial[member] = self.current[member][1] + 1  # type: ignore[index]
         self.current[member] = None
-        if is_called_off:
-            if self._desks is not None:
-                self._desks[self.worker_of[member]].leave(at_s)
+        if is_called_off and self._cores is not None and member in self._cores:
+            self._take(self._cores.leave(member, at_s))
+        elif is_called_off:
             self._num_dead += 1
             if self._num_dead > 1000 and 2 * self._num_dead > len(self.heap):
                 self._bury()
         elif self._sum is not None:
             self._sum.push(at_s)
-        begun_s, done_s = self.begun_s[member], self._done_s[member]
-        if done_s < at_s:
-            return done_s - begun_s
-        return at_s - begun_s if begun_s < at_s else 0.0
+        begun_s, done_s = self.begun_s[member], min(at_s, self._done_s[member])
+        self._done_s[member] = _NEVER_S
+        return done_s - begun_s if begun_s < done_s else 0.0
 
     def refuse(self) -> None:
         """The push that ended last is not used."""
@@ -197,10 +207,53 @@ class Agenda:
         self._num_dead = 0
 
     def _is_alive(self, what: What) -> bool:
-        if type(what) is Change or type(what) is Strike:
+        if isinstance(what, Change | Strike | Turn):
             return True
-        ticket = what.ticket if type(what) is Done else what
+        ticket = what.ticket if isinstance(what, Coming | Done) else what
         return self.current[what.member] is ticket
+
+    # -- computing ------------------------------------------------------------------------------
+
+    def _computed(self, ticket: Ticket, begun_s: float, done_s: float) -> What:
+        """When a ticket's work begins and is done is known; what then happens."""
+        member = ticket[0]
+        self.begun_s[member] = begun_s
+        if self._lanes is None:
+            return ticket
+        self._done_s[member] = done_s
+        return Done(member, ticket)
+
+    def _came(self, member: int, at_s: float) -> None:
+        """A member wants a core."""
+        assert self._cores is not None
+        assert self._desks is not None
+        self._take(self._cores.enter(member, at_s, self._desks[self.worker_of[member]].busy_s))
+
+    def _take(self, turn: Turn | None) -> None:
+        """Somebody has a core from now on."""
+        if turn is None:
+            return
+        assert self._desks is not None
+        if self.begun_s[turn.member] == _NEVER_S:
+            self._from_s[turn.member] = turn.from_s
+            exchange_s = self._desks[self.worker_of[turn.member]].exchange_s
+            self.begun_s[turn.member] = turn.from_s + exchange_s
+        self.enter(turn.until_s, turn)
+
+    def _turned(self, turn: Turn) -> None:
+        """A turn is over, or was called off before."""
+        assert self._cores is not None
+        assert self._desks is not None
+        if not self._cores.is_under_way(turn):
+            return
+        member = turn.member
+        is_done, following = self._cores.pass_on(turn)
+        if is_done:
+            ticket, desk = self.current[member], self._desks[self.worker_of[member]]
+            assert ticket is not None
+            begun_s, done_s = desk.finish(self._from_s.pop(member), turn.until_s)
+            self.enter(done_s, self._computed(ticket, begun_s, done_s))
+        self._take(following)
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -210,8 +263,12 @@ class Agenda:
             at_s, _, what = heappop(self.heap)
             if type(what) is Change or type(what) is Strike:
                 return at_s, what
-            if not self._is_alive(what):
+            if type(what) is Turn:
+                self._turned(what)
+            elif not self._is_alive(what):
                 self._num_dead -= 1
+            elif type(what) is Coming:
+                self._came(what.member, at_s)
             elif type(what) is Done:
                 assert self._lanes is not None
                 self.enter(self._lanes[1].there_s(at_s), what.ticket)

@@ -1,44 +1,27 @@
 """What a short real run tells: how long steps take, and what the exchange beside them costs.
 
-    trace of a run -> Profile -> a machine with any number of workers
+    trace of a run -> steps.py -> Profile -> a machine with any number of workers
 
-    grant ------ exchange ------ computing ---- ordered delay ---- push --> heard
-            (message, update,                   (--delay: known,      (slot,
-             pull)             compute           taken out)            message)
-
-The exchange of a step is the time from its grant to its push being heard, less the computing and
-the ordered delay: the messages both ways, the pull, and the coordinator's own time. The adding is
-measured by itself (``add_s``), since an update of one push adds nothing, and pushes at the same
-time are added one after the other. Where an exchange began with a new version, writing that is in
-it as well: what such steps take longer is ``apply_s``. All of it is measured with the cores as busy
-as they were in that run, so an asynchronous run, where nobody is granted at the same time as
-others, is the best profile (paceline plan takes one of k-batch-async). A run between peers has no
-grants: its exchange is what its workers say they spent on it.
+All of it is measured with the cores as busy as they were in that run, so an asynchronous run, where
+nobody is granted at the same time as others, is the best profile (paceline plan takes one of
+k-batch-async). Of more workers than cores it is brought to what a core of one's own would take.
 
 A profile belongs to one task, one model and one mini-batch size; ``check`` refuses it for another.
 This module must not know what is predicted from it.
 """
 
-import random
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from ..conditions.delays import Delay, parse_delays, parse_slowness
+from ..conditions.delays import Delay
 from ..conditions.distributions import Empirical
 from ..conditions.machine import Machine
 from ..errors import ConfigError
-from ..events import Apply, Grant, Joined, Ticket
-from ..protocols import parse
-from ..records import Handed, Header, Heard, Ordered, Record, Resumed
-from ..trace import FILE_NAME, contradiction, read_trace
-
-_WARM_UP_STEPS = 2
-"""Left out at the start of each member: the first steps fill caches and allocate."""
-_FEWEST_STEPS = 10
+from ..records import Header, Resumed
+from ..trace import FILE_NAME, read_trace
+from .steps import FEWEST_STEPS, Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +30,8 @@ class Profile:
 
     Attributes:
         work_s: by worker, the seconds of computing each mini-batch, warm-up left out, and what
-            ``delay`` and ``slow`` ordered taken out.
+            ``delay`` and ``slow`` ordered taken out; as on a core of its own, also where more
+            workers computed than there were cores.
         exchange_s: by worker, the seconds of each exchange beside them.
         add_s: what adding a push to the sum of its update takes; 0.0 where none was.
         apply_s: what writing a new version takes; 0.0 where it could not be told apart.
@@ -134,169 +118,32 @@ def read_profile(run_dir: Path) -> Profile:
     header = next((one for one in records if isinstance(one, Header)), None)
     if header is None:
         raise ConfigError(f"the trace in {run_dir} is empty: that run never began")
-    found = _Steps(header)
+    found = Steps(header)
     for record in records:
         if isinstance(record, Resumed):
             break  # its workers' delays go on from a checkpoint, which this file does not hold
         found.hear(record)
-    if found.num_steps < _FEWEST_STEPS:
+    if found.num_steps < FEWEST_STEPS:
         raise ConfigError(
-            f"{run_dir} has {found.num_steps} timed steps, at least {_FEWEST_STEPS} are needed for "
+            f"{run_dir} has {found.num_steps} timed steps, at least {FEWEST_STEPS} are needed for "
             "a profile; take a longer run"
         )
-    apply_s = found.apply_s()
+    apply_s, cores = found.apply_s(), header.number("cores") or None
+    alone = 1.0 / found.sharing(cores)
     return Profile(
         run_dir=run_dir,
         task=header.text("task"),
         mini_batch_size=header.number("mini_batch_size"),
         num_parameters=header.number("num_parameters"),
-        work_s=_by_worker(found.work_s),
-        exchange_s=_by_worker(found.exchange_s(apply_s)),
+        work_s=_by_worker(found.work_s, alone),
+        exchange_s=_by_worker(found.exchange_s(apply_s), alone),
         add_s=found.add_s(),
         apply_s=apply_s,
         delay=header.texts("delay"),
         slow=header.texts("slow"),
-        cores=header.number("cores") or None,
+        cores=cores,
     )
 
 
-def _by_worker(rows: Mapping[int, Iterable[float]]) -> dict[int, tuple[float, ...]]:
-    return {worker: tuple(rows[worker]) for worker in sorted(rows)}
-
-
-class _Granted(NamedTuple):
-    """When work was granted, whether with a version just made, and in answer to one's own push."""
-
-    at_s: float
-    is_updated: bool
-    is_at_once: bool
-
-
-class _Steps:
-    """The steps of a trace, one after the other.
-
-    Args:
-        header: of the trace.
-    """
-
-    def __init__(self, header: Header) -> None:
-        self.num_steps = 0
-        self.work_s: defaultdict[int, list[float]] = defaultdict(list)
-        self._beside_s: defaultdict[int, list[tuple[bool, float]]] = defaultdict(list)
-        self._ordered = _Ordered(header)
-        self._has_grants = header.text("engine") == "local" and header.text("path") == "store"
-        self._worker_of: dict[int, int] = {}
-        self._granted: dict[tuple[int, int], _Granted] = {}
-        self._num_leases: dict[tuple[int, int], int] = {}
-        self._num_granted: defaultdict[int, int] = defaultdict(int)
-        self._num_of: defaultdict[int, int] = defaultdict(int)
-        self._is_updated = False
-        self._last = -1  # who pushed last
-        self._added_s: list[float] = []
-
-    def hear(self, record: Record) -> None:
-        """The next line."""
-        match record:
-            case Heard(fact=Joined(member, _), worker=int(worker)):
-                self._worker_of[member] = worker
-            case Handed():
-                self._is_updated = False
-                self._last = record.fact.ticket.member
-                self._pushed(record)
-            case Ordered(order=Apply()):
-                self._is_updated = True
-            case Ordered(order=Grant(ticket=ticket, leases=leases)):
-                self._num_leases[ticket[:2]] = len(leases)
-                self._num_granted[ticket.member] += 1
-                is_at_once = self._last == ticket.member
-                self._granted[ticket[:2]] = _Granted(record.t_s, self._is_updated, is_at_once)
-
-    def _pushed(self, record: Handed) -> None:
-        ticket = record.fact.ticket
-        worker = self._worker_of.get(ticket.member, ticket.member)
-        if self._num_granted and ticket.serial >= self._num_granted[ticket.member]:
-            raise contradiction(
-                f"member {ticket.member} pushes ticket {ticket.serial}, and was given "
-                f"{self._num_granted[ticket.member]}"
-            )
-        num_leases = self._num_leases.pop(ticket[:2], None)
-        work_s = self._ordered.rest_s(worker, ticket, record.compute_s, num_leases)
-        granted = self._granted.pop(ticket[:2], None)
-        self._num_of[ticket.member] += 1
-        if self._num_of[ticket.member] <= _WARM_UP_STEPS or record.compute_s <= 0.0:
-            return
-        beside_s, is_updated = record.push_s, False
-        if self._has_grants and granted is not None:
-            beside_s = record.fact.at_s - granted.at_s - record.compute_s
-            is_updated = granted.is_updated
-            if granted.is_at_once:  # else it added while it waited
-                beside_s -= record.add_s
-        if record.add_s:
-            self._added_s.append(record.add_s)
-        self.num_steps += 1
-        self.work_s[worker].append(max(0.0, work_s))
-        self._beside_s[worker].append((is_updated, max(0.0, beside_s)))
-
-    def add_s(self) -> float:
-        """What adding a push takes."""
-        return statistics.fmean(self._added_s) if self._added_s else 0.0
-
-    def apply_s(self) -> float:
-        """What exchanges take longer that began with a new version."""
-        both = [one for row in self._beside_s.values() for one in row]
-        new, old = ([s for is_new, s in both if is_new is wanted] for wanted in (True, False))
-        if min(len(new), len(old)) < _FEWEST_STEPS:
-            return 0.0
-        return max(0.0, statistics.fmean(new) - statistics.fmean(old))
-
-    def exchange_s(self, apply_s: float) -> dict[int, list[float]]:
-        """The exchanges, without the writing of new versions."""
-        return {
-            worker: [max(0.0, beside_s - apply_s * is_updated) for is_updated, beside_s in row]
-            for worker, row in self._beside_s.items()
-        }
-
-
-class _Ordered:
-    """The delays that a run was given: they are known, so that the rest can be told.
-
-    Args:
-        header: of the trace.
-    """
-
-    def __init__(self, header: Header) -> None:
-        workers = header.number("workers", 1)
-        self._delays = parse_delays(header.texts("delay"), workers)
-        self._slow, phases = parse_slowness(header.texts("slow"), workers)
-        if phases:
-            raise ConfigError(
-                "a run whose workers are slow in phases is no profile: what it measured cannot be "
-                "told from the phases; take one without --slow and name it for what is predicted"
-            )
-        self._num_steps = parse(header.text("protocol"), workers).num_steps
-        self._seed = header.number("seed")
-        self._draws: dict[int, tuple[random.Random, int]] = {}  # of a member, and the next ticket
-
-    def rest_s(
-        self, worker: int, ticket: Ticket, compute_s: float, num_leases: int | None
-    ) -> float:
-        """Of the seconds of a ticket's computing, those that nobody ordered, a mini-batch.
-
-        Args:
-            num_leases: mini-batches of the ticket; None: as many as the protocol says.
-        """
-        if not 0 <= worker < len(self._delays):
-            raise contradiction(f"worker {worker} pushes in a run of {len(self._delays)}")
-        factor, delay = self._slow.get(worker, 1.0), self._delays[worker]
-        num_steps = num_leases or self._num_steps
-        if delay is None:
-            return compute_s / factor / num_steps
-        # A new life at a seat begins with the seat's first draw, as its process does.
-        if ticket.member not in self._draws:
-            self._draws[ticket.member] = (random.Random(f"{self._seed}/{worker}"), 0)
-        rng, next_serial = self._draws[ticket.member]
-        for _ in range((ticket.serial - next_serial) * self._num_steps):  # work called off
-            delay.sample(rng)
-        self._draws[ticket.member] = (rng, ticket.serial + 1)
-        ordered_s = sum(delay.sample(rng) for _ in range(num_steps))
-        return (compute_s / factor - ordered_s) / num_steps
+def _by_worker(rows: Mapping[int, Iterable[float]], factor: float) -> dict[int, tuple[float, ...]]:
+    return {worker: tuple(factor * one for one in rows[worker]) for worker in sorted(rows)}
