@@ -1,19 +1,18 @@
-"""One worker: the plain loop against the same with ``--fast auto``, in one process, in turn.
+"""One worker: the plain loop against the same with ``--fast auto``, in turn.
 
     python bench/fast.py [--only lenet] [--rounds 20] [--updates 200] [--write]
 
-Each network in a process of its own: the loop that everybody writes, the same with the four lines
-and ``fast="auto"`` (nothing is remembered from before), and the plain loop again (A/A). After the
-trial and the first, compiling steps they take blocks of steps in turn. Then 200 updates from the
-same parameters on the same batches, both ways: the largest difference of their losses. All cores,
+The loop that everybody writes, the same with the four lines and ``fast="auto"`` (nothing is
+remembered from before), and the plain loop again (A/A), each in a process of its own, since some of
+what is found is a setting of the process. After the trial and the first, compiling steps they take
+blocks of steps in turn, the others asleep. Then 200 updates from the same parameters on the same
+batches, both ways: the largest difference of their losses. All cores,
 batch 256, Fashion-MNIST's shape, fp32. Writes results/fast.md.
 """
 
 import argparse
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -88,46 +87,79 @@ class Fast:
                 yield loss.detach()
 
 
-def block_s(loop: Plain | Fast, num_steps: int) -> float:
-    if torch.get_num_threads() != loop.threads:
-        torch.set_num_threads(loop.threads)
-        loop.step()
+class Seat:
+    """A loop in a process of its own, so that what is set for a process is set for it alone.
+
+    Attributes:
+        said: what it found when it began.
+    """
+
+    def __init__(self, kind: type[Plain] | type[Fast], name: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, other = spawn.Pipe()
+        self._process = spawn.Process(target=serve, args=(other, kind, name))
+        self._process.start()
+        other.close()
+        self.said: dict[str, Any] = self._pipe.recv()
+
+    def block_s(self, num_steps: int) -> float:
+        """Seconds a step, over so many."""
+        self._pipe.send(("block", num_steps))
+        return float(self._pipe.recv())
+
+    def losses(self, num_updates: int) -> list[float]:
+        """Of so many updates of a loop that begins anew; what was found is remembered now."""
+        self._pipe.send(("losses", num_updates))
+        return list(self._pipe.recv())
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+
+def serve(pipe: Any, kind: type[Plain] | type[Fast], name: str) -> None:
+    """In the loop's process."""
+    data = make_data(BATCH * 40)
     start_s = time.perf_counter()
-    for _ in range(num_steps):
-        loop.step()
-    return (time.perf_counter() - start_s) / num_steps
+    loop = kind(name, data)
+    made_s = time.perf_counter()
+    loop.step()
+    first_s = time.perf_counter() - made_s
+    pipe.send({"notes": loop.notes, "trial": made_s - start_s, "first": first_s})
+    while (asked := told(pipe)) is not None:
+        what, count = asked
+        if what == "losses":
+            loop = kind(name, data)
+        start_s = time.perf_counter()
+        losses = [loop.step() for _ in range(count)]
+        spent_s = time.perf_counter() - start_s
+        pipe.send(spent_s / count if what == "block" else [float(one) for one in losses])
+
+
+def told(pipe: Any) -> tuple[str, int] | None:
+    """What is asked next; None: nothing any longer."""
+    try:
+        return pipe.recv()  # type: ignore[no-any-return]
+    except EOFError:
+        return None
 
 
 def measure(name: str, rounds: int, updates: int) -> dict[str, Any]:
-    """In this process: the seconds of all blocks, what was found, and the losses' difference."""
-    data = make_data(BATCH * 40)
-    start_s = time.perf_counter()
-    fast = Fast(name, data)
-    trial_s = time.perf_counter() - start_s
-    loops: dict[str, Plain | Fast] = {
-        "fast": fast, "bare": Plain(name, data), "bare again": Plain(name, data)
-    }  # fmt: skip
-    first_s = block_s(fast, 1)
-    times: dict[str, list[float]] = {one: [] for one in loops}
+    """The seconds of all blocks, what was found, and the losses' difference."""
+    seats = {"fast": Seat(Fast, name), "bare": Seat(Plain, name), "bare again": Seat(Plain, name)}
+    times: dict[str, list[float]] = {one: [] for one in seats}
     for number in range(rounds + 1):
-        order = list(loops)
+        order = list(seats)
         for one in (*order[number % 3 :], *order[: number % 3]):
-            seconds = block_s(loops[one], BLOCKS[name])
+            seconds = seats[one].block_s(BLOCKS[name])
             if number:
                 times[one].append(seconds)
     updates = updates if BLOCKS[name] > 1 else updates // 40
-    gap = largest_gap(name, data, updates)
-    return {"times": times, "notes": fast.notes, "trial": trial_s, "first": first_s, "gap": gap,
-            "updates": updates}  # fmt: skip
-
-
-def largest_gap(name: str, data: ArrayDataset, updates: int) -> float:
-    """Between the losses of both ways, from the same parameters on the same batches."""
-    losses = []
-    for make in (Plain, Fast):  # what was found is remembered now
-        loop = make(name, data)
-        losses.append([float(loop.step()) for _ in range(updates)])
-    return max(abs(a - b) for a, b in zip(*losses, strict=True))
+    losses = [seats[one].losses(updates) for one in ("bare", "fast")]
+    for seat in seats.values():
+        seat.close()
+    gap = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    return {"times": times, "gap": gap, "updates": updates, **seats["fast"].said}
 
 
 def row(name: str, found: dict[str, Any]) -> list[str]:
@@ -154,11 +186,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--updates", type=int, default=200, help="on which losses are compared")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--here", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.here:
-        print(json.dumps(measure(options.here, options.rounds, options.updates)))
-        return
     note = machine()
     header = [
         "network, batch", "plain ms a step", "fast ms a step", "plain : fast (95 % interval)",
@@ -169,15 +197,11 @@ def main() -> None:
     for name in BLOCKS:
         if options.only not in name:
             continue
+        rounds = options.rounds if BLOCKS[name] > 1 else max(4, options.rounds // 3)
         with tempfile.TemporaryDirectory() as folder:
-            rounds = options.rounds if BLOCKS[name] > 1 else max(4, options.rounds // 3)
-            command = [sys.executable, __file__, "--here", name, "--rounds", str(rounds),
-                       "--updates", str(options.updates)]  # fmt: skip
-            done = subprocess.run(
-                command, env={**os.environ, "XDG_CACHE_HOME": folder}, check=True,
-                stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
-        found = json.loads(done.stdout.splitlines()[-1])
+            # Nothing is remembered from before, and nothing is compiled.
+            os.environ["XDG_CACHE_HOME"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+            found = measure(name, rounds, options.updates)
         rows.append(row(name, found))
         said += [f"    {name}: {line}" for line in found["notes"][:-1]]
         print(" | ".join(rows[-1]), *found["notes"], sep="\n", flush=True)

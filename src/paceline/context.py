@@ -26,7 +26,7 @@ class Context:
         fault: what is to go wrong, as given; in a worker's second life what is left of it.
         respawn: whether workers may join later.
         is_newcomer: whether this worker joins a run that is under way.
-        fast: ``auto``: how to compute is found by measuring; the six after it choose by hand.
+        fast: ``auto``: how to compute is found by measuring; the eight after it choose by hand.
     """
 
     name: str = "script"
@@ -53,9 +53,11 @@ class Context:
     run_dir: str | None = None
     keep_best: bool = False
     fast: str = "none"
+    threads: int | None = None
     precision: str | None = None
     compile: str = "none"
     channels_last: bool = False
+    keep_memory: bool = False
     fused_optimizer: bool = False
     loader_workers: int | None = None
     copies_ahead: bool = False

@@ -105,6 +105,8 @@ def given_by_hand(context: Context) -> Speed:
     """The speed that the settings name; ``--precision auto`` begins with fp32."""
     precision = context.precision
     return Speed(
+        threads=context.threads or 0,
+        keep_memory=context.keep_memory,
         optimizer="fused" if context.fused_optimizer else Speed().optimizer,
         channels_last=context.channels_last,
         compile=context.compile,
@@ -115,11 +117,22 @@ def given_by_hand(context: Context) -> Speed:
 
 
 def _found(script: Script, context: Context, given: Speed) -> tuple[Outcome, bool]:
+    subject = _subject(script, context, is_measured=True)
+    key = _key(script, context, given, subject)
+    return remembered(key, lambda: _tried(subject, given))
+
+
+def _tried(subject: Subject, given: Speed) -> Outcome:
+    """What a trial finds; it takes a step of its own, which may fail as the user's would."""
     try:
-        subject = _subject(script, context, is_measured=True)
-        return remembered(_key(script, context, given), lambda: try_all(subject, given, CANDIDATES))
+        return try_all(subject, given, CANDIDATES)
     except ConfigError:
         raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ConfigError(
+            "--fast auto trains a second copy of model and optimizer, and there is no memory for "
+            "it; leave --fast out, or choose by hand (--compile default, --channels-last)"
+        ) from error
     except Exception as error:
         text = str(error).strip().partition("\n")[0]
         raise ConfigError(
@@ -143,6 +156,7 @@ def _subject(script: Script, context: Context, *, is_measured: bool) -> Subject:
         num_samples=num_samples,
         forward=script.forward or made_up_loss,
         feed=_Feed(script.loader, size, script.device) if is_measured else None,
+        loader_workers=script.loader.num_workers,
         num_cores=num_cores(),
         num_workers=script.num_workers,
         steps_itself=script.steps_itself,
@@ -153,7 +167,8 @@ def _subject(script: Script, context: Context, *, is_measured: bool) -> Subject:
 def _could_try(script: Script, context: Context, given: Speed) -> tuple[str, ...]:
     """The candidates that have something to try here; no batch is loaded to find out."""
     subject = _subject(script, context, is_measured=False)
-    names = {one.name: one.options(subject, given) for one in CANDIDATES}
+    rest = [one for one in CANDIDATES if not given.is_chosen(one.name)]
+    names = {one.name: one.options(subject, given) for one in rest}
     return tuple(name.replace("_", " ") for name, values in names.items() if values)
 
 
@@ -250,8 +265,16 @@ def made_up_loss(model: nn.Module, batch: Any) -> Tensor:
     return torch.stack(squares).sum()
 
 
-def _key(script: Script, context: Context, given: Speed) -> str:
+def _key(script: Script, context: Context, given: Speed, subject: Subject) -> str:
     """Everything that the outcome depends on: the model, its shapes, torch, the machine."""
+    shapes: list[tuple[object, ...]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        shapes.append((tuple(tensor.shape), str(tensor.dtype)))
+        return tensor
+
+    apply(note, subject.batch)
+    options = [(one.name, tuple(one.options(subject, given))) for one in CANDIDATES]
     model, groups = script.model, script.optimizer.param_groups
     tensors = [(n, tuple(t.shape), str(t.dtype), t.stride()) for n, t in model.named_parameters()]
     settings = [sorted(k for k, v in g.items() if k != "params" and v) for g in groups]
@@ -264,7 +287,7 @@ def _key(script: Script, context: Context, given: Speed) -> str:
         script.steps_itself, script.loader.num_workers, type(script.loader.dataset).__qualname__,
         len(script.loader.dataset), given, context.precision == "auto",  # type: ignore[arg-type]
         torch.__version__, importlib.metadata.version("paceline"), machine, str(device.type),
-        num_cores(), torch.get_num_threads(), [one.name for one in CANDIDATES],
+        num_cores(), torch.get_num_threads(), shapes, options,
     ))  # fmt: skip
 
 
@@ -279,6 +302,8 @@ def _cpu_name() -> str:
 
 
 def _source(outcome: Outcome, was_there: bool) -> str:
+    if not outcome.is_whole:
+        return f"fast: measured in {outcome.took_s:.0f} s, and not to the end; soon again"
     if was_there:
         return f"fast: as it was measured before; to measure again, delete it from {folder()}"
     return f"fast: measured in {outcome.took_s:.0f} s, and remembered in {folder()}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from paceline.compute import allocator
 from paceline.compute.candidate import Candidate
 from paceline.compute.candidates import CANDIDATES
 from paceline.compute.precision import autocast
@@ -20,10 +21,11 @@ OPTIONS = [
 
 
 @pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
+def same_process() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+    allocator.restore(False)
 
 
 def losses(candidate: Candidate, value: Value, num_steps: int = 3) -> list[float]:

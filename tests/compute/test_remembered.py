@@ -52,13 +52,16 @@ def test_what_lacks_something_for_want_of_time_counts_for_ten_minutes() -> None:
 
 def test_of_several_who_ask_at_once_one_measures() -> None:
     counts: list[bool] = []
-    inside = threading.Event()
+    asked = threading.Semaphore(0)
 
     def measure() -> Outcome:
-        inside.set()
+        for _ in range(4):
+            assert asked.acquire(timeout=30)
+        time.sleep(0.1)  # so that the others stand before the lock, or would be through
         return OUTCOME
 
     def ask() -> None:
+        asked.release()
         counts.append(remembered("a", measure)[1])
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -66,7 +69,6 @@ def test_of_several_who_ask_at_once_one_measures() -> None:
         one.start()
     for one in threads:
         one.join()
-    assert inside.is_set()
     assert sorted(counts) == [False, True, True, True]
 
 

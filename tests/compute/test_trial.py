@@ -4,6 +4,7 @@ Candidates are planted: a step that takes a known time of a clock that only step
 each is worth is known on any machine.
 """
 
+import math
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.compute import pairs, trial
 from paceline.compute.candidate import Objects, Subject
-from paceline.compute.speed import Speed, Value
+from paceline.compute.speed import Finding, Outcome, Speed, Value
 from paceline.errors import ConfigError
 from subjects import batch, loss_of, network, subject
 
@@ -106,6 +107,55 @@ def test_what_changes_the_loss_is_refused_however_fast() -> None:
     (finding,) = found(Planted(0.0, factor=1.5)).findings
     assert not finding.is_kept
     assert "changes the loss" in finding.reason
+
+
+def test_what_is_no_number_is_refused_however_fast() -> None:
+    (finding,) = found(Planted(0.0, factor=math.nan)).findings
+    assert not finding.is_kept
+    assert "changes the loss" in finding.reason
+
+
+@dataclass
+class Several(Planted):
+    """One with two options: the second is better than the first."""
+
+    def options(self, of: Subject, speed: Speed) -> tuple[Value, ...]:
+        return ("good", "better")
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value in ("good", "better"):
+            model = objects.model
+            assert isinstance(model, Waiting)
+            model.wait_s = FAST_S if value == "good" else FAST_S / 2
+
+    def words(self, value: Value) -> str:
+        return str(value)
+
+
+def test_a_better_option_of_the_same_kind_takes_the_place_of_the_first() -> None:
+    outcome = found(Several(0.0))
+    first, second = outcome.findings
+    assert outcome.speed.compile == "better"
+    assert (first.is_kept, first.reason, second.is_kept) == (False, "better is more", True)
+    assert second.gain == pytest.approx(4.0)
+    assert outcome.lines()[0].startswith("fast: better 4.00x; together 4.00x")
+
+
+def test_a_part_of_a_batch_is_enough_for_batch_norm() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    outcome = trial.try_all(subject(model), Speed(), [], 20.0)
+    assert outcome.speed == Speed()
+
+
+def test_what_the_loader_gains_does_not_count_as_computing() -> None:
+    fed = Finding(
+        name="loader_workers", what="2 loader workers", gain=3.0, is_kept=True, is_fed=True
+    )
+    outcome = Outcome(
+        speed=Speed(loader_workers=2), findings=(fed,), before_s=0.03, after_s=0.03, num_samples=8,
+        batch_size=8, took_s=1.0,
+    )  # fmt: skip
+    assert outcome.lines() == ["fast: 2 loader workers 3.00x"]
 
 
 def test_what_cannot_be_had_is_named_with_its_reason() -> None:

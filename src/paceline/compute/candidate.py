@@ -42,8 +42,10 @@ class Subject:
     Attributes:
         batch: one mini-batch on the device.
         num_samples: of it.
+        share: of a mini-batch that this is: less where a whole one is too slow to be measured.
         feed: endless mini-batches on the device, loaded as a speed says; None where batches come
             from elsewhere.
+        loader_workers: processes that the user's loader has.
         num_cores: that this run may use, and ``num_workers`` that share them.
         steps_itself: whether the user's optimizer object makes the updates (one worker under
             plain ``python``, local-sgd); the store has its own kernels.
@@ -60,6 +62,8 @@ class Subject:
     num_workers: int
     steps_itself: bool
     may_change_numbers: bool
+    share: float = 1.0
+    loader_workers: int = 0
 
     @property
     def is_on_cpu(self) -> bool:

@@ -5,11 +5,11 @@ What changes how memory lies or how many compute comes before what is compiled f
 
 import typing
 
-from . import ahead, channels_last, compilation, kernels, loading, precision, threads
+from . import ahead, allocator, channels_last, compilation, kernels, loading, precision, threads
 from .candidate import Candidate
 
 CANDIDATES: tuple[Candidate, ...] = typing.cast(
     tuple[Candidate, ...],
-    (threads, kernels, precision, channels_last, compilation, loading, ahead),
+    (threads, allocator, kernels, precision, channels_last, compilation, loading, ahead),
 )
 """Each is a module with the names of the contract."""

@@ -14,12 +14,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from .speed import Outcome
 
-FORMAT = 2
+FORMAT = 3
 """Grows when an outcome of before says nothing of today's candidates."""
 
 
@@ -34,12 +34,13 @@ def key_of(parts: Sequence[object]) -> str:
 
 def folder() -> Path:
     """Where outcomes lie; a folder of the user's own that can be written to."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "fast"
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = Path(home) / "paceline" / "fast"
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.W_OK):
             return cache
-    except OSError:
+    except (OSError, RuntimeError):  # or there is no home
         pass
     scratch = Path(tempfile.gettempdir()) / f"paceline-fast-{os.getuid()}"
     scratch.mkdir(mode=0o700, exist_ok=True)
@@ -49,7 +50,8 @@ def folder() -> Path:
 def remembered(key: str, measure: Callable[[], Outcome]) -> tuple[Outcome, bool]:
     """The outcome of ``key``, and whether it was there; else it is measured and kept.
 
-    A file that is damaged or of another version is measured anew.
+    A file that is damaged or of another version is measured anew; what cannot be kept is measured
+    by each worker for itself.
     """
     path = folder() / f"{key}.json"
     with _locked(path.with_suffix(".lock")):
@@ -58,8 +60,9 @@ def remembered(key: str, measure: Callable[[], Outcome]) -> tuple[Outcome, bool]
             return outcome, True
         outcome = measure()
         fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(outcome.write()))
-        fresh.replace(path)
+        with suppress(OSError):
+            fresh.write_text(json.dumps(outcome.write()))
+            fresh.replace(path)
         return outcome, False
 
 
@@ -77,6 +80,8 @@ def _locked(path: Path) -> Iterator[None]:
     """One process at a time; its end, also by a signal, lets the next one in."""
     import fcntl
 
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with suppress(OSError):  # a disk that is full, or has no locks
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

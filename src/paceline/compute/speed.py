@@ -22,6 +22,7 @@ class Speed:
 
     Attributes:
         threads: a worker computes with; 0: as many as it was started with.
+        keep_memory: whether freed memory stays with the process.
         optimizer: ``as it is``, ``foreach`` or ``fused``: the kernel of the optimizer's step.
         channels_last: whether 4-dimensional weights lie in memory with their channels last.
         compile: ``none`` or a mode of ``torch.compile``.
@@ -31,6 +32,7 @@ class Speed:
     """
 
     threads: int = 0
+    keep_memory: bool = False
     optimizer: str = AS_IT_IS
     channels_last: bool = False
     compile: str = "none"
@@ -70,6 +72,7 @@ class Finding:
         once_s: seconds that it costs once, before the first step (compilation).
         was_tried: whether there was time for it.
         reason: why it was not measured, or what to know of it.
+        is_fed: whether it was measured with batches from the loader, not on one that is there.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Finding:
     once_s: float = 0.0
     was_tried: bool = True
     reason: str = ""
+    is_fed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +137,11 @@ class Outcome:
         """The whole in sentences: what helped, what did not, what it comes to."""
         kept = [_kept(one, self._saved_s(one)) for one in self.findings if one.is_kept]
         rest = [_left(one) for one in self.findings if not one.is_kept]
+        is_fed = any(one.is_fed for one in self.findings if one.is_kept)
+        is_sum = any(not one.is_fed for one in self.findings if one.is_kept)
         together = (
             f"; together {self.before_s / self.after_s:.2f}x, {1000 * self.before_s:.1f} -> "
-            f"{1000 * self.after_s:.1f} ms a step" if kept else ""
+            f"{1000 * self.after_s:.1f} ms a step{' without loading' * is_fed}" if is_sum else ""
         )  # fmt: skip
         cut = (
             f", on {self.num_samples} of {self.batch_size} samples"

@@ -8,10 +8,12 @@
 
 Only copies are trained, so the user's objects and random state are as before. The time is limited:
 what was not reached is named, and where a step is slow a part of the batch is measured on. This
-module must not know which candidates there are, nor where the outcome is kept.
+module must not know which candidates there are, but for those that are a setting of the process,
+nor where the outcome is kept.
 """
 
 import copy
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..data.trees import apply as change_tensors
+from . import allocator
 from .candidate import Candidate, Objects, Subject
 from .deadline import TooLong, time_limit
 from .pairs import WORTH, compare, quartiles
@@ -33,6 +36,8 @@ BUDGET_S = 28.0
 _STEP_S = 0.35
 """Where a step takes longer it is measured on a part of the batch."""
 _PAIRS_S = 1.5
+_PREFETCHED = 2
+"""Batches that a process of torch's loader has ready."""
 _SAME_LOSS = 1e-3
 """Relative; a compiled or reordered sum differs by about 1e-6."""
 
@@ -51,7 +56,7 @@ class Arm:
         model, optimizer = copy.deepcopy((subject.objects.model, subject.objects.optimizer))
         self._objects = Objects(model=model, optimizer=optimizer, sizes=subject.objects.sizes)
         self._subject = subject
-        self._speed = speed
+        self.speed = speed
         self._threads = speed.threads or torch.get_num_threads()
         self._before = torch.get_num_threads()
         self._model, self._optimizer = model, optimizer
@@ -60,9 +65,11 @@ class Arm:
             for one in candidates:
                 one.apply(self._objects, getattr(speed, one.name))
             self._batches: Iterator[Any] | None = None
+            self._num_waiting = 0
             if is_fed:
                 assert subject.feed is not None
                 self._batches = subject.feed(speed)
+                self._num_waiting = _PREFETCHED * max(speed.loader_workers, subject.loader_workers)
             seed_all(0)
             start_s = perf_counter()
             self.first_loss = float(self.step())
@@ -76,7 +83,7 @@ class Arm:
         subject = self._subject
         batch = subject.batch if self._batches is None else next(self._batches)
         self._optimizer.zero_grad()
-        with autocast(subject.device, self._speed.precision):
+        with autocast(subject.device, self.speed.precision):
             loss = subject.forward(self._model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
@@ -84,8 +91,9 @@ class Arm:
 
     def block_s(self, num_steps: int) -> float:
         """Seconds a step, over ``num_steps`` of them."""
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        if self._take_over():
+            self.step()
+        for _ in range(self._num_waiting):  # batches that were loaded while the other arm computed
             self.step()
         _wait(self._subject.device)
         start_s = perf_counter()
@@ -93,6 +101,16 @@ class Arm:
             self.step()
         _wait(self._subject.device)
         return (perf_counter() - start_s) / num_steps
+
+    def _take_over(self) -> bool:
+        """Put into effect what belongs to the whole process; whether anything had to change."""
+        is_other = torch.get_num_threads() != self._threads
+        if is_other:
+            torch.set_num_threads(self._threads)
+        if allocator.is_kept() == self.speed.keep_memory:
+            return is_other
+        allocator.keep(self.speed.keep_memory, self._subject.share)
+        return True
 
     def close(self) -> None:
         torch.set_num_threads(self._before)
@@ -110,8 +128,13 @@ def try_all(
     Raises:
         Exception: the step fails as it is, whatever it raises.
     """
-    with kept_random_state():
-        return _Trial(subject, given, candidates, budget_s).run()
+    was_kept, threads = allocator.is_kept(), torch.get_num_threads()
+    try:
+        with kept_random_state():
+            return _Trial(subject, given, candidates, budget_s).run()
+    finally:
+        allocator.restore(was_kept)
+        torch.set_num_threads(threads)
 
 
 class _Trial:
@@ -138,7 +161,6 @@ class _Trial:
                 other = self._better(base, tried, one, value)
                 if other is not None:
                     speed, base = tried, other
-                    break
         before_s, after_s = self._together(plain, base)
         if base is not plain and before_s <= WORTH * after_s:
             speed, base, after_s = self._given, plain, before_s
@@ -194,25 +216,46 @@ class _Trial:
         except Exception as error:  # whatever a compiler or a kernel raises: it cannot be had
             self._findings.append(replace(note, reason=f"cannot be had: {_first_line(error)}"))
             return None
-        if speed.precision == self._given.precision and not one.needs_feed:
-            gap = abs(other.first_loss - base.first_loss)
-            if not self._is_random and gap > _SAME_LOSS * max(1.0, abs(base.first_loss)):
-                reason = f"changes the loss: {base.first_loss:.6g} to {other.first_loss:.6g}"
-                self._findings.append(replace(note, reason=reason))
-                return None
+        if not one.needs_feed and self._differs(base, other):
+            reason = f"changes the loss: {base.first_loss:.6g} to {other.first_loss:.6g}"
+            self._findings.append(replace(note, reason=reason))
+            return None
         ratios = compare(base, other, min(_PAIRS_S, self._left_s - reserve_s))
         low, middle, high = quartiles(ratios)
         is_kept = middle > WORTH and low > 1.0
         once_s = other.first_s - base.first_s if one.name == "compile" else 0.0
-        self._findings.append(
-            replace(note, gain=middle, low=low, high=high, is_kept=is_kept, once_s=max(0.0, once_s))
-        )
+        found = replace(
+            note, gain=middle, low=low, high=high, is_kept=is_kept, once_s=max(0.0, once_s),
+            is_fed=one.needs_feed,
+        )  # fmt: skip
+        self._findings.append(self._beyond_its_kin(found) if is_kept else found)
         if not is_kept:
             other.close()
         return other if is_kept else None
 
+    def _differs(self, base: Arm, other: Arm) -> bool:
+        """Whether an arm computes something else than the best so far."""
+        if not math.isfinite(other.first_loss):
+            return math.isfinite(base.first_loss)
+        if self._is_random or other.speed.precision != base.speed.precision:
+            return False
+        gap = abs(other.first_loss - base.first_loss)
+        return not gap <= _SAME_LOSS * max(1.0, abs(base.first_loss))
+
+    def _beyond_its_kin(self, found: Finding) -> Finding:
+        """Another option of the same kind was kept before: this one takes its place."""
+        for number, one in enumerate(self._findings):
+            if one.name == found.name and one.is_kept:
+                self._findings[number] = replace(one, is_kept=False, reason=f"{found.what} is more")
+                gains = [getattr(found, name) * one.gain for name in ("gain", "low", "high")]
+                found = replace(found, gain=gains[0], low=gains[1], high=gains[2])
+        return found
+
     def _together(self, plain: Arm, best: Arm) -> tuple[float, float]:
         """Seconds a step before and after, measured in turn once more."""
+        if best is plain:
+            step_s = plain.block_s(1)
+            return step_s, step_s
         times: tuple[list[float], list[float]] = ([], [])
         compare(plain, best, 1.5, times)
         return statistics.median(times[0]), statistics.median(times[1])
@@ -227,9 +270,13 @@ class _Trial:
         if ceiling <= WORTH:
             self._findings.append(
                 Finding(name="loader_workers", what="loader", gain=ceiling, low=low, high=high,
-                        reason="of one cached batch: it keeps up")
+                        reason="of one cached batch: it keeps up", is_fed=True)
             )  # fmt: skip
             return speed
+        self._findings.append(
+            Finding(name="loader", what="one cached batch", gain=ceiling, low=low, high=high,
+                    reason="so much the loader takes", is_fed=True)
+        )  # fmt: skip
         for one in mine:
             if self._given.is_chosen(one.name):
                 continue
@@ -245,13 +292,13 @@ class _Trial:
 
 def _fitted(subject: Subject, speed: Speed, candidates: Sequence[Candidate]) -> Subject:
     """The subject with so much of its batch that a step is not too slow to be measured often."""
-    few = _cut(subject, max(1, min(subject.num_samples, subject.num_samples // 16 or 2)))
+    few = _cut(subject, min(subject.num_samples, max(2, subject.num_samples // 16)))
     arm = Arm(few, speed, candidates, is_fed=False)
     each_s = arm.block_s(1) / few.num_samples
     arm.close()
-    num_samples = int(_STEP_S / each_s)
-    if num_samples >= subject.num_samples:
+    if each_s * subject.num_samples <= _STEP_S:
         return subject
+    num_samples = int(_STEP_S / each_s)
     return _cut(subject, max(few.num_samples, num_samples))
 
 
@@ -266,6 +313,7 @@ def _cut(subject: Subject, num_samples: int) -> Subject:
         subject,
         batch=change_tensors(cut, subject.batch),
         num_samples=num_samples,
+        share=subject.share * num_samples / whole,
         feed=subject.feed if num_samples == whole else None,
         objects=replace(subject.objects, sizes=frozenset(sizes)),
     )

@@ -1,0 +1,113 @@
+"""Memory that was freed: given back as usual, or kept for the next step."""
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.compute import allocator, trial
+from paceline.compute.candidate import Candidate, Objects
+from paceline.compute.speed import Speed
+from paceline.errors import ConfigError
+from subjects import subject
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+pytestmark = pytest.mark.skipif(
+    not HUGE.exists() or "[always]" in HUGE.read_text(), reason="pages cannot be counted here"
+)
+PAGE = resource.getpagesize()
+SIZE = 64 << 20
+
+
+@pytest.fixture(autouse=True)
+def as_usual() -> Iterator[None]:
+    yield
+    allocator.restore(False)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_is_kept_is_asked_for_once(is_kept: bool) -> None:
+    """In a process of its own: here the heap may have room for anything."""
+    code = f"""if True:
+        import resource
+        import torch
+        from paceline.compute import allocator
+        allocator.keep({is_kept})
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(30):
+            torch.ones({SIZE}, dtype=torch.uint8)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    pages = int(done.stdout) / (30 * SIZE / PAGE)
+    assert pages < 0.5 if is_kept else pages > 0.9  # the heap finds its size in a few steps
+
+
+def is_mapped(size: int) -> bool:
+    """Whether a tensor of so many bytes gets a mapping of its own, and not a place in the heap."""
+    info = ctypes.CDLL(None).mallinfo2
+    info.restype = MallocInfo
+    before = info().hblkhd
+    tensor = torch.ones(size, dtype=torch.uint8)
+    found = info().hblkhd - before
+    del tensor
+    return bool(found >= size)
+
+
+class MallocInfo(ctypes.Structure):
+    """See mallinfo2(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
+                     "uordblks", "fordblks", "keepcost")
+    ]  # fmt: skip
+
+
+def test_a_part_of_a_batch_gives_back_as_large_a_share() -> None:
+    size = 24 << 20
+    allocator.keep(False)
+    assert not is_mapped(size)
+    allocator.keep(False, share=1 / 8)
+    held = [torch.ones(size, dtype=torch.uint8) for _ in range(20)]  # what the heap has free
+    assert is_mapped(size)
+    del held
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_trial_leaves_the_process_as_it_was(is_kept: bool) -> None:
+    if is_kept:
+        allocator.keep(True)
+    given = Speed(keep_memory=is_kept)
+    trial.try_all(subject(share=1 / 8), given, (typing.cast(Candidate, allocator),), budget_s=5.0)
+    assert allocator.is_kept() == is_kept
+    assert not is_mapped(24 << 20)  # the share is forgotten
+
+
+def test_it_is_tried_on_a_cpu_and_once() -> None:
+    assert allocator.options(subject(), Speed()) == (True,)
+    assert allocator.options(subject(), Speed(keep_memory=True)) == ()
+    assert allocator.options(subject(device=torch.device("cuda")), Speed()) == ()
+
+
+def test_what_the_user_set_up_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000000000")
+    assert allocator.options(subject(), Speed()) == ()
+
+
+def test_without_such_a_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_library", lambda: None)
+    assert allocator.options(subject(), Speed()) == ()
+    one = subject().objects
+    with pytest.raises(ConfigError, match="--keep-memory is a setting of glibc"):
+        allocator.apply(Objects(model=one.model, optimizer=one.optimizer, sizes=one.sizes), True)
