@@ -100,7 +100,10 @@ def paceline(here: Path, capsys: pytest.CaptureFixture[str]) -> Say:
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
-        (["train", "lenett"], ["unknown task 'lenett'", "did you mean 'lenet'", "Known: lenet"]),
+        (
+            ["train", "lenett"],
+            ["unknown task 'lenett'", "did you mean 'lenet'", "Known: alexnet, lenet"],
+        ),
         (["train", "lenet", "--protocol", "k-snc:2"], ["unknown protocol", "mean 'k-sync'"]),
         (["train", "lenet", "--engine", "locl"], ['"locl" for --engine', '"local", "inline"']),
         (["train", "lenet", "--wrkers", "2"], ["--wrkers", "Did you mean --workers?"]),

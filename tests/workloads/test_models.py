@@ -6,7 +6,7 @@ from torch import nn
 
 from paceline.data.choice import Choice
 from paceline.errors import ConfigError
-from paceline.workloads import load_task, resnet50, transformer
+from paceline.workloads import alexnet, load_task, resnet50, transformer
 from paceline.workloads.resnet18 import Residual, build
 
 
@@ -42,6 +42,13 @@ def test_resnet50_has_the_papers_size_but_for_its_classes_and_colours() -> None:
     optimizer = task.optimizer(task.model().parameters(), task.learning_rate)
     assert isinstance(optimizer, torch.optim.Adam)
     assert task.learning_rate == 3e-4
+
+
+def test_alexnet_has_the_published_size_but_for_its_classes_and_colours() -> None:
+    """61,100,840 with 1,000 classes and three colours."""
+    with torch.device("meta"):
+        assert sum(one.numel() for one in alexnet.build(1000, 3).parameters()) == 61_100_840
+    assert sum(one.numel() for one in alexnet.build().parameters()) == 57_029_322
 
 
 def test_the_transformer_guesses_from_what_came_before_alone() -> None:

@@ -78,7 +78,7 @@ def compare(
     Parameters
     ----------
     task
-        softmax, mlp, lenet, resnet18, resnet50, transformer, quadratic, or your own:
+        softmax, mlp, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your own:
         package.module:task.
     protocols
         With commas: full-sync,k-sync:6,k-batch-async:4,async,async+inverse.

@@ -18,7 +18,7 @@ def train(task: str, /, *, flags: RunFlags = NO_FLAGS, config: ConfigFile = None
     Parameters
     ----------
     task
-        softmax, mlp, lenet, resnet18, resnet50, transformer, quadratic, or your own:
+        softmax, mlp, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your own:
         package.module:task.
     """
     run_program(TaskProgram(task=task), settings_of(flags, config))

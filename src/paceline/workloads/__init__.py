@@ -42,6 +42,7 @@ TASKS: dict[str, Entry] = {
         Entry(name="softmax", data_set="fashion-mnist"),
         Entry(name="mlp", data_set="fashion-mnist"),
         Entry(name="lenet", data_set="fashion-mnist"),
+        Entry(name="alexnet", data_set="fashion-mnist"),
         Entry(name="resnet18", data_set="fashion-mnist"),
         Entry(name="resnet50", data_set="fashion-mnist"),
         Entry(name="transformer", data_set=None),
