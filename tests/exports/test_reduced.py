@@ -50,6 +50,15 @@ def test_a_reduced_model_is_near_and_its_file_smaller(
     assert sizes[1] < (0.40 if precision is Precision.INT8 else 0.62) * sizes[0]
 
 
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_tokens_stay_whole_numbers(precision: Precision) -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 2)).eval()
+    tokens = torch.arange(8)[None]
+    small = reduced(model, precision, (tokens,))
+    with torch.no_grad():
+        assert (small(tokens) - model(tokens)).abs().max() < 0.05
+
+
 def test_the_model_itself_is_left_as_it_is() -> None:
     model = network()
     before = [value.clone() for value in model.state_dict().values()]

@@ -5,7 +5,7 @@ torchscript.py   exported.py   aoti.py   onnx.py      the members
 reasons.py       why a model cannot be written: the construct and the line
 reduced.py       the same model in fewer bits: fp16, bf16, int8
 shapes.py        inputs as they are written on a command line
-package.py       write, prove equal, measure: the whole of an export
+proof.py       write, prove equal, measure: the whole of an export
 """
 
 from ..errors import unknown

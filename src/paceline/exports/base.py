@@ -1,6 +1,6 @@
 """What a format is: a model goes into a file, and comes out as a function.
 
-A format must not know where the model comes from, nor whether its outputs are right; `package.py`
+A format must not know where the model comes from, nor whether its outputs are right; `proof.py`
 proves that for all formats alike.
 """
 

@@ -69,7 +69,10 @@ def write_proved(
         ConfigError: the model cannot be written so (which construct, which line), or the file
             computes something else.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file in it")
     example = subject.inputs(fixed_batch or _EXAMPLE_BATCH)
+    _outputs(subject, subject.model, example)
     model = reduced(subject.model, precision, example)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.stem.split('.')[0]}.new{form.suffix}")
@@ -123,12 +126,7 @@ def _difference(
     inputs = subject.inputs(batch)
     largest = 0.0
     for values in (inputs, tuple(_negative(value) for value in inputs)):
-        with torch.no_grad():
-            wanted = model(*values)
-        if not isinstance(wanted, Tensor):
-            raise ConfigError(
-                f"{subject.name} must return one tensor to be exported, got {type(wanted).__name__}"
-            )
+        wanted = _outputs(subject, model, values)
         got = _output(subject, run, values, batch)
         if got.shape != wanted.shape:
             raise ConfigError(
@@ -145,6 +143,27 @@ def _difference(
             )
         largest = max(largest, difference)
     return largest
+
+
+def _outputs(subject: Subject, model: nn.Module, values: tuple[Tensor, ...]) -> Tensor:
+    """What the model itself says.
+
+    Raises:
+        ConfigError: it does not run on such an input, or returns something else than one tensor.
+    """
+    try:
+        with torch.no_grad():
+            wanted = model(*values)
+    except Exception as error:
+        shapes = " and ".join(str(tuple(one.shape)) for one in values)
+        raise ConfigError(
+            f"{subject.name} does not run on an input of {shapes}: {reason(error)}"
+        ) from error
+    if not isinstance(wanted, Tensor):
+        raise ConfigError(
+            f"{subject.name} must return one tensor to be exported, got {type(wanted).__name__}"
+        )
+    return wanted
 
 
 def _output(subject: Subject, run: Run, values: tuple[Tensor, ...], batch: int) -> Tensor:

@@ -42,7 +42,9 @@ class _Half(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model(x.to(self.dtype)).to(torch.float32)  # type: ignore[no-any-return]
+        if x.is_floating_point():  # tokens are numbers of rows
+            x = x.to(self.dtype)
+        return self.model(x).to(torch.float32)  # type: ignore[no-any-return]
 
 
 class _Int8Linear(nn.Module):
