@@ -68,7 +68,7 @@ def test_the_text_is_honest_about_a_cpu() -> None:
     text = "\n".join(render_asynchrony(measured(10), toy, "cpu"))
     for word in (
         "n (t1 + t2 + t3)",
-        "t1 + n t2 + t3",
+        "10 (t1 + t3) + n busy",
         "the queue holds 16",
         "changes nothing here",
     ):

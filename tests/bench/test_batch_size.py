@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.bench import batch_size
 from paceline.bench.batch_size import TOLERANCE, largest_batch
+from paceline.bench.fitting import do_fit_together
 
 Say = Callable[[str], tuple[int, str, str]]
 
@@ -41,9 +42,20 @@ def test_what_the_verb_finds_fits_and_a_tenth_more_does_not(say: Say) -> None:
     assert found["a_worker_bytes"] == 200 * 2**20  # of each of the two workers
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("batch", "does_fit"), [(4, True), (100_000, False)])
+def test_workers_at_once_are_tried(batch: int, does_fit: bool) -> None:
+    arguments = {"spec": "lenet", "precision": "fp32", "device": "cpu", "threads": 1,
+                 "limit_bytes": 200 * 2**20}  # fmt: skip
+    assert do_fit_together(arguments, batch, 2) == does_fit
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("tune batch-size lenet --batch-sizes 8,16", "--batch-sizes: only with --noise"),
+        ("tune batch-size lenet --noise --most 8", "--most: not with --noise"),
+        ("tune batch-size lenet --noise --plot no/x.svg", "no is no folder"),
         ("tune batch-size lenet --memory lots", "must read as 512MiB"),
         ("tune batch-size lenet --workers 0", "--workers and --most must be >= 1"),
         ("tune batch-size lenett --memory 1GiB", "did you mean 'lenet'"),

@@ -89,7 +89,7 @@ def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("softmax --plot x.svg", "--target-accuracy and --plot go with --noise"),
+        ("softmax --plot x.svg", "--plot: only with --noise"),
         ("softmax --noise --batch-sizes 8,lots", "must be whole numbers"),
         ("softmax --noise --batch-sizes 0", "--batch-sizes must be >= 1"),
         ("softmax --noise --target-accuracy 85", "must be > 0 and <= 1, got 85"),

@@ -32,6 +32,23 @@ def test_where_two_devices_cross() -> None:
     assert crossings(rows) == ["lenet fp32: cuda:0 is ahead of the CPU from batch 16 on"]
 
 
+def test_a_lead_that_does_not_last_is_none() -> None:
+    rows = [row("cpu", 1, 10), row("cpu", 16, 20), row("cuda:0", 1, 15), row("cuda:0", 16, 9)]
+    assert crossings(rows) == ["lenet fp32: cuda:0 is ahead of the CPU at no large batch measured"]
+
+
+def test_devices_of_two_machines_are_not_compared() -> None:
+    rows = [
+        row("cpu", 1, 10),
+        row("cuda:0", 1, 20),
+        row("cpu", 1, 99, "b"),
+        row("cuda:0", 4, 1, "b"),
+    ]
+    assert crossings(rows) == ["lenet fp32 on a: cuda:0 is ahead of the CPU from batch 1 on"]
+    text = "\n".join(render_throughput(rows, 1000, 1))
+    assert "lenet on cpu of b" in text
+
+
 def test_tables_of_several_machines_merge(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps(to_json([row("cpu", 1, 7, "b"), row("cpu", 4, 8, "a")])))
@@ -78,3 +95,13 @@ def test_the_verb_prints_a_table_and_draws(say: Say, tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     assert say(line.replace("8,32", "8,x"))[0] == 2
     assert say(f"{line} --precision fp8")[0] == 2
+    assert say(line.replace("softmax", "softmx"))[0] == 2
+    code, _, err = say(line.replace("a.svg", "nowhere/a.svg"))
+    assert (code, "nowhere is no folder" in err) == (2, True)
+
+
+def test_tables_merge_without_measuring_here(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(to_json([row("cpu", 1, 7, "b")])))
+    code, out, err = say("bench throughput --merge b.json --json")
+    assert code == 0, err
+    assert [one["machine"] for one in json.loads(out)["rows"]] == ["b"]

@@ -19,21 +19,28 @@ _PARTS = (
 def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
     """t1, t2, t3; n calls of both kinds beside their prediction; the chapter's toy."""
     parts = [
-        (name, duration(timing.median_s), quartiles(timing), text)
+        (name, duration(timing.mean_s), duration(timing.median_s), quartiles(timing), text)
         for name, text in _PARTS
         for timing in (getattr(found, name),)
     ]
     calls = [
         _row("blocking", "n (t1 + t2 + t3)", found.blocking_s, found.blocking_predicted_s),
-        _row("queued", "t1 + n t2 + t3", found.queued_s, found.queued_predicted_s),
+        _row(
+            "queued",
+            f"{found.parts} (t1 + t3) + n busy",
+            found.queued_s,
+            found.queued_predicted_s,
+        ),
     ]
     return [
         f"operation: {found.operation}",
         f"back end: {found.title}",
         "",
-        *table(("", "median", "middle half", ""), parts),
+        *table(("", "mean", "median", "middle half", ""), parts),
         "",
         *table((f"{found.calls:,} calls", "measured", "predicted", "error", "by"), calls),
+        f"by the means above; t1 + n t2 + t3 in {found.parts} parts, which take turns with single",
+        "calls, and with t2 as it is while others wait",
         *_doubt(found),
         f"queueing saves {1 - found.queued_s / found.blocking_s:.0%}; "
         f"the queue holds {found.depth:,} operations, then it blocks the front end",

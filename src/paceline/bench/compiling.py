@@ -175,10 +175,11 @@ def compare_ways(question: Question, say: Callable[[str], None]) -> Comparison:
             for way in names:
                 entries.append(_start(way, question, Path(caches) / way))
                 _prepare(entries[-1], say)
-            if entries[0].failure:
-                raise ConfigError(f"{question.subject} does not run: {entries[0].failure}")
+                if entries[0].failure:
+                    raise ConfigError(f"{question.subject} does not run: {entries[0].failure}")
             running = [one for one in entries if not one.failure]
             calls = question.calls or _calls_for(running[0])
+            calls = math.ceil(calls / ROUNDS) * ROUNDS  # whole blocks
             say(f"{len(running)} ways take turns: {calls:,} calls each in {ROUNDS} blocks")
             _measure(running, calls)
         finally:
@@ -211,14 +212,13 @@ def _prepare(entry: _Entry, say: Callable[[str], None]) -> None:
 
 
 def _calls_for(eager: _Entry) -> int:
-    """The chapter's 1,000, or fewer where they would take too long; whole blocks."""
+    """The chapter's 1,000, or fewer where they would take too long."""
     call_s = float(eager.apart.ask("block", count=10)["seconds"]) / 10
-    calls = min(_MOST_CALLS, max(_LEAST_CALLS, round(_AIM_S / call_s)))
-    return math.ceil(calls / ROUNDS) * ROUNDS
+    return min(_MOST_CALLS, max(_LEAST_CALLS, round(_AIM_S / call_s)))
 
 
 def _measure(entries: Sequence[_Entry], calls: int) -> None:
-    count = math.ceil(calls / ROUNDS)
+    count = calls // ROUNDS
 
     def block(entry: _Entry) -> Callable[[], float]:
         return lambda: float(entry.apart.ask("block", count=count)["seconds"]) / count

@@ -11,6 +11,26 @@ from ..errors import WorkerError
 from .apart import Apart
 
 
+def do_fit_together(arguments: Mapping[str, object], batch: int, count: int) -> bool:
+    """Whether so many workers train with such a batch at the same time.
+
+    Args:
+        arguments: what each `stepping.Stepper` is made with.
+    """
+    seats = [Apart("paceline.bench.stepping:Stepper", arguments) for _ in range(count)]
+    try:
+        for seat in seats:
+            seat.begin("measure", batch_size=batch, seconds=0.0, blocks=1)
+        return all("ended" not in seat.end() for seat in seats)
+    except WorkerError:
+        if not any(seat.has_ended for seat in seats):
+            raise
+        return False
+    finally:
+        for seat in seats:
+            seat.close()
+
+
 class Trials:
     """Trains with one batch after the other.
 

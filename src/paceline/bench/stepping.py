@@ -39,7 +39,8 @@ class Stepper:
         precision: one of DTYPES.
         device: where.
         threads: of torch.
-        limit_bytes: of memory for model and batch; 0 for what there is.
+        limit_bytes: of memory for what a batch needs, beside the model and what is made once (on
+            a GPU together with them); 0 for what there is.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 """Images a second against model, batch size and precision, up to where memory ends.
 
-Every model and precision has a process of its own (`stepping.py`); its batch is doubled until
-memory ends or it gets no faster for long. The tables of several machines merge into one: they are
+Every model and precision has a process of its own (`stepping.py`); its batch grows until memory
+ends or a step takes very long. The tables of several machines merge into one: they are
 the same JSON with the machine's name in each row. This module must not know how it is printed.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,12 +16,15 @@ import psutil
 
 from ..errors import ConfigError, PacelineError
 from ..fields import many, record, refuse_constant
+from ..workloads import load_task
 from .apart import Apart
 from .stepping import DTYPES
 
 SHARE = 0.8
 """Of the memory that is free: what a search may use."""
 _BLOCKS = 5
+_LONG_S = 10.0
+"""A step that takes longer ends its column: one of four times the batch would take a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +57,15 @@ class Sweep:
     Args:
         models: tasks.
         precisions: names of DTYPES.
-        batch_sizes: from small to large; a model's column ends where memory does.
+        batch_sizes: from small to large; a model's column ends where memory does, or where a step
+            takes more than ten seconds.
         seconds: of each cell, about.
         limit_bytes: of memory for model and batch; None: 80 % of what is free.
     """
 
     models: tuple[str, ...]
     precisions: tuple[str, ...] = ("fp32",)
-    batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024)
+    batch_sizes: tuple[int, ...] = tuple(4**power for power in range(10))
     seconds: float = 2.0
     device: str = "cpu"
     threads: int = 1
@@ -91,7 +96,13 @@ def free_bytes(device: str) -> int:
 
 
 def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[Row]:
-    """Measure every model, precision and batch size; smaller batches first."""
+    """Measure every model, precision and batch size; smaller batches first.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    for model in asked.models:
+        load_task(model)
     rows: list[Row] = []
     for model in asked.models:
         for precision in asked.precisions:
@@ -117,7 +128,7 @@ def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Row]
         for batch_size in asked.batch_sizes:
             row = _row(seat, place, batch_size, asked.seconds)
             rows.append(row)
-            if row.ended:
+            if row.ended or batch_size > _LONG_S * (row.images_per_s or math.inf):
                 break
     return rows
 

@@ -1,5 +1,6 @@
 """Throughput as a table and as a picture; this module must not know how it was measured."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -30,7 +31,7 @@ def render_throughput(rows: Sequence[Row], images: int, epochs: int) -> list[str
     header = ("model", "device", "numbers", "batch", "images/s", "least to most", "peak memory")
     lines = table(("machine", *header) if is_several else header, cells)
     ends = [
-        f"{row.model} {row.precision} batch {row.batch_size}: {row.ended}"
+        f"{row.model} {row.precision} batch {row.batch_size:,}{_on(rows, row.machine)}: {row.ended}"
         for row in rows
         if row.ended
     ]
@@ -38,22 +39,32 @@ def render_throughput(rows: Sequence[Row], images: int, epochs: int) -> list[str
 
 
 def crossings(rows: Sequence[Row]) -> list[str]:
-    """The batch from which one device is ahead of the CPU, for each model and precision."""
-    speeds = {(row.model, row.precision, row.device, row.batch_size): _speed(row) for row in rows}
+    """The batch from which on one device is ahead of its machine's CPU, by model and precision."""
+    speeds: dict[tuple[str, str, str, str], dict[int, float]] = {}
+    for row in rows:
+        key = (row.machine, row.model, row.precision, row.device)
+        speeds.setdefault(key, {})[row.batch_size] = _speed(row)
     lines = []
-    for model, precision, device in dict.fromkeys(key[:3] for key in speeds):
-        if device == "cpu":
+    for (machine, model, precision, device), there in speeds.items():
+        here = speeds.get((machine, model, precision, "cpu"), {})
+        both = sorted(there.keys() & here.keys(), reverse=True)
+        if device == "cpu" or not both:
             continue
-        ahead = {
-            batch: speed > speeds[(model, precision, "cpu", batch)]
-            for (*key, batch), speed in speeds.items()
-            if key == [model, precision, device] and (model, precision, "cpu", batch) in speeds
-        }
-        first = next((batch for batch in sorted(ahead) if ahead[batch]), None)
-        if ahead:
-            where = "at no batch measured" if first is None else f"from batch {first:,} on"
-            lines.append(f"{model} {precision}: {device} is ahead of the CPU {where}")
+        gains = [(batch, there[batch] > here[batch]) for batch in both]
+        ahead = [batch for batch, is_ahead in itertools.takewhile(lambda one: one[1], gains)]
+        where = f"from batch {ahead[-1]:,} on" if ahead else "at no large batch measured"
+        on = _on(rows, machine)
+        lines.append(f"{model} {precision}{on}: {device} is ahead of the CPU {where}")
     return lines
+
+
+def _on(rows: Sequence[Row], machine: str) -> str:
+    """The machine, where the table has several."""
+    return f" on {machine}" if len({row.machine for row in rows}) > 1 else ""
+
+
+def _of(rows: Sequence[Row], machine: str) -> str:
+    return _on(rows, machine).replace(" on ", " of ")
 
 
 def _figures(row: Row) -> tuple[str, str, str]:
@@ -74,8 +85,8 @@ def _days(rows: Sequence[Row], images: int, epochs: int) -> list[str]:
             best[key] = row
     work = f"{images:,} images x {epochs} epochs"
     return [
-        f"{row.model} on {row.device}, {row.precision}, batch {row.batch_size:,}: {work} take "
-        f"{days(images, epochs, _speed(row)):.2g} days"
+        f"{row.model} on {row.device}{_of(rows, row.machine)}, {row.precision}, "
+        f"batch {row.batch_size:,}: {work} take {days(images, epochs, _speed(row)):.2g} days"
         for row in best.values()
     ]
 

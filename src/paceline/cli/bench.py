@@ -1,13 +1,13 @@
 """``paceline bench``: what one device does, measured: compilers, asynchrony, overlap."""
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cyclopts import App, Parameter
 
-from .output import Json, say, show
+from .output import Json, say, show, writable
 
 if TYPE_CHECKING:
     from ..bench.throughput import Row
@@ -183,7 +183,7 @@ class SweepFlags:
     Parameters
     ----------
     batch_sizes
-        From small to large.
+        From small to large [default: 1, 4, 16 ... until memory ends, or a step takes 10 s].
     precision
         fp32, bf16, fp16, with commas between.
     seconds
@@ -196,7 +196,7 @@ class SweepFlags:
         What this one is called in the table [default: its name].
     """
 
-    batch_sizes: str = "1,4,16,64,256,1024"
+    batch_sizes: str | None = None
     precision: str = "fp32"
     seconds: float = 2.0
     device: str = "auto"
@@ -208,7 +208,7 @@ NO_SWEEP = SweepFlags()
 
 
 def throughput(
-    models: str = "lenet",
+    models: str | None = None,
     /,
     *,
     here: SweepFlags = NO_SWEEP,
@@ -225,7 +225,7 @@ def throughput(
     Parameters
     ----------
     models
-        Tasks, with commas between.
+        Tasks, with commas between; none with --merge alone.
     merge
         Tables of other machines: files that --json wrote.
     images
@@ -238,7 +238,10 @@ def throughput(
     from ..bench.throughput import merged, to_json
     from ..bench.throughput_lines import draw_throughput, render_throughput
 
-    whole = merged(merge or [], _swept(models, here))
+    writable(plot)
+    others = merged(merge or [], [])  # a file that cannot be read is noticed before the work
+    rows = [] if merge and models is None else _swept(models or "lenet", here)
+    whole = merged([], [*others, *rows])
     if plot is not None:
         plot.write_text(draw_throughput(whole), encoding="utf-8")
     show(json, lambda: to_json(whole), lambda: render_throughput(whole, images, epochs))
@@ -255,11 +258,12 @@ def _swept(models: str, here: SweepFlags) -> "list[Row]":
         asked = Sweep(
             models=tuple(models.split(",")),
             precisions=tuple(here.precision.split(",")),
-            batch_sizes=_numbers(here.batch_sizes),
             seconds=here.seconds,
             device=chosen_device(kind),
             threads=chosen_threads(here.threads),
         )
+        if here.batch_sizes is not None:
+            asked = replace(asked, batch_sizes=_numbers(here.batch_sizes))
         rows += sweep(asked, name, say)
     return rows
 

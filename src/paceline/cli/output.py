@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -17,6 +18,21 @@ def show(
 ) -> None:
     """The result, as one JSON object or in lines."""
     print(json.dumps(fields(), allow_nan=False) if is_json else "\n".join(lines()))
+
+
+def writable(path: Path | None) -> None:
+    """Notice before the work that a picture cannot be written there afterwards.
+
+    Raises:
+        ConfigError: there is no such folder, or the path is one.
+    """
+    if path is None:
+        return
+    from ..errors import ConfigError
+
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is no folder"
+        raise ConfigError(f"{path} {what}; name a file in a folder that is there")
 
 
 def say(line: str) -> None:

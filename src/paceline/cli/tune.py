@@ -1,12 +1,12 @@
 """``paceline tune``: settings that are found by measuring."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from .output import Json, say, show
+from .output import Json, say, show, writable
 
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -94,20 +94,32 @@ def batch_size(
     device
         cpu, cuda, cuda:1 ...
     """
-    from ..errors import ConfigError
-
+    _refuse_idle(search, worth)
     if worth.noise:
         _compare(task, device, worth, is_json=json)
-    elif worth.target_accuracy is not None or worth.plot is not None:
-        raise ConfigError("--target-accuracy and --plot go with --noise")
     else:
         _search(task, device, search, is_json=json)
+
+
+def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
+    """What is given and would do nothing is refused."""
+    from ..errors import ConfigError
+
+    flags, others = (search, NO_SEARCH) if worth.noise else (worth, NO_NOISE)
+    idle = [
+        "--" + one.name.replace("_", "-")
+        for one in fields(flags)
+        if getattr(flags, one.name) != getattr(others, one.name)
+    ]
+    if idle:
+        how = "not with" if worth.noise else "only with"
+        raise ConfigError(f"{', '.join(idle)}: {how} --noise")
 
 
 def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> None:
     """The largest mini-batch that fits."""
     from ..bench.batch_size import largest_batch
-    from ..bench.fitting import Trials
+    from ..bench.fitting import Trials, do_fit_together
     from ..bench.throughput import free_bytes
     from ..bench.where import chosen_device
     from ..errors import ConfigError
@@ -124,6 +136,9 @@ def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> Non
     }  # fmt: skip
     with Trials(arguments, say) as trials:
         found = largest_batch(trials.does_fit, most)
+    while workers > 1 and found.fits and not do_fit_together(arguments, found.fits, workers):
+        say(f"batch {found.fits:,}: not {workers} workers at once")
+        found = replace(found, fits=min(found.fits - 1, int(0.95 * found.fits)), ends=found.fits)
     if not found.fits:
         raise ConfigError(f"not even one sample of {task} fits into {each_bytes:,} bytes")
     end = f"{found.ends:,} do not" if found.ends else f"the search ended at {most:,}"
@@ -132,8 +147,9 @@ def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> Non
         "memory_bytes": total_bytes, "a_worker_bytes": each_bytes,
         "mini_batch_size": found.fits, "does_not_fit": found.ends, "tried": found.tried,
     }  # fmt: skip
+    together = f"{workers} workers at once" if workers > 1 else "one worker"
     line = (
-        f"--mini-batch-size {found.fits}: fits on {chosen} for each of {workers} worker(s), {end}; "
+        f"--mini-batch-size {found.fits}: fits on {chosen}, {together}, {end}; "
         f"an update of full-sync averages {found.fits * workers:,} samples"
     )
     show(is_json, lambda: fields, lambda: [line])
@@ -145,6 +161,7 @@ def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> Non
     from ..bench.batch_choice_lines import choices_json, draw_choices, render_choices
     from ..bench.where import chosen_device
 
+    writable(asked.plot)
     wish = Wish(
         spec=task,
         device=chosen_device(device),
