@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import table
+from gpu_networks import NETWORKS
 from gpu_speed import SPEED
 from paceline.config import resolve
 from paceline.context import Context
@@ -181,6 +182,7 @@ def main() -> None:
         sys.exit("no GPU is here: bench/gpu.sh --device cpu tries the script itself")
     checks: tuple[Callable[[str], Row | list[Row]], ...] = (
         two_workers_equal_one, every_protocol_trains, cancellation, overhead, collective, *SPEED,
+        *NETWORKS,
     )  # fmt: skip
     rows: list[Row] = []
     for check in checks:

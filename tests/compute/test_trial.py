@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.compute import pairs, trial
+from paceline.compute import arm, pairs, trial
 from paceline.compute.candidate import Objects, Subject
 from paceline.compute.speed import Finding, Outcome, Speed, Value
 from paceline.errors import ConfigError
@@ -36,7 +36,7 @@ clock = Clock()
 
 @pytest.fixture(autouse=True)
 def _on_this_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (trial, pairs):
+    for module in (arm, pairs, trial):
         monkeypatch.setattr(module, "perf_counter", clock)
 
 
@@ -63,6 +63,7 @@ class Planted:
     factor: float = 1.0
     name: str = "compile"
     needs_feed: bool = False
+    needs_whole_batch: bool = False
     begins_s: float = 0.0
 
     def options(self, of: Subject, speed: Speed) -> tuple[Value, ...]:
@@ -149,7 +150,7 @@ def test_a_part_of_a_batch_is_enough_for_batch_norm() -> None:
 
 def test_what_the_loader_gains_does_not_count_as_computing() -> None:
     fed = Finding(
-        name="loader_workers", what="2 loader workers", gain=3.0, is_kept=True, is_fed=True
+        name="loader_workers", what="2 loader workers", gain=3.0, is_kept=True, is_apart=True
     )
     outcome = Outcome(
         speed=Speed(loader_workers=2), findings=(fed,), before_s=0.03, after_s=0.03, num_samples=8,
@@ -213,15 +214,39 @@ def test_a_slow_step_is_measured_on_a_part_of_its_batch(monkeypatch: pytest.Monk
     assert f"on {outcome.num_samples} of 8 samples" in outcome.lines()[0]
 
 
+@pytest.mark.parametrize("gain", [1.5, 1.0])
+def test_what_depends_on_the_batch_is_measured_on_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, gain: float
+) -> None:
+    lengths: list[int] = []
+
+    def slow(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+        assert isinstance(model, Waiting)
+        lengths.append(len(one[0]))
+        clock.now_s += model.wait_s * len(one[0])
+        return loss_of(model.inner, one)
+
+    monkeypatch.setattr(trial, "_STEP_S", 0.04)
+    candidate = Planted(SLOW_S / gain, needs_whole_batch=True)
+    outcome = trial.try_all(replace(subject(Waiting()), forward=slow), Speed(), [candidate], 20.0)
+    (finding,) = outcome.findings
+    assert outcome.num_samples < len(batch()[0]) == outcome.batch_size
+    assert lengths.count(len(batch()[0])) == 4
+    assert finding.gain == pytest.approx(gain)
+    assert finding.is_kept == (outcome.speed.compile == "planted") == (gain > 1.05)
+    said = outcome.lines()[0]
+    assert said.startswith("fast: planted 1.50x" if finding.is_kept else "fast: nothing helps here")
+
+
 def test_what_does_not_help_when_measured_once_more_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     together = trial._Trial._together
 
-    def later(self: trial._Trial, plain: trial.Arm, best: trial.Arm) -> tuple[float, float]:
-        for arm in (plain, best):
-            assert isinstance(arm._model, Waiting)
-            arm._model.wait_s = SLOW_S
+    def later(self: trial._Trial, plain: arm.Arm, best: arm.Arm) -> tuple[float, float]:
+        for one in (plain, best):
+            assert isinstance(one._model, Waiting)
+            one._model.wait_s = SLOW_S
         return together(self, plain, best)
 
     monkeypatch.setattr(trial._Trial, "_together", later)

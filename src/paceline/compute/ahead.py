@@ -11,6 +11,7 @@ from .speed import Speed, Value
 
 name = "ahead"
 needs_feed = True
+needs_whole_batch = False
 keeps_bits = True
 
 

@@ -21,6 +21,7 @@ from .speed import Speed, Value
 
 name = "keep_memory"
 needs_feed = False
+needs_whole_batch = True
 keeps_bits = True
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -47,12 +48,8 @@ def restore(is_kept: bool) -> None:
         keep(is_kept)
 
 
-def keep(is_kept: bool, share: float = 1.0) -> None:
+def keep(is_kept: bool) -> None:
     """Let freed memory stay from now on, or no longer.
-
-    Args:
-        share: of a mini-batch, where only a part of it is computed on: the thresholds become as
-            much smaller, so that as large a share of memory is given back.
 
     Raises:
         ConfigError: the C library has no such setting.
@@ -64,10 +61,9 @@ def keep(is_kept: bool, share: float = 1.0) -> None:
         library.mallopt(_MMAP_MAX, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
     else:
-        largest = max(1 << 17, int(share * _LARGEST_IN_HEAP))
         library.mallopt(_MMAP_MAX, _USUAL_MAPS)
-        library.mallopt(_MMAP_THRESHOLD, largest)
-        library.mallopt(_TRIM_THRESHOLD, 2 * largest)
+        library.mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_IN_HEAP)
         library.malloc_trim(0)
     _Heap.is_kept, _Heap.is_set = is_kept, True
 

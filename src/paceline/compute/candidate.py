@@ -42,7 +42,6 @@ class Subject:
     Attributes:
         batch: one mini-batch on the device.
         num_samples: of it.
-        share: of a mini-batch that this is: less where a whole one is too slow to be measured.
         feed: endless mini-batches on the device, loaded as a speed says; None where batches come
             from elsewhere.
         loader_workers: processes that the user's loader has.
@@ -62,7 +61,6 @@ class Subject:
     num_workers: int
     steps_itself: bool
     may_change_numbers: bool
-    share: float = 1.0
     loader_workers: int = 0
 
     @property
@@ -76,6 +74,8 @@ class Candidate(Protocol):
     name: str
     needs_feed: bool
     """Whether it is seen only with batches from the loader, not on one cached batch."""
+    needs_whole_batch: bool
+    """Whether what it gains depends on how large the batch is."""
     keeps_bits: bool
     """Whether plain code in one process computes the same bits; else ``replay`` refuses the run."""
 

@@ -17,6 +17,7 @@ from .speed import Speed, Value
 
 name = "channels_last"
 needs_feed = False
+needs_whole_batch = False
 keeps_bits = False
 
 

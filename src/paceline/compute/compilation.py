@@ -27,6 +27,7 @@ from .speed import Speed, Value
 
 name = "compile"
 needs_feed = False
+needs_whole_batch = False
 keeps_bits = False
 
 _COMPILERS = ("g++", "clang++", "c++")

@@ -17,6 +17,7 @@ from .speed import AS_IT_IS, Speed, Value
 
 name = "optimizer"
 needs_feed = False
+needs_whole_batch = False
 keeps_bits = False
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)

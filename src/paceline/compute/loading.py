@@ -12,6 +12,7 @@ from .speed import Speed, Value
 
 name = "loader_workers"
 needs_feed = True
+needs_whole_batch = False
 keeps_bits = True
 
 

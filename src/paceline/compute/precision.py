@@ -15,6 +15,7 @@ from .speed import Speed, Value
 
 name = "precision"
 needs_feed = False
+needs_whole_batch = False
 keeps_bits = False
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

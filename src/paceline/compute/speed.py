@@ -72,7 +72,8 @@ class Finding:
         once_s: seconds that it costs once, before the first step (compilation).
         was_tried: whether there was time for it.
         reason: why it was not measured, or what to know of it.
-        is_fed: whether it was measured with batches from the loader, not on one that is there.
+        is_apart: whether it was measured by itself, with batches from the loader or on a whole
+            batch, and is no part of ``before_s`` and ``after_s``.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Finding:
     once_s: float = 0.0
     was_tried: bool = True
     reason: str = ""
-    is_fed: bool = False
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +138,12 @@ class Outcome:
         """The whole in sentences: what helped, what did not, what it comes to."""
         kept = [_kept(one, self._saved_s(one)) for one in self.findings if one.is_kept]
         rest = [_left(one) for one in self.findings if not one.is_kept]
-        is_fed = any(one.is_fed for one in self.findings if one.is_kept)
-        is_sum = any(not one.is_fed for one in self.findings if one.is_kept)
+        apart = [one.what for one in self.findings if one.is_kept and one.is_apart]
+        is_sum = any(not one.is_apart for one in self.findings if one.is_kept)
+        without = f" beside {' and '.join(apart)}" if apart else ""
         together = (
             f"; together {self.before_s / self.after_s:.2f}x, {1000 * self.before_s:.1f} -> "
-            f"{1000 * self.after_s:.1f} ms a step{' without loading' * is_fed}" if is_sum else ""
+            f"{1000 * self.after_s:.1f} ms a step{without}" if is_sum else ""
         )  # fmt: skip
         cut = (
             f", on {self.num_samples} of {self.batch_size} samples"

@@ -13,6 +13,7 @@ from .speed import Speed, Value
 
 name = "threads"
 needs_feed = False
+needs_whole_batch = False
 keeps_bits = True  # the trace has their number, and a replay takes as many
 
 

@@ -8,27 +8,25 @@
 
 Only copies are trained, so the user's objects and random state are as before. The time is limited:
 what was not reached is named, and where a step is slow a part of the batch is measured on. This
-module must not know which candidates there are, but for those that are a setting of the process,
-nor where the outcome is kept.
+module must not know which candidates there are, nor where the outcome is kept.
 """
 
 import copy
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..data.trees import apply as change_tensors
 from . import allocator
-from .candidate import Candidate, Objects, Subject
+from .arm import Arm
+from .candidate import Candidate, Subject
 from .deadline import TooLong, time_limit
 from .pairs import WORTH, compare, quartiles
-from .precision import autocast
 from .seeding import kept_random_state, seed_all
 from .speed import Finding, Outcome, Speed, Value
 
@@ -36,85 +34,12 @@ BUDGET_S = 28.0
 _STEP_S = 0.35
 """Where a step takes longer it is measured on a part of the batch."""
 _PAIRS_S = 1.5
-_PREFETCHED = 2
-"""Batches that a process of torch's loader has ready."""
+_REST_S = 10.0
+"""For all that is measured on a part of the batch."""
+WORTH_ONCE = 1.05
+"""What is kept where there is time for one step each."""
 _SAME_LOSS = 1e-3
 """Relative; a compiled or reordered sum differs by about 1e-6."""
-
-
-class Arm:
-    """One way to compute, on its own copy of the objects.
-
-    Attributes:
-        first_s: seconds of the first step, compilation included.
-        first_loss: of it, from the same parameters, batch and random state in every arm.
-    """
-
-    def __init__(
-        self, subject: Subject, speed: Speed, candidates: Sequence[Candidate], *, is_fed: bool
-    ) -> None:
-        model, optimizer = copy.deepcopy((subject.objects.model, subject.objects.optimizer))
-        self._objects = Objects(model=model, optimizer=optimizer, sizes=subject.objects.sizes)
-        self._subject = subject
-        self.speed = speed
-        self._threads = speed.threads or torch.get_num_threads()
-        self._before = torch.get_num_threads()
-        self._model, self._optimizer = model, optimizer
-        torch.set_num_threads(self._threads)
-        try:
-            for one in candidates:
-                one.apply(self._objects, getattr(speed, one.name))
-            self._batches: Iterator[Any] | None = None
-            self._num_waiting = 0
-            if is_fed:
-                assert subject.feed is not None
-                self._batches = subject.feed(speed)
-                self._num_waiting = _PREFETCHED * max(speed.loader_workers, subject.loader_workers)
-            seed_all(0)
-            start_s = perf_counter()
-            self.first_loss = float(self.step())
-            self.first_s = perf_counter() - start_s
-            self.step()
-        finally:
-            torch.set_num_threads(self._before)
-
-    def step(self) -> Tensor:
-        """One training step; its loss."""
-        subject = self._subject
-        batch = subject.batch if self._batches is None else next(self._batches)
-        self._optimizer.zero_grad()
-        with autocast(subject.device, self.speed.precision):
-            loss = subject.forward(self._model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return loss.detach()
-
-    def block_s(self, num_steps: int) -> float:
-        """Seconds a step, over ``num_steps`` of them."""
-        if self._take_over():
-            self.step()
-        for _ in range(self._num_waiting):  # batches that were loaded while the other arm computed
-            self.step()
-        _wait(self._subject.device)
-        start_s = perf_counter()
-        for _ in range(num_steps):
-            self.step()
-        _wait(self._subject.device)
-        return (perf_counter() - start_s) / num_steps
-
-    def _take_over(self) -> bool:
-        """Put into effect what belongs to the whole process; whether anything had to change."""
-        is_other = torch.get_num_threads() != self._threads
-        if is_other:
-            torch.set_num_threads(self._threads)
-        if allocator.is_kept() == self.speed.keep_memory:
-            return is_other
-        allocator.keep(self.speed.keep_memory, self._subject.share)
-        return True
-
-    def close(self) -> None:
-        torch.set_num_threads(self._before)
-        self._batches = None
 
 
 def try_all(
@@ -148,13 +73,19 @@ class _Trial:
         self._full = subject
         self._subject = _fitted(subject, given, candidates)
         self._findings: list[Finding] = []
+        self._is_random = True  # unless it is found that it is not
 
     def run(self) -> Outcome:
+        if self._subject is not self._full:
+            for one in self._candidates:
+                if one.needs_whole_batch and not self._given.is_chosen(one.name):
+                    self._try_on_whole_batches(one)
         plain = self._arm(self._given, is_fed=False)
         self._is_random = self._has_random_loss()
         speed, base = self._given, plain
         for one in self._candidates:
-            if self._given.is_chosen(one.name) or one.needs_feed:
+            is_found = any(finding.name == one.name for finding in self._findings)
+            if self._given.is_chosen(one.name) or one.needs_feed or is_found:
                 continue
             for value in one.options(self._subject, speed):
                 tried = speed.having(one.name, value)
@@ -176,10 +107,37 @@ class _Trial:
             took_s=perf_counter() - self._start_s,
         )
 
+    def _try_on_whole_batches(self, one: Candidate) -> None:
+        """The second step of one arm, then of the other: more would take too long."""
+        whole_s = _STEP_S * self._full.num_samples / self._subject.num_samples
+        for value in one.options(self._full, self._given):
+            note = Finding(name=one.name, what=one.words(value), is_apart=True)
+            if 4 * whole_s > self._left_s - _REST_S:
+                self._findings.append(replace(note, was_tried=False, reason="no time was left"))
+                continue
+            tried = self._given.having(one.name, value)
+            try:
+                arms = [Arm(self._full, speed, self._candidates, is_fed=False)
+                        for speed in (self._given, tried)]  # fmt: skip
+            except Exception as error:  # memory ends, for one
+                reason = f"cannot be had: {_first_line(error)}"
+                self._findings.append(replace(note, reason=reason))
+                continue
+            gain = arms[0].second_s / arms[1].second_s
+            is_kept = gain > WORTH_ONCE and not self._differs(*arms)
+            self._findings.append(
+                replace(note, gain=gain, low=gain, high=gain, is_kept=is_kept,
+                        reason="of a whole batch's step")
+            )  # fmt: skip
+            if is_kept:
+                self._given = tried
+
     def _withdraw(self) -> None:
         """What seemed to help did not when all of it was measured once more."""
         self._findings = [
-            replace(one, is_kept=False, reason="not when measured again") if one.is_kept else one
+            replace(one, is_kept=False, reason="not when measured again")
+            if one.is_kept and not one.is_apart
+            else one
             for one in self._findings
         ]
 
@@ -226,7 +184,7 @@ class _Trial:
         once_s = other.first_s - base.first_s if one.name == "compile" else 0.0
         found = replace(
             note, gain=middle, low=low, high=high, is_kept=is_kept, once_s=max(0.0, once_s),
-            is_fed=one.needs_feed,
+            is_apart=one.needs_feed,
         )  # fmt: skip
         self._findings.append(self._beyond_its_kin(found) if is_kept else found)
         if not is_kept:
@@ -270,12 +228,12 @@ class _Trial:
         if ceiling <= WORTH:
             self._findings.append(
                 Finding(name="loader_workers", what="loader", gain=ceiling, low=low, high=high,
-                        reason="of one cached batch: it keeps up", is_fed=True)
+                        reason="of one cached batch: it keeps up", is_apart=True)
             )  # fmt: skip
             return speed
         self._findings.append(
             Finding(name="loader", what="one cached batch", gain=ceiling, low=low, high=high,
-                    reason="so much the loader takes", is_fed=True)
+                    reason="so much the loader takes", is_apart=True)
         )  # fmt: skip
         for one in mine:
             if self._given.is_chosen(one.name):
@@ -313,15 +271,9 @@ def _cut(subject: Subject, num_samples: int) -> Subject:
         subject,
         batch=change_tensors(cut, subject.batch),
         num_samples=num_samples,
-        share=subject.share * num_samples / whole,
         feed=subject.feed if num_samples == whole else None,
         objects=replace(subject.objects, sizes=frozenset(sizes)),
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,128 @@
+"""What a run says of each thing that goes wrong, as it is printed.
+
+    python bench/faults.py [--only stop] [--write]
+
+Every form of ``--fault``, a data set that hangs, and a run whose launcher is killed and which then
+goes on: each in a short run of softmax with four workers, from the command line. What is shown are
+the lines that the run printed for people, and its exit code. Writes results/faults.md.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from table import RESULTS, machine
+
+SAID = re.compile(r"^(note|error|warning|stopped|resumed)\b", re.IGNORECASE)
+SHAPE = ("--workers", "4", "--mini-batch-size", "16", "--delay", "20ms", "--updates", "120")
+HANGS = """
+import time, torch, paceline
+from torch.utils.data import DataLoader, Dataset
+
+class Photos(Dataset):
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        if index == 900:
+            time.sleep(3600)
+        return torch.randn(8), index % 2
+
+pace = paceline.connect()
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(Photos(), batch_size=64))
+for epoch in pace.epochs(2):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run."""
+
+    name: str
+    flags: tuple[str, ...]
+    script: str = ""
+    then: tuple[str, ...] = ()
+    """A second command line, when the first has ended."""
+
+
+def fault(text: str, *flags: str) -> Case:
+    return Case(name=text, flags=(*SHAPE, "--fault", text, *flags))
+
+
+CASES = (
+    fault("kill worker 1 at update 40", "--respawn"),
+    fault("kill worker 1 at update 40", "--protocol", "k-sync:3"),
+    fault("stop worker 2 at step 40 for 5s", "--respawn"),
+    fault("slow worker 3 at 1s for 10s by 10x"),
+    fault("slow worker 3 at 1s for 10s by 10x", "--protocol", "async", "--updates", "400"),
+    fault("raise in worker 0 at update 40"),
+    fault("raise in worker 0 at update 40", "--on-worker-error", "continue"),
+    fault("drop push of worker 1 at update 40", "--path", "store"),
+    fault("delay push of worker 1 at update 40 by 1s", "--path", "store"),
+    fault("fill disk at 1s for 1s"),
+    fault("corrupt trace.jsonl at update 40"),
+    Case(name="kill launcher at update 60, and go on",
+         flags=(*SHAPE, "--fault", "kill launcher at update 60",
+                "--checkpoint-every", "20 updates"),
+         then=("train", "softmax", "--resume", "runs/one")),
+    Case(name="a data set that hangs", flags=("--workers", "4", "--respawn"), script=HANGS),
+)  # fmt: skip
+
+
+def run(case: Case, folder: Path) -> list[str]:
+    """What the case prints for people, and how it ends."""
+    what = ["train", "softmax"]
+    if case.script:
+        (folder / "train.py").write_text(case.script)
+        what = ["launch"]
+    tail = ["train.py"] if case.script else []
+    lines = command([*what, *case.flags, "--run-dir", "runs/one", *tail], folder)
+    if case.then:
+        lines += ["", f"$ paceline {' '.join(case.then)}", *command(list(case.then), folder)]
+    return lines
+
+
+def command(arguments: list[str], folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments], cwd=folder, text=True, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "400"},
+    )  # fmt: skip
+    found = [line.rstrip() for line in done.stdout.splitlines() if SAID.match(line)]
+    shown = [part for line in found for part in textwrap.wrap(line, 100, subsequent_indent="  ")]
+    return [*shown, f"exit code {done.returncode}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    pages = []
+    for case in CASES:
+        if options.only not in case.name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            lines = run(case, Path(folder))
+        flags = " ".join(one for one in case.flags if one not in SHAPE)
+        shown = [f"## {case.name}", "", f"`{flags}`", "", *(f"    {line}" for line in lines), ""]
+        print("\n".join(shown), flush=True)
+        pages += shown
+    if options.write:
+        head = ["# What a run says of what goes wrong", "", "`python bench/faults.py --write`", ""]
+        (RESULTS / "faults.md").write_text("\n".join([*head, *pages, machine(), ""]))
+
+
+if __name__ == "__main__":
+    main()
