@@ -17,19 +17,24 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import paceline
 from table import RESULTS, machine
 
+PACKAGE = Path(paceline.__file__).parent.parent
 SAID = re.compile(r"^(note|error|warning|stopped|resumed)\b", re.IGNORECASE)
-SHAPE = ("--workers", "4", "--mini-batch-size", "16", "--delay", "20ms", "--updates", "120")
+SHAPE = ("--workers", "4", "--mini-batch-size", "16", "--delay", "20ms")
+LENGTH = ("--updates", "120")
 HANGS = """
 import time, torch, paceline
+from pathlib import Path
 from torch.utils.data import DataLoader, Dataset
 
 class Photos(Dataset):
     def __len__(self):
         return 4000
     def __getitem__(self, index):
-        if index == 900:
+        if index == 900 and not Path("hung").exists():
+            Path("hung").touch()
             time.sleep(3600)
         return torch.randn(8), index % 2
 
@@ -57,8 +62,8 @@ class Case:
     """A second command line, when the first has ended."""
 
 
-def fault(text: str, *flags: str) -> Case:
-    return Case(name=text, flags=(*SHAPE, "--fault", text, *flags))
+def fault(text: str, *flags: str, length: tuple[str, ...] = LENGTH) -> Case:
+    return Case(name=text, flags=(*SHAPE, *length, "--fault", text, *flags))
 
 
 CASES = (
@@ -66,18 +71,20 @@ CASES = (
     fault("kill worker 1 at update 40", "--protocol", "k-sync:3"),
     fault("stop worker 2 at step 40 for 5s", "--respawn"),
     fault("slow worker 3 at 1s for 10s by 10x"),
-    fault("slow worker 3 at 1s for 10s by 10x", "--protocol", "async", "--updates", "400"),
+    fault("slow worker 3 at 1s for 10s by 10x", "--protocol", "async",
+          length=("--updates", "400")),
     fault("raise in worker 0 at update 40"),
     fault("raise in worker 0 at update 40", "--on-worker-error", "continue"),
-    fault("drop push of worker 1 at update 40", "--path", "store"),
+    fault("drop push of worker 1 at update 40", "--path", "store", "--stall-after", "2"),
     fault("delay push of worker 1 at update 40 by 1s", "--path", "store"),
     fault("fill disk at 1s for 1s"),
     fault("corrupt trace.jsonl at update 40"),
     Case(name="kill launcher at update 60, and go on",
-         flags=(*SHAPE, "--fault", "kill launcher at update 60",
+         flags=(*SHAPE, *LENGTH, "--fault", "kill launcher at update 60",
                 "--checkpoint-every", "20 updates"),
-         then=("train", "softmax", "--resume", "runs/one")),
-    Case(name="a data set that hangs", flags=("--workers", "4", "--respawn"), script=HANGS),
+         then=("train", "softmax", "--resume", "runs/one", *LENGTH)),
+    Case(name="a data set that hangs", flags=("--workers", "4", "--respawn", "--stall-after", "2"),
+         script=HANGS),
 )  # fmt: skip
 
 
@@ -99,8 +106,17 @@ def command(arguments: list[str], folder: Path) -> list[str]:
         [sys.executable, "-m", "paceline", *arguments], cwd=folder, text=True, timeout=120,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "400"},
     )  # fmt: skip
-    found = [line.rstrip() for line in done.stdout.splitlines() if SAID.match(line)]
-    shown = [part for line in found for part in textwrap.wrap(line, 100, subsequent_indent="  ")]
+    shown: list[str] = []
+    is_quoting = False
+    said = done.stdout.replace(f"{folder}/", "").replace(f"{PACKAGE}/", "")
+    for line in map(str.rstrip, said.splitlines()):
+        if SAID.match(line):
+            shown += textwrap.wrap(line, 100, subsequent_indent="  ")
+            is_quoting = line.endswith(":")
+        elif is_quoting and line:
+            shown.append(line)
+        else:
+            is_quoting = False
     return [*shown, f"exit code {done.returncode}"]
 
 
@@ -115,8 +131,14 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             lines = run(case, Path(folder))
-        flags = " ".join(one for one in case.flags if one not in SHAPE)
-        shown = [f"## {case.name}", "", f"`{flags}`", "", *(f"    {line}" for line in lines), ""]
+        shown = [
+            f"## {case.name}",
+            "",
+            f"`{' '.join(case.flags)}`",
+            "",
+            *(f"    {line}" for line in lines),
+            "",
+        ]
         print("\n".join(shown), flush=True)
         pages += shown
     if options.write:
