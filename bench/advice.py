@@ -27,6 +27,11 @@ Row = list[str]
 WORKERS, LIVE = range(2, 9), (2, 4, 8)
 MINI_BATCH, SEED = 64, 1
 RACE_S, RUN_S = 15.0, 20.0
+NOTE = (
+    "Of one number of workers all are predicted from one profile and run after it: what they are "
+    "off by together is what the machine became slower or faster meanwhile. That a worker that is "
+    "called off first comes to the end of its operation is not in the prediction."
+)
 
 
 def main() -> None:
@@ -49,7 +54,8 @@ def main() -> None:
             "live ms an update",
             "off",
         ]
-        write_table("advice", "What plan says of LeNet, and what happens", header, rows, note)
+        title = "What plan says of LeNet, and what happens"
+        write_table("advice", title, header, rows, f"{NOTE} {note}")
 
 
 def planned(workers: int, folder: Path) -> Iterator[Row]:

@@ -136,7 +136,7 @@ def by_paceline(network: Network, context: Context, fast: str = "none") -> tuple
 
 
 def by_lightning(network: Network, device: str, num_steps: int) -> list[float]:
-    """Seconds of each step in bf16, the first ones left out; it cannot take turns."""
+    """Seconds a step of blocks in bf16, the first one left out; it cannot take turns."""
     import lightning
 
     times_s: list[float] = []
@@ -153,19 +153,20 @@ def by_lightning(network: Network, device: str, num_steps: int) -> list[float]:
             return self.optimizer
 
     class Clock(lightning.Callback):
-        def on_train_batch_end(self, *_: Any) -> None:
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step % num_steps:
+                return
             if device.startswith("cuda"):
                 torch.cuda.synchronize()
             times_s.append(time.perf_counter())
 
     kind = "gpu" if device.startswith("cuda") else "cpu"
     lightning.Trainer(
-        accelerator=kind, devices=1, precision="bf16-mixed", max_steps=num_steps, logger=False,
+        accelerator=kind, devices=1, precision="bf16-mixed", max_steps=4 * num_steps, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         callbacks=[Clock()], max_epochs=-1,
     ).fit(Lit(), network.loader())  # fmt: skip
-    gaps = [b - a for a, b in itertools.pairwise(times_s)]
-    return gaps[num_steps // 3 :]
+    return [(b - a) / num_steps for a, b in itertools.pairwise(times_s)]
 
 
 def block_s(step: Step, num_steps: int) -> float:
@@ -235,7 +236,7 @@ def rows_of(network: Network, device: str, ceiling: float, *, is_small: bool) ->
         for name in (*order[number % 6 :], *order[: number % 6]):
             times[name].append(block_s(steps[name], num_steps))
     if importlib.util.find_spec("lightning") is not None:
-        times["Lightning, bf16"] = by_lightning(network, device, 3 * num_steps)
+        times["Lightning, bf16"] = by_lightning(network, device, num_steps)
     rows = [_row(network, name, found, times, flops, ceiling) for name, found in times.items()]
     return [*rows, *([f"{network.name}: found", one, "", ""] for one in notes[:1])]
 

@@ -117,9 +117,13 @@ def given_by_hand(context: Context) -> Speed:
 
 
 def _found(script: Script, context: Context, given: Speed) -> tuple[Outcome, bool]:
-    subject = _subject(script, context, is_measured=True)
-    key = _key(script, context, given, subject)
-    return remembered(key, lambda: _tried(subject, given))
+    try:
+        subject = _subject(script, context, is_measured=True)
+        key = _key(script, context, given, subject)
+    except RuntimeError as error:  # a batch that does not fit on the device, for one
+        raise _no_step(error) from error
+    is_shared = script.num_workers > 1
+    return remembered(key, lambda: _tried(subject, given), is_shared=is_shared)
 
 
 def _tried(subject: Subject, given: Speed) -> Outcome:
@@ -128,18 +132,23 @@ def _tried(subject: Subject, given: Speed) -> Outcome:
         return try_all(subject, given, CANDIDATES)
     except ConfigError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ConfigError(
+    except Exception as error:
+        raise _no_step(error) from error
+
+
+def _no_step(error: BaseException) -> ConfigError:
+    """Why a trial has no step to measure."""
+    text = str(error).strip().partition("\n")[0]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in text:
+        return ConfigError(
             "--fast auto trains a second copy of model and optimizer, and there is no memory for "
             "it; leave --fast out, or choose by hand (--compile default, --channels-last)"
-        ) from error
-    except Exception as error:
-        text = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"--fast auto could not make a training step of its own: {type(error).__name__}: {text}"
-            "; say how the loop computes its loss: pace.prepare(..., forward=lambda model, batch: "
-            "loss), or leave --fast out"
-        ) from error
+        )
+    return ConfigError(
+        f"--fast auto could not make a training step of its own: {type(error).__name__}: {text}"
+        "; say how the loop computes its loss: pace.prepare(..., forward=lambda model, batch: "
+        "loss), or leave --fast out"
+    )
 
 
 def _subject(script: Script, context: Context, *, is_measured: bool) -> Subject:
@@ -303,7 +312,7 @@ def _cpu_name() -> str:
 
 def _source(outcome: Outcome, was_there: bool) -> str:
     if not outcome.is_whole:
-        return f"fast: measured in {outcome.took_s:.0f} s, and not to the end; soon again"
+        return f"fast: measured in {outcome.took_s:.0f} s, and not to the end; again after a day"
     if was_there:
         return f"fast: as it was measured before; to measure again, delete it from {folder()}"
     return f"fast: measured in {outcome.took_s:.0f} s, and remembered in {folder()}"

@@ -90,10 +90,10 @@ def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) ->
     ("line", "said"),
     [
         ("softmax --plot x.svg", "--plot: only with --noise"),
-        ("softmax --noise --batch-sizes 8,lots", "must be whole numbers"),
-        ("softmax --noise --batch-sizes 0", "--batch-sizes must be >= 1"),
+        ("softmax --noise --target-accuracy 0.8 --batch-sizes 8,lots", "must be whole numbers"),
+        ("softmax --noise --target-accuracy 0.8 --batch-sizes 0", "--batch-sizes must be >= 1"),
         ("softmax --noise --target-accuracy 85", "must be > 0 and <= 1, got 85"),
-        ("softmax --noise --seeds 0", "--seeds >= 1"),
+        ("softmax --noise --target-accuracy 0.8 --seeds 0", "--seeds >= 1"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(say: Say, line: str, said: str) -> None:

@@ -1,5 +1,6 @@
 """Throughput: rows up to where memory ends, tables that merge, days, and a picture."""
 
+import dataclasses
 import doctest
 import json
 import xml.etree.ElementTree as ET
@@ -30,6 +31,12 @@ def test_the_days_of_the_document() -> None:
 def test_where_two_devices_cross() -> None:
     rows = [row("cpu", 1, 10), row("cpu", 16, 20), row("cuda:0", 1, 5), row("cuda:0", 16, 90)]
     assert crossings(rows) == ["lenet fp32: cuda:0 is ahead of the CPU from batch 16 on"]
+
+
+def test_where_memory_ended_nobody_is_behind() -> None:
+    ended = dataclasses.replace(row("cuda:0", 16, 1), images_per_s=None, ended="memory ends")
+    rows = [row("cpu", 1, 10), row("cpu", 16, 20), row("cuda:0", 1, 100), ended]
+    assert crossings(rows) == ["lenet fp32: cuda:0 is ahead of the CPU from batch 1 on"]
 
 
 def test_a_lead_that_does_not_last_is_none() -> None:
@@ -105,3 +112,5 @@ def test_tables_merge_without_measuring_here(say: Say, tmp_path: Path) -> None:
     code, out, err = say("bench throughput --merge b.json --json")
     assert code == 0, err
     assert [one["machine"] for one in json.loads(out)["rows"]] == ["b"]
+    code, _, err = say("bench throughput --merge b.json --precision bf16")
+    assert (code, "measures nothing here" in err) == (2, True)

@@ -13,6 +13,7 @@ import torch
 
 from paceline.compute import allocator, trial
 from paceline.compute.candidate import Candidate, Objects
+from paceline.compute.process import kept_process
 from paceline.compute.speed import Speed
 from paceline.errors import ConfigError
 from subjects import subject
@@ -50,6 +51,21 @@ def test_what_is_kept_is_asked_for_once(is_kept: bool) -> None:
     )  # fmt: skip
     pages = int(done.stdout) / (30 * SIZE / PAGE)
     assert pages < 0.5 if is_kept else pages > 0.9  # the heap finds its size in a few steps
+
+
+def test_what_was_changed_is_put_back_whatever_happens() -> None:
+    threads = torch.get_num_threads()
+
+    def change() -> None:
+        with kept_process():
+            allocator.keep(True)
+            torch.set_num_threads(threads + 1)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        change()
+    assert not allocator.is_kept()
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.compute.remembered import folder, key_of, remembered
 from paceline.compute.speed import Finding, Outcome, Speed
+from paceline.errors import ConfigError
 
 OUTCOME = Outcome(
     speed=Speed(compile="default", channels_last=True, threads=2),
@@ -39,15 +41,41 @@ def test_a_damaged_file_is_measured_anew(text: str) -> None:
     assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
 
 
-def test_what_lacks_something_for_want_of_time_counts_for_ten_minutes() -> None:
+def test_what_lacks_something_for_want_of_time_counts_for_a_day() -> None:
     partial = replace(OUTCOME, findings=(Finding(name="a", what="a", was_tried=False),))
     remembered("a", lambda: partial)
     assert remembered("a", pytest.fail) == (partial, True)
-    past_s = time.time() - 601
+    past_s = time.time() - 86_401
     os.utime(folder() / "a.json", (past_s, past_s))
     assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
     os.utime(folder() / "a.json", (past_s, past_s))
     assert remembered("a", pytest.fail) == (OUTCOME, True)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_where_nothing_can_be_kept_one_worker_goes_on_and_several_do_not(
+    monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    counts: list[int] = []
+
+    def measure() -> Outcome:
+        counts.append(1)
+        return OUTCOME
+
+    monkeypatch.setattr(Path, "write_text", raising(OSError(28, "No space left on device")))
+    if is_shared:
+        with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+            remembered("b", measure, is_shared=True)
+    else:
+        assert remembered("b", measure) == (OUTCOME, False)
+    assert counts == [1]
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_of_several_who_ask_at_once_one_measures() -> None:

@@ -144,8 +144,10 @@ def test_a_better_option_of_the_same_kind_takes_the_place_of_the_first() -> None
 
 def test_a_part_of_a_batch_is_enough_for_batch_norm() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    outcome = trial.try_all(subject(model), Speed(), [], 20.0)
-    assert outcome.speed == Speed()
+    inputs, targets = (torch.cat([one, one]) for one in batch())
+    mine = subject(model, batch=(inputs, targets), num_samples=len(inputs))
+    outcome = trial.try_all(mine, Speed(), [], 20.0)
+    assert (outcome.speed, outcome.batch_size) == (Speed(), 16)
 
 
 def test_what_the_loader_gains_does_not_count_as_computing() -> None:

@@ -23,8 +23,9 @@ from .stepping import DTYPES
 SHARE = 0.8
 """Of the memory that is free: what a search may use."""
 _BLOCKS = 5
+_SIZES = tuple(4**power for power in range(10))
 _LONG_S = 10.0
-"""A step that takes longer ends its column: one of four times the batch would take a minute."""
+"""A step that takes longer is the last: one of four times the batch would take a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +58,15 @@ class Sweep:
     Args:
         models: tasks.
         precisions: names of DTYPES.
-        batch_sizes: from small to large; a model's column ends where memory does, or where a step
-            takes more than ten seconds.
+        batch_sizes: from small to large, until memory ends; None: 1, 4, 16 ..., until memory ends
+            or a step takes more than ten seconds.
         seconds: of each cell, about.
         limit_bytes: of memory for model and batch; None: 80 % of what is free.
     """
 
     models: tuple[str, ...]
     precisions: tuple[str, ...] = ("fp32",)
-    batch_sizes: tuple[int, ...] = tuple(4**power for power in range(10))
+    batch_sizes: tuple[int, ...] | None = None
     seconds: float = 2.0
     device: str = "cpu"
     threads: int = 1
@@ -75,7 +76,7 @@ class Sweep:
         for name in self.precisions:
             if name not in DTYPES:
                 raise ConfigError(f"--precision {name}: known are {', '.join(DTYPES)}")
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
+        if self.batch_sizes is not None and min(self.batch_sizes, default=0) < 1:
             raise ConfigError(f"--batch-sizes must be >= 1, got {self.batch_sizes}")
         if self.seconds <= 0:
             raise ConfigError(f"--seconds must be > 0, got {self.seconds}")
@@ -125,10 +126,14 @@ def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Row]
         "limit_bytes": limit_bytes,
     }
     with Apart("paceline.bench.stepping:Stepper", arguments) as seat:
-        for batch_size in asked.batch_sizes:
-            row = _row(seat, place, batch_size, asked.seconds)
-            rows.append(row)
-            if row.ended or batch_size > _LONG_S * (row.images_per_s or math.inf):
+        for batch_size in asked.batch_sizes or _SIZES:
+            step_s = rows[-1].batch_size / (rows[-1].images_per_s or math.inf) if rows else 0.0
+            if asked.batch_sizes is None and step_s > _LONG_S:
+                ended = f"not tried: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
+                rows.append(Row(**place, batch_size=batch_size, ended=ended))  # type: ignore[arg-type]
+            else:
+                rows.append(_row(seat, place, batch_size, asked.seconds))
+            if rows[-1].ended:
                 break
     return rows
 

@@ -43,7 +43,8 @@ def crossings(rows: Sequence[Row]) -> list[str]:
     speeds: dict[tuple[str, str, str, str], dict[int, float]] = {}
     for row in rows:
         key = (row.machine, row.model, row.precision, row.device)
-        speeds.setdefault(key, {})[row.batch_size] = _speed(row)
+        if row.images_per_s:
+            speeds.setdefault(key, {})[row.batch_size] = row.images_per_s
     lines = []
     for (machine, model, precision, device), there in speeds.items():
         here = speeds.get((machine, model, precision, "cpu"), {})

@@ -237,10 +237,14 @@ def throughput(
     """
     from ..bench.throughput import merged, to_json
     from ..bench.throughput_lines import draw_throughput, render_throughput
+    from ..errors import ConfigError
 
     writable(plot)
     others = merged(merge or [], [])  # a file that cannot be read is noticed before the work
-    rows = [] if merge and models is None else _swept(models or "lenet", here)
+    is_measured = models is not None or not merge
+    if not is_measured and here != NO_SWEEP:
+        raise ConfigError("--merge alone measures nothing here; name what is to be measured, too")
+    rows = _swept(models or "lenet", here) if is_measured else []
     whole = merged([], [*others, *rows])
     if plot is not None:
         plot.write_text(draw_throughput(whole), encoding="utf-8")

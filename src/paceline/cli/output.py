@@ -1,6 +1,7 @@
 """What a verb prints: its result on standard output, what it does meanwhile on standard error."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,8 @@ def writable(path: Path | None) -> None:
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is no folder"
         raise ConfigError(f"{path} {what}; name a file in a folder that is there")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: you may not; name another file")
 
 
 def say(line: str) -> None:

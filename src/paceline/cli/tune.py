@@ -105,6 +105,10 @@ def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
     """What is given and would do nothing is refused."""
     from ..errors import ConfigError
 
+    if worth.noise and worth.target_accuracy is None:
+        trainings = (worth.batch_sizes, worth.seeds)
+        if trainings != (NO_NOISE.batch_sizes, NO_NOISE.seeds):
+            raise ConfigError("--batch-sizes and --seeds are for trainings: add --target-accuracy")
     flags, others = (search, NO_SEARCH) if worth.noise else (worth, NO_NOISE)
     idle = [
         "--" + one.name.replace("_", "-")

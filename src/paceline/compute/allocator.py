@@ -3,8 +3,9 @@
 The C library maps a tensor of more than 32 MB when it is made and unmaps it when it is freed, and
 gives back what lies free at the end of its heap. The next step asks for the same memory again, and
 the kernel fills page after page with zeros: of ResNet-18 with 256 images on a CPU, 600,000 pages a
-step, a fifth of its time. Kept, they are asked for once; the process then stays as large as its
-largest step. It is a setting of the whole process, and is left alone where the user made it.
+step, a third of its time (results/fast.md). Kept, they are asked for once; the process then stays
+as large as its largest step. It is a setting of the whole process, and is left alone where the user
+made it.
 
 Source: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; PyTorch's Performance Tuning Guide, which has a
 library preloaded for it.
@@ -43,7 +44,10 @@ def is_kept() -> bool:
 
 
 def restore(is_kept: bool) -> None:
-    """As it was before a trial: as `keep` says, or untouched where nobody touched it."""
+    """Once more as it was; where `keep` was never called nothing is touched.
+
+    Where it was, and memory does not stay, the thresholds are fixed where the C library's own end.
+    """
     if _Heap.is_set:
         keep(is_kept)
 

@@ -4,8 +4,8 @@
 
 Whoever comes first measures while it holds the file's lock; other workers of the run wait for it
 and read, so all of them compute alike. A run that begins again reads what was found before, but
-for a trial that ran out of time on a busy machine: that one counts for ten minutes, for the
-workers of one run. This module must not know what is measured.
+for a trial that ran out of time: that one counts for a day. This module must not know what is
+measured.
 """
 
 import hashlib
@@ -14,16 +14,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import ConfigError
 from .speed import Outcome
 
 FORMAT = 3
 """Grows when an outcome of before says nothing of today's candidates."""
 
 
-_PARTIAL_S = 600.0
+_PARTIAL_S = 86_400.0
 """So long counts an outcome that lacks something for want of time."""
 
 
@@ -47,23 +48,39 @@ def folder() -> Path:
     return scratch
 
 
-def remembered(key: str, measure: Callable[[], Outcome]) -> tuple[Outcome, bool]:
+def remembered(
+    key: str, measure: Callable[[], Outcome], *, is_shared: bool = False
+) -> tuple[Outcome, bool]:
     """The outcome of ``key``, and whether it was there; else it is measured and kept.
 
-    A file that is damaged or of another version is measured anew; what cannot be kept is measured
-    by each worker for itself.
+    A file that is damaged or of another version is measured anew.
+
+    Args:
+        is_shared: whether other workers have to come to the same outcome, by the file. One worker
+            alone goes on where nothing can be kept.
+
+    Raises:
+        ConfigError: it is to be shared, and the file cannot be locked or written.
     """
-    path = folder() / f"{key}.json"
-    with _locked(path.with_suffix(".lock")):
-        outcome = _read(path)
-        if outcome is not None:
-            return outcome, True
-        outcome = measure()
-        fresh = path.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):
+    outcome = None
+    try:
+        path = folder() / f"{key}.json"
+        with _locked(path.with_suffix(".lock")):
+            outcome = _read(path)
+            if outcome is not None:
+                return outcome, True
+            outcome = measure()
+            fresh = path.with_suffix(f".{os.getpid()}")
             fresh.write_text(json.dumps(outcome.write()))
             fresh.replace(path)
-        return outcome, False
+            return outcome, False
+    except OSError as error:
+        if is_shared:
+            raise ConfigError(
+                "--fast auto: workers agree on what was found by a file that cannot be written or "
+                f"locked ({error}); set XDG_CACHE_HOME to a folder on another disk"
+            ) from error
+    return outcome or measure(), False
 
 
 def _read(path: Path) -> Outcome | None:
@@ -80,8 +97,6 @@ def _locked(path: Path) -> Iterator[None]:
     """One process at a time; its end, also by a signal, lets the next one in."""
     import fcntl
 
-    with ExitStack() as stack:
-        with suppress(OSError):  # a disk that is full, or has no locks
-            file = stack.enter_context(path.open("w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield

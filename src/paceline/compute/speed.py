@@ -145,10 +145,8 @@ class Outcome:
             f"; together {self.before_s / self.after_s:.2f}x, {1000 * self.before_s:.1f} -> "
             f"{1000 * self.after_s:.1f} ms a step{without}" if is_sum else ""
         )  # fmt: skip
-        cut = (
-            f", on {self.num_samples} of {self.batch_size} samples"
-            if self.num_samples < self.batch_size else ""
-        )  # fmt: skip
+        is_cut = self.num_samples < self.batch_size and (is_sum or not apart)
+        cut = f", on {self.num_samples} of {self.batch_size} samples" if is_cut else ""
         lines = [f"fast: {', '.join(kept) or 'nothing helps here'}{together}{cut}"]
         if rest:
             lines.append(f"fast: not kept: {', '.join(rest)}")

@@ -6,6 +6,9 @@
         pairs   base other | other base | base other | ...
         keep it if the median of base : other is above 1.02 and three of four pairs agree
 
+Where only a part of a batch is measured on, what depends on the batch is tried first, with one
+whole step each, and kept above 1.05.
+
 Only copies are trained, so the user's objects and random state are as before. The time is limited:
 what was not reached is named, and where a step is slow a part of the batch is measured on. This
 module must not know which candidates there are, nor where the outcome is kept.
@@ -22,11 +25,11 @@ import torch
 from torch import Tensor
 
 from ..data.trees import apply as change_tensors
-from . import allocator
 from .arm import Arm
 from .candidate import Candidate, Subject
 from .deadline import TooLong, time_limit
 from .pairs import WORTH, compare, quartiles
+from .process import kept_process
 from .seeding import kept_random_state, seed_all
 from .speed import Finding, Outcome, Speed, Value
 
@@ -53,13 +56,8 @@ def try_all(
     Raises:
         Exception: the step fails as it is, whatever it raises.
     """
-    was_kept, threads = allocator.is_kept(), torch.get_num_threads()
-    try:
-        with kept_random_state():
-            return _Trial(subject, given, candidates, budget_s).run()
-    finally:
-        allocator.restore(was_kept)
-        torch.set_num_threads(threads)
+    with kept_process(), kept_random_state():
+        return _Trial(subject, given, candidates, budget_s).run()
 
 
 class _Trial:
@@ -71,7 +69,7 @@ class _Trial:
         self._candidates = candidates
         self._given = given
         self._full = subject
-        self._subject = _fitted(subject, given, candidates)
+        self._subject, self._sample_s = _fitted(subject, given, candidates)
         self._findings: list[Finding] = []
         self._is_random = True  # unless it is found that it is not
 
@@ -80,7 +78,7 @@ class _Trial:
             for one in self._candidates:
                 if one.needs_whole_batch and not self._given.is_chosen(one.name):
                     self._try_on_whole_batches(one)
-        plain = self._arm(self._given, is_fed=False)
+        self._plain = plain = self._arm(self._given, is_fed=False)
         self._is_random = self._has_random_loss()
         speed, base = self._given, plain
         for one in self._candidates:
@@ -109,16 +107,21 @@ class _Trial:
 
     def _try_on_whole_batches(self, one: Candidate) -> None:
         """The second step of one arm, then of the other: more would take too long."""
-        whole_s = _STEP_S * self._full.num_samples / self._subject.num_samples
+        whole_s = self._sample_s * self._full.num_samples
         for value in one.options(self._full, self._given):
             note = Finding(name=one.name, what=one.words(value), is_apart=True)
-            if 4 * whole_s > self._left_s - _REST_S:
+            tried, limit_s = self._given.having(one.name, value), self._left_s - _REST_S
+            if 4 * whole_s > limit_s:
+                reason = f"not tried: a step takes {whole_s:.1f} s"
+                self._findings.append(replace(note, reason=reason))
+                continue
+            try:
+                with time_limit(limit_s):
+                    arms = [Arm(self._full, speed, self._candidates, is_fed=False)
+                            for speed in (self._given, tried)]  # fmt: skip
+            except TooLong:
                 self._findings.append(replace(note, was_tried=False, reason="no time was left"))
                 continue
-            tried = self._given.having(one.name, value)
-            try:
-                arms = [Arm(self._full, speed, self._candidates, is_fed=False)
-                        for speed in (self._given, tried)]  # fmt: skip
             except Exception as error:  # memory ends, for one
                 reason = f"cannot be had: {_first_line(error)}"
                 self._findings.append(replace(note, reason=reason))
@@ -181,7 +184,7 @@ class _Trial:
         ratios = compare(base, other, min(_PAIRS_S, self._left_s - reserve_s))
         low, middle, high = quartiles(ratios)
         is_kept = middle > WORTH and low > 1.0
-        once_s = other.first_s - base.first_s if one.name == "compile" else 0.0
+        once_s = other.first_s - self._plain.first_s if one.name == "compile" else 0.0
         found = replace(
             note, gain=middle, low=low, high=high, is_kept=is_kept, once_s=max(0.0, once_s),
             is_apart=one.needs_feed,
@@ -248,16 +251,22 @@ class _Trial:
         return speed
 
 
-def _fitted(subject: Subject, speed: Speed, candidates: Sequence[Candidate]) -> Subject:
-    """The subject with so much of its batch that a step is not too slow to be measured often."""
+def _fitted(
+    subject: Subject, speed: Speed, candidates: Sequence[Candidate]
+) -> tuple[Subject, float]:
+    """The subject with so much of its batch that a step is not too slow to be measured often.
+
+    Returns:
+        It, and the seconds that a step takes a sample.
+    """
     few = _cut(subject, min(subject.num_samples, max(2, subject.num_samples // 16)))
     arm = Arm(few, speed, candidates, is_fed=False)
     each_s = arm.block_s(1) / few.num_samples
     arm.close()
     if each_s * subject.num_samples <= _STEP_S:
-        return subject
+        return subject, each_s
     num_samples = int(_STEP_S / each_s)
-    return _cut(subject, max(few.num_samples, num_samples))
+    return _cut(subject, max(few.num_samples, num_samples)), each_s
 
 
 def _cut(subject: Subject, num_samples: int) -> Subject:

@@ -9,6 +9,7 @@ together on one core are done at about the same time, and calling one off makes 
 must not know what is computed, nor heaps of events.
 """
 
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -43,10 +44,12 @@ class Cores:
         self._turns: dict[int, Turn] = {}
         self._left_s: dict[int, float] = {}
         self._busy_s: dict[int, float] = {}
+        self._least_s = math.inf  # of them
 
     def enter(self, member: int, at_s: float, busy_s: float) -> Turn | None:
         """A member wants a core for so long; its first turn, if a core is free."""
         self._left_s[member] = self._busy_s[member] = busy_s
+        self._least_s = min(self._least_s, busy_s)
         self._waiting.append(member)
         if not self._num_free:
             return None
@@ -82,7 +85,9 @@ class Cores:
         return member in self._left_s
 
     def _forget(self, member: int) -> None:
-        del self._left_s[member], self._busy_s[member]
+        del self._left_s[member]
+        if self._busy_s.pop(member) == self._least_s:
+            self._least_s = min(self._busy_s.values(), default=math.inf)
 
     def _next(self, at_s: float) -> Turn | None:
         """The turn of whoever has waited longest, at a core that is free."""
@@ -90,7 +95,7 @@ class Cores:
             self._num_free += 1
             return None
         member = self._waiting.popleft()
-        slice_s = max(self._slice_s, min(self._busy_s.values()) / _MOST_TURNS)
+        slice_s = max(self._slice_s, self._least_s / _MOST_TURNS)
         length_s = min(slice_s, self._left_s[member])
         turn = self._turns[member] = Turn(member, at_s, at_s + length_s)
         return turn

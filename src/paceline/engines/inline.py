@@ -12,8 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from ..compute.process import kept_process
 from ..context import Context
 from ..errors import ConfigError
 from ..events import Cancel, Fact, Grant, Late, Left, Order, Ticket
@@ -179,8 +181,10 @@ class InlineEngine(Engine):
         self._num_grants = 0
         self.heard: list[Event] = []
         self.is_closed = False
+        self._surroundings = ExitStack()
 
     def start(self, births: Sequence[Birth]) -> dict[int, tuple[int, int]]:
+        self._surroundings.enter_context(kept_process())
         for birth in births:
             self._turns[birth.member] = _Turn(self, birth)
         return {birth.member: (birth.seat, 0) for birth in births}
@@ -338,3 +342,4 @@ class InlineEngine(Engine):
         for turn in self._turns.values():
             while turn.has_begun and not turn.is_over:
                 turn.go_on()
+        self._surroundings.close()
