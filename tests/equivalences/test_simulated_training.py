@@ -71,7 +71,7 @@ def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
     with same_arrivals(arrivals, monkeypatch):  # type: ignore[arg-type]
         inline = train(
             WITH_BATCH_NORM, tmp_path / "inline", workers=WORKERS, protocol=protocol,
-            engine="inline", threads=torch.get_num_threads(),
+            engine="inline",
         )  # fmt: skip
     assert [one.ticket for one in inline.pushes] == [one.ticket for one in pushes]
     assert inline.orders == orders

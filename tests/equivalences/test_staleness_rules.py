@@ -10,7 +10,6 @@ The reference takes who pushed what, and when, from the trace, and neither weigh
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -119,7 +118,7 @@ def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
     with same_arrivals(arrivals, monkeypatch):  # type: ignore[arg-type]
         inline = train(
             WITH_BATCH_NORM, tmp_path / "inline", workers=3, protocol=protocol, staleness=rule,
-            engine="inline", threads=torch.get_num_threads(),
+            engine="inline",
         )  # fmt: skip
     assert inline.orders == orders
     assert differ(state, inline.state) == 0.0
