@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.engines.strikes import limit_files
 from paceline.errors import ConfigError
 from paceline.events import (
     Apply,
@@ -188,6 +189,37 @@ def test_a_file_that_is_no_trace_is_refused(path: Path) -> None:
     path.write_text(reseal('{"kind":"note","t":0.1,"text":"hello"}\n'))
     with pytest.raises(ConfigError, match="is no trace: its first line is no header"):
         list(read_trace(path))
+
+
+@pytest.mark.parametrize("size", [100, 70_000, 65_536, 131_072, 200_001])
+@pytest.mark.parametrize("line", [40, 30_000, 90_000])
+def test_a_disk_that_was_full_and_has_room_again_leaves_whole_lines(
+    size: int, line: int, path: Path
+) -> None:
+    trace = Trace(path)
+    trace.header(workers=1)
+    written: list[int] = []
+
+    def fill() -> None:
+        for number in range(20_000):
+            written.append(number)
+            trace.note(0.0, "x" * line)
+            if number % 7 == 0:
+                trace.flush()
+
+    limit_files(size)
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            fill()
+    finally:
+        limit_files(None)
+    for _ in range(2000):
+        trace.note(1.0, "y" * 40)
+    trace.end(2.0, "full")
+    trace.close()
+    found = list(read_trace(path)) if path.stat().st_size else []
+    assert all(isinstance(one, Header) or one.text == "x" * line for one in found)  # type: ignore[union-attr]
+    assert len(found) <= len(written) + 1
 
 
 def test_a_missing_trace_is_named(path: Path) -> None:

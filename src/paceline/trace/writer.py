@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from ..events import (
@@ -48,6 +49,7 @@ class Trace:
         mode = "r+" if goes_on else "w"
         self._file = path.open(mode, encoding="utf-8", newline="\n", buffering=_BUFFER_BYTES)
         self._sum = 0
+        self._is_cut = False  # a write failed: nothing is written any more
         self._has_ended = False
         self.has_begun = False
 
@@ -57,7 +59,7 @@ class Trace:
 
     def mark(self) -> int:
         """The length in bytes of what was written: where a checkpoint of now stands in it."""
-        self._file.flush()
+        self.flush()
         return os.fstat(self._file.fileno()).st_size
 
     def go_on(
@@ -193,19 +195,46 @@ class Trace:
 
     def flush(self) -> None:
         """Hand what was written to the operating system: it then survives this process."""
-        self._file.flush()
+        if self._is_cut:
+            return
+        try:
+            self._file.flush()
+        except OSError:
+            self._is_cut = True
+            raise
 
     def close(self) -> None:
-        """Write what is buffered and close; may be called twice."""
-        self._file.close()
+        """Write what is buffered and close; may be called twice.
+
+        A disk that was full has taken a part of what was buffered, and may have room again: what
+        stands behind the last whole line is cut off.
+        """
+        if self._file.closed:
+            return
+        try:
+            with suppress(OSError) if self._is_cut else nullcontext():
+                self._file.close()
+        except OSError:
+            self._is_cut = True
+            raise
+        finally:
+            if self._is_cut:
+                with suppress(OSError):
+                    os.truncate(self.path, sound_part(self.path, self.path.stat().st_size)[0])
 
     def _line(self, fields: Mapping[str, object]) -> None:
         self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False)[:-1])
 
     def _write(self, body: str) -> None:
         """One line; ``body`` is an object without its closing brace."""
+        if self._is_cut:
+            return
         line, self._sum = seal(body, self._sum)
-        self._file.write(line)
+        try:
+            self._file.write(line)
+        except OSError:
+            self._is_cut = True
+            raise
 
 
 def _lists(rows: Iterable[tuple[int, ...]]) -> list[list[int]]:
