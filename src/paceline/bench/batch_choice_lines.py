@@ -109,7 +109,7 @@ def draw_choices(one: Choices) -> str:
     """The text of an SVG file: three diagrams over one axis of batch sizes."""
     sizes = sorted({*one.noise.squared, *(row.batch_size for row in one.rows)})
     noise = Curve(
-        name="noise: 1 / (1 + batch / scale), dots: measured",
+        name="noise (dots), 1 / (1 + batch / scale)",
         points=tuple(_at(size, 100 * one.noise.share(size)) for size in sizes),
         dots=tuple(_at(size, 100 * one.noise.measured_share(size)) for size in one.noise.squared),
     )

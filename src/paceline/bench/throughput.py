@@ -23,6 +23,7 @@ from .stepping import DTYPES
 SHARE = 0.8
 """Of the memory that is free: what a search may use."""
 _BLOCKS = 5
+_MEMORY, _NOT_TRIED = "memory ends", "not tried"
 _SIZES = tuple(4**power for power in range(10))
 _LONG_S = 10.0
 """A step that takes longer is the last: one of four times the batch would take a minute."""
@@ -129,11 +130,12 @@ def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Row]
         for batch_size in asked.batch_sizes or _SIZES:
             step_s = rows[-1].batch_size / (rows[-1].images_per_s or math.inf) if rows else 0.0
             if asked.batch_sizes is None and step_s > _LONG_S:
-                ended = f"not tried: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
+                ended = f"{_NOT_TRIED}: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
                 rows.append(Row(**place, batch_size=batch_size, ended=ended))  # type: ignore[arg-type]
             else:
                 rows.append(_row(seat, place, batch_size, asked.seconds))
-            if rows[-1].ended:
+            is_over = rows[-1].ended.startswith((_MEMORY, _NOT_TRIED)) or seat.has_ended
+            if is_over:  # what else fails may be of this size: batch norm of one sample
                 break
     return rows
 
@@ -144,7 +146,7 @@ def _row(seat: Apart, place: Mapping[str, str], batch_size: int, seconds: float)
     except PacelineError as error:
         return Row(**place, batch_size=batch_size, ended=str(error))  # type: ignore[arg-type]
     if "ended" in answer:
-        ended = f"memory ends: {answer['ended']}"
+        ended = f"{_MEMORY}: {answer['ended']}"
         return Row(**place, batch_size=batch_size, ended=ended)  # type: ignore[arg-type]
     per_s = [float(value) for value in answer["per_s"]]
     return Row(

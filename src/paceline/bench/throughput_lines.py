@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from ..report.summary import Point
-from ..report.svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, nice_ticks, rule, text
+from ..report.svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, rule, text
 from .lines import size, table
 from .throughput import Row, days
 
@@ -97,27 +97,35 @@ def _speed(row: Row) -> float:
 
 
 def draw_throughput(rows: Sequence[Row]) -> str:
-    """The text of an SVG file: images a second against the batch size, a line a series."""
+    """The text of an SVG file: images a second against the batch size, a line a series.
+
+    Both axes are logarithmic: of a LeNet and a ResNet one could only see the one.
+    """
     series: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if row.images_per_s:
             named = (row.model, row.device, row.precision, row.machine)
             series.setdefault(named, []).append(row)
     largest = max((row.batch_size for row in rows), default=1)
-    most = max((_speed(row) for row in rows), default=0.0) or 1.0
-    ticks = nice_ticks(0.0, most, 5)
-    panel = Panel(
-        top=_TOP, low=0.0, high=ticks[-1], stop=max(1.0, math.log2(largest)), height=_HEIGHT
-    )
+    speeds = [row.images_per_s for row in rows if row.images_per_s] or [1.0]
+    ticks = range(math.floor(math.log10(min(speeds))), math.ceil(math.log10(max(speeds))) + 1)
+    low, high = ticks[0], max(ticks[-1], ticks[0] + 1)
+    stop = max(1.0, math.log2(largest))
+    panel = Panel(top=_TOP, low=low, high=high, stop=stop, height=_HEIGHT)
     height = _TOP + _HEIGHT + 70 + 18 * len(series)
-    parts = [*head("throughput", height), *frame(panel, "images a second", ticks)]
+    parts = [*head("throughput", height), *frame(panel, "images a second", ticks, is_log10=True)]
     for number, (key, found) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
-        dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-        points = [Point(t=math.log2(row.batch_size), value=_speed(row)) for row in found]
+        dash = _DASHES[number % len(_DASHES)]
+        points = [
+            Point(t=math.log2(row.batch_size), value=math.log10(_speed(row))) for row in found
+        ]
         parts += line(panel, points, colour, dash)
         y = _TOP + _HEIGHT + 66 + 18 * number
-        parts += [rule(LEFT, y - 4, LEFT + 24, y - 4, colour), text(LEFT + 32, y, ", ".join(key))]
+        parts += [
+            rule(LEFT, y - 4, LEFT + 24, y - 4, colour, dash),
+            text(LEFT + 32, y, ", ".join(key)),
+        ]
     return "\n".join([*parts, *_batch_axis(panel, largest), "</svg>"]) + "\n"
 
 

@@ -98,13 +98,18 @@ def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
     return tuple(round(i * step, 12) for i in range(first, last + 1))
 
 
-def frame(panel: Panel, label: str, ticks: Sequence[float]) -> list[str]:
-    """The label, the horizontal grid with its values, and the axis."""
+def frame(panel: Panel, label: str, ticks: Sequence[float], *, is_log10: bool = False) -> list[str]:
+    """The label, the horizontal grid with its values, and the axis.
+
+    Args:
+        is_log10: what lies at a tick is called 10 to the tick.
+    """
     parts = [text(LEFT, panel.top - 12, label, weight="bold")]
     for tick in ticks:
         y = panel.y(tick)
         parts.append(rule(LEFT, y, WIDTH - RIGHT, y, GRID))
-        parts.append(text(LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
+        words = f"{10**tick:,g}" if is_log10 else f"{tick:,g}"
+        parts.append(text(LEFT - 8, y + 4, words, anchor="end"))
     parts.append(rule(LEFT, panel.top, LEFT, panel.bottom, FAINT))
     return parts
 
@@ -158,11 +163,12 @@ def _dots(panel: Panel, points: Sequence[Point]) -> list[str]:
     return parts
 
 
-def rule(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+def rule(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "") -> str:
     """A thin straight line."""
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-        f'stroke="{colour}" stroke-width="1"/>'
+        f'stroke="{colour}" stroke-width="1"{dashed}/>'
     )
 
 
