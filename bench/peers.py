@@ -269,7 +269,9 @@ def main() -> None:
         ]  # fmt: skip
         rows.append([role, str(count), spread([1000 * one for one in times]), spread(rates, 0),
                      *beside])  # fmt: skip
-        said += [f"    {line.strip()}" for line in lines]
+        said += [
+            f"    {line.strip()}" for line in lines if " in /" not in line and " from /" not in line
+        ]
         print(" | ".join(rows[-1]), flush=True)
     versions = ", ".join(f"{name} {_version(name)}" for name in ("lightning", "accelerate"))
     header = ["loop", "processes", "ms a step", "images/s",
