@@ -235,20 +235,27 @@ def throughput(
     plot
         Draw the picture into this SVG file.
     """
-    from ..bench.throughput import merged, to_json
+    from ..bench.throughput import to_json
     from ..bench.throughput_lines import draw_throughput, render_throughput
-    from ..errors import ConfigError
 
     writable(plot)
-    others = merged(merge or [], [])  # a file that cannot be read is noticed before the work
-    is_measured = models is not None or not merge
-    if not is_measured and here != NO_SWEEP:
-        raise ConfigError("--merge alone measures nothing here; name what is to be measured, too")
-    rows = _swept(models or "lenet", here) if is_measured else []
-    whole = merged([], [*others, *rows])
+    whole = _table(models, here, merge or [])
     if plot is not None:
         plot.write_text(draw_throughput(whole), encoding="utf-8")
     show(json, lambda: to_json(whole), lambda: render_throughput(whole, images, epochs))
+
+
+def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Row]":
+    """Other machines' rows, and this one's unless only files are named."""
+    from ..bench.throughput import merged
+    from ..errors import ConfigError
+
+    others = merged(files, [])  # a file that cannot be read is noticed before the work
+    if models is None and files:
+        if here != NO_SWEEP:
+            raise ConfigError("--merge alone measures nothing here; name what is to be, too")
+        return others
+    return merged([], [*others, *_swept(models or "lenet", here)])
 
 
 def _swept(models: str, here: SweepFlags) -> "list[Row]":

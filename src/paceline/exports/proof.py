@@ -80,19 +80,12 @@ def write_proved(
         _write(subject, form, model, example, beside, fixed_batch)
         batches = BATCHES if fixed_batch is None else (fixed_batch,)
         run = form.load(beside)
-        differences = {
-            batch: _difference(subject, model, run, batch, precision) for batch in batches
-        }
+        found = {one: _difference(subject, model, run, one, precision) for one in batches}
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    return Written(
-        path=path,
-        num_bytes=path.stat().st_size,
-        model=model,
-        run=run,
-        differences=differences,
-    )
+    num_bytes = path.stat().st_size
+    return Written(path=path, num_bytes=num_bytes, model=model, run=run, differences=found)
 
 
 def _write(
