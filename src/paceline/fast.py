@@ -7,24 +7,23 @@ before the optimizer's step is replaced. This module must not know sessions or s
 """
 
 import importlib.metadata
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from .compute.candidate import Forward, Objects, Subject
 from .compute.candidates import CANDIDATES
 from .compute.cores import num_cores
 from .compute.remembered import folder, key_of, remembered
 from .compute.speed import Outcome, Speed
+from .compute.supply import Feed, host_batch, num_samples_of
 from .compute.trial import try_all
 from .context import Context
-from .data.feed import fetch
-from .data.transfer import Transfer, move
+from .data.transfer import move
 from .data.trees import apply
 from .errors import ConfigError
 
@@ -156,15 +155,15 @@ def _subject(script: Script, context: Context, *, is_measured: bool) -> Subject:
     size = max(script.sizes)
     batch, num_samples = None, size
     if is_measured:
-        host = _host_batch(script.loader, size)
-        batch, num_samples = move(host, script.device, is_pinned=False), _num_samples(host, size)
+        host = host_batch(script.loader, size)
+        batch, num_samples = move(host, script.device, is_pinned=False), num_samples_of(host, size)
     return Subject(
         objects=script.objects,
         device=script.device,
         batch=batch,
         num_samples=num_samples,
         forward=script.forward or made_up_loss,
-        feed=_Feed(script.loader, size, script.device) if is_measured else None,
+        feed=Feed(script.loader, size, script.device) if is_measured else None,
         loader_workers=script.loader.num_workers,
         num_cores=num_cores(),
         num_workers=script.num_workers,
@@ -179,63 +178,6 @@ def _could_try(script: Script, context: Context, given: Speed) -> tuple[str, ...
     rest = [one for one in CANDIDATES if not given.is_chosen(one.name)]
     names = {one.name: one.options(subject, given) for one in rest}
     return tuple(name.replace("_", " ") for name, values in names.items() if values)
-
-
-class _Feed:
-    """Endless batches of the user's data set, as the loader makes them."""
-
-    def __init__(self, loader: DataLoader[Any], size: int, device: torch.device) -> None:
-        num_samples = len(loader.dataset)  # type: ignore[arg-type]
-        self._loader, self._size, self._device = loader, min(size, num_samples), device
-
-    def __call__(self, speed: Speed) -> Iterator[Any]:
-        user = self._loader
-        workers = user.num_workers if speed.loader_workers < 0 else speed.loader_workers
-        loader: DataLoader[Any] = DataLoader(
-            user.dataset, batch_size=self._size, sampler=RandomSampler(user.dataset),  # type: ignore[arg-type]
-            num_workers=workers, collate_fn=user.collate_fn, drop_last=True,
-            pin_memory=user.pin_memory and torch.accelerator.is_available(),
-            worker_init_fn=user.worker_init_fn,
-            multiprocessing_context=user.multiprocessing_context if workers else None,
-        )  # fmt: skip
-        return self._ahead(loader) if speed.ahead else self._in_turn(loader)
-
-    def _in_turn(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        while True:
-            for batch in loader:
-                yield move(batch, self._device, is_pinned=loader.pin_memory)
-
-    def _ahead(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        transfer = Transfer(self._device)
-        while True:
-            arriving = None
-            for batch in loader:
-                coming = transfer.begin(batch)
-                if arriving is not None:
-                    yield transfer.finish(arriving)
-                arriving = coming
-            if arriving is not None:
-                yield transfer.finish(arriving)
-
-
-def _host_batch(loader: DataLoader[Any], size: int) -> Any:
-    """The first samples of the data set, collated."""
-    dataset: Any = loader.dataset
-    num_samples = min(size, len(dataset))
-    return loader.collate_fn(fetch(dataset, list(range(num_samples))))
-
-
-def _num_samples(batch: Any, size: int) -> int:
-    """Samples of a batch: what most of its tensors have as their first dimension."""
-    found: list[int] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        if tensor.ndim:
-            found.append(len(tensor))
-        return tensor
-
-    apply(note, batch)
-    return max(set(found), key=found.count) if found else size
 
 
 def made_up_loss(model: nn.Module, batch: Any) -> Tensor:

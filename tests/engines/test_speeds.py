@@ -12,6 +12,7 @@ import speeds
 from paceline import fast
 from paceline.compute import channels_last, kernels
 from paceline.compute.speed import Speed
+from paceline.compute.supply import Feed
 from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.sessions.solo import SoloSession
@@ -147,7 +148,7 @@ def test_a_model_that_a_trial_cannot_call_is_said(
 def test_a_trial_is_fed_without_end_with_batches_of_one_size(
     size: int, wanted: int, speed: Speed
 ) -> None:
-    batches = fast._Feed(speeds.loader(), size, torch.device("cpu"))(speed)
+    batches = Feed(speeds.loader(), size, torch.device("cpu"))(speed)
     assert [len(next(batches)[0]) for _ in range(5)] == [wanted] * 5
 
 
