@@ -73,8 +73,9 @@ def test_one_overflow_of_four_workers_is_skipped_by_all_and_counted_by_no_schedu
             assert torch.equal(result[name], results[0][name])
 
 
-def test_under_local_sgd_a_worker_skips_a_step_of_its_own(tmp_path: Path) -> None:
-    run, results = _run("one worker", tmp_path, workers=4, protocol="local-sgd:2")
+@pytest.mark.parametrize("protocol", ["local-sgd:2", "adaptive-local:2"])
+def test_under_local_sgd_a_worker_skips_a_step_of_its_own(tmp_path: Path, protocol: str) -> None:
+    run, results = _run("one worker", tmp_path, workers=4, protocol=protocol)
     assert run.summary.skipped_updates == 0
     assert all(torch.isfinite(one).all() for result in results for one in result.values())
 
