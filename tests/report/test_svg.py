@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,35 @@ def test_a_name_cannot_break_the_picture(run_dir: Path) -> None:
         (0.0, 73.0, 4, (0.0, 20.0, 40.0, 60.0, 80.0)),
         (-0.5, 0.5, 2, (-0.5, 0.0, 0.5)),
         (1e-4, 9e-4, 4, (0.0, 0.0002, 0.0004, 0.0006, 0.0008, 0.001)),
+        (0.0, 3e-20, 3, (0.0, 1e-20, 2e-20, 3e-20)),
     ],
 )
 def test_ticks_are_round_and_span_the_range(
     low: float, high: float, num_steps: int, ticks: tuple[float, ...]
 ) -> None:
     assert nice_ticks(low, high, num_steps) == ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (0.0, 0.0),
+        (1e17 - 0.5, 1e17 + 0.5),
+        (0.0, -3.0),
+        (1e300, 1e300),
+        (-1e308, 1e308),
+        (0.0, 5e-324),
+    ],
+)
+def test_ticks_of_what_is_no_range_are_two_at_least(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high, 4)
+    assert len(ticks) >= 2
+    assert ticks[0] < ticks[-1]
+
+
+@pytest.mark.parametrize("t", [-1.0, 0.0, 5e-324])
+def test_a_curve_that_takes_no_time_is_drawn(run_dir: Path, t: float) -> None:
+    summary = summarize(run_dir)
+    points = tuple(replace(one, t=t) for one in summary.losses)
+    there = texts(draw_curve(replace(summary, losses=points, accuracies=())))
+    assert "seconds since the first step" in there

@@ -20,7 +20,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .summary import Point
-from .svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, nice_ticks, rule, text, x_axis
+from .svg import (
+    FAINT,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Panel,
+    frame,
+    head,
+    last_t,
+    line,
+    nice_ticks,
+    rule,
+    text,
+    x_axis,
+)
 
 COLOURS = ("#141414", "#c0392b", "#e08a00", "#5c1a8b", "#1f8a70", "#7fb2e5")
 """Any two differ by about a tenth of the grey scale when they are printed without colour."""
@@ -69,11 +83,11 @@ class Diagram:
 def draw_chart(title: str, subtitle: str, diagrams: Sequence[Diagram]) -> str:
     """The text of an SVG file."""
     names = list(dict.fromkeys(one.name for part in diagrams for one in part.curves))
-    stop = max((_last(part) for part in diagrams), default=0.0) or 1.0
+    stop = last_t(point for part in diagrams for point in _points(part))
     top = _LEGEND_TOP + _LEGEND_LINE * -(-len(names) // 2) + 30.0
     panels, all_ticks = [], []
     for part in diagrams:
-        own = (part.stop or _last(part) or 1.0) if part.x_label else stop
+        own = (part.stop or last_t(_points(part))) if part.x_label else stop
         ticks = _ticks(part, own)
         all_ticks.append(ticks)
         panels.append(Panel(top=top, low=ticks[0], high=ticks[-1], stop=own, height=part.height))
@@ -101,10 +115,6 @@ def _points(part: Diagram) -> list[Point]:
     curves = part.curves
     lists = [one for curve in curves for one in (curve.points, curve.dots, *curve.others)]
     return [point for points in lists for point in points]
-
-
-def _last(part: Diagram) -> float:
-    return max((point.t for point in _points(part)), default=0.0)
 
 
 def _ticks(part: Diagram, stop: float) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ This module must not know traces.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -29,6 +29,9 @@ LEFT, RIGHT = 72, 24
 _TOP, _GAP, _PANEL = 64, 46, 142
 """Pixels: above the first panel, between the panels, height of one."""
 INK, FAINT, GRID = "#222222", "#555555", "#dddddd"
+_LEAST = 1e-300
+_NARROW = 1e-9
+"""Of the larger end: a range below that is one value."""
 _LOSS, _ACCURACY = "#1b4f8f", "#b5541c"
 
 
@@ -57,7 +60,7 @@ class Panel:
 def draw_curve(summary: Summary) -> str:
     """The text of an SVG file: training loss and test accuracy against seconds."""
     points = (*summary.losses, *summary.accuracies)
-    stop_s = max((point.t for point in points), default=0.0) or 1.0
+    stop_s = last_t(points)
     low, high = loss_range(summary.losses)
     ticks = nice_ticks(low, high, 4)
     loss = Panel(top=_TOP, low=min(low, ticks[0]), high=max(high, ticks[-1]), stop=stop_s)
@@ -77,6 +80,12 @@ def draw_curve(summary: Summary) -> str:
     return "\n".join(parts) + "\n"
 
 
+def last_t(points: Iterable[Point]) -> float:
+    """Where an axis of time ends: with the last point, or at 1 where nothing lies behind 0."""
+    last = max((point.t for point in points), default=0.0)
+    return last if last > _LEAST else 1.0
+
+
 def head(title: str, height: float) -> list[str]:
     """The first lines of a picture: its size, a white ground, its title."""
     return [
@@ -90,12 +99,22 @@ def head(title: str, height: float) -> list[str]:
 
 
 def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
-    """Round values that span ``[low, high]`` in about so many steps of 1, 2 or 5 times 10^n."""
+    """Round values that span ``[low, high]`` in about so many steps of 1, 2 or 5 times 10^n.
+
+    A range that is empty, or too narrow for floats to have steps in it, is drawn wider.
+    """
+    largest = max(abs(low), abs(high))
+    if high - low <= max(_NARROW * largest, _LEAST):
+        margin = 0.5 * largest or 0.5
+        low, high = low - margin, low + margin
+    if not math.isfinite(high - low):
+        return low, high
     rough = (high - low) / num_steps
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return tuple(round(i * step, 12) for i in range(first, last + 1))
+    num_digits = 2 - math.floor(math.log10(step))
+    return tuple(round(i * step, num_digits) for i in range(first, last + 1))
 
 
 def frame(panel: Panel, label: str, ticks: Sequence[float], *, is_log10: bool = False) -> list[str]:
