@@ -100,6 +100,15 @@ class Replica:
                 register: Any = parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(hook))
 
+    def turn_to(self, slot: Tensor, views: list[Tensor]) -> None:
+        """The next `collect` goes to this slot, in memory of the model's device.
+
+        Args:
+            views: of the slot, one for each gradient.
+        """
+        self._slot = self._outgoing = slot
+        self._grads = views
+
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         view = self._grads[number]
 

@@ -9,7 +9,7 @@ batch.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from .transfer import Arriving, Transfer, move
 from .trees import apply
 
 _FETCH_SALT, _STEP_SALT = 1, 2
+_CACHE_LINE = 64
 _PREFETCH = 2
 """Batches that a worker loads ahead where the loader does not say: torch's own default."""
 
@@ -89,8 +90,11 @@ class LeasedLoader:
             batch, scale = self._load(lease)
             if self._device.type != "cpu":
                 batch = move(batch, self._device, is_pinned=self._pins)
-        seed_all(mix(self._seed, lease.epoch, lease.start, _STEP_SALT))
+        self._seed_step(lease)
         return batch if scale is None else (as_input(batch[0], scale), batch[1])
+
+    def _seed_step(self, lease: Lease) -> None:
+        seed_all(mix(self._seed, lease.epoch, lease.start, _STEP_SALT))
 
     def fetch_ahead(self) -> None:
         """Load the batch that comes next and start its copy; for a moment in which one waits."""
@@ -121,6 +125,17 @@ class LeasedLoader:
         else:
             batch = self._collate(samples)
         return (apply(lambda one: one.pin_memory(), batch) if self._pins else batch), scale
+
+    def each(self, leases: Sequence[Lease]) -> Iterator[Any]:
+        """Their batches in turn, each with its step's random state; gathered at once if can be."""
+        is_one_size = len({lease.num_samples for lease in leases}) == 1
+        if not self._is_plain or len(leases) == 1 or not is_one_size:
+            yield from map(self.fetch, leases)
+            return
+        inputs, targets = self.fetch_together(leases)
+        for lease, one, its in zip(leases, inputs, targets, strict=True):
+            self._seed_step(lease)
+            yield _on_a_line(one), _on_a_line(its)
 
     def fetch_together(self, leases: Sequence[Lease]) -> tuple[Tensor, Tensor]:
         """The batches of leases of one size, stacked: (leases, samples, ...) and their targets."""
@@ -153,6 +168,11 @@ class LeasedLoader:
     def _collate(self, samples: Any) -> Any:
         collate: Callable[[Any], Any] = self.loader.collate_fn
         return collate(samples)
+
+
+def _on_a_line(batch: Tensor) -> Tensor:
+    """At the beginning of a cache line, as memory of its own is: sums may depend on it."""
+    return batch if batch.data_ptr() % _CACHE_LINE == 0 else batch.clone()
 
 
 def _refuse(loader: DataLoader[Any]) -> None:

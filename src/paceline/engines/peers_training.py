@@ -18,7 +18,7 @@ from ..sessions.base import OK
 from ..sessions.shares import average_into, average_of_buffers, split_shares
 from ..store.control import JOBS
 from ..workloads.base import Task
-from .training import SEAT, TrainingCraft
+from .training import TrainingCraft
 
 
 class _Part(NamedTuple):
@@ -69,12 +69,14 @@ class PeersCraft(TrainingCraft):
             super().carry_out(orders, fact)
             return
         if isinstance(fact, Pushed):
-            slot = self.store.slot(SEAT).clone()
-            self._parts.append(_Part(fact.num_samples, slot, bytes(self.store.present(SEAT))))
+            slot, present = self.store.slot(self._seat), self.store.present(self._seat)
+            self._parts.append(_Part(fact.num_samples, slot.clone(), bytes(present)))
             self._faults |= self._fault
         for order in orders:
             if isinstance(order, Apply):
                 self._update()
+        if isinstance(fact, Pushed):
+            self._gradients.free(self._seat)
 
     def _update(self) -> None:
         """All members of this round are in."""
@@ -86,22 +88,22 @@ class PeersCraft(TrainingCraft):
         else:
             self._average()
             groups = self._rule.param_groups
-            store.finish(job, self._updaters, groups, seat=SEAT, scale=1.0)
+            store.finish(job, self._updaters, groups, seat=self._seat, scale=1.0)
         self._parts, self._faults = [], OK
         self._jobs.jump(store.version)
 
     def _average(self) -> None:
-        """The mean of the round's gradients and buffers into the one slot."""
+        """The mean of the round's gradients and buffers into the seat of its last push."""
         total = sum(part.num_samples for part in self._parts)
         weights = [part.num_samples / total for part in self._parts]
         slots = [part.slot for part in self._parts]
-        layout, mean = self.replica.layout, self.store.slot(SEAT)
+        layout, mean = self.replica.layout, self.store.slot(self._seat)
         for share in split_shares(layout, self._rule, self._num_workers):
             for run in share:
                 average_into(run.of(mean), [run.of(slot) for slot in slots], weights)
         for place in layout.buffers.places:
             parts = [place.view(slot) for slot in slots]
             place.view(mean).copy_(average_of_buffers(parts, weights))
-        self.store.present(SEAT)[:] = bytes(
+        self.store.present(self._seat)[:] = bytes(
             max(column) for column in zip(*(part.present for part in self._parts), strict=True)
         )

@@ -1,23 +1,21 @@
-"""Real gradients in virtual time: one process, one model, one gradient at a time.
+"""Real gradients in virtual time: one process, one model, the store of a live run.
 
     granted   the member holds version v; nothing is copied as long as v is the newest
-    push      parameters <- version v; forward, backward; the gradient goes to the store's slot
+    push      parameters <- version v; its gradient, and those of others that hold v, each into a
+              seat of the store (engines/gradients.py)
     orders    jobs of a live run (engines/jobs.py), done at once: add to the sum, finish the update
-    update    if somebody still holds the version that it replaces, that one is kept aside
+    update    if somebody still has to compute at the version that it replaces, that is kept aside
 
 So each gradient is computed at exactly the parameters that its member holds, by the store, the
 updater and the random state of a live run: the parameters are those of the inline engine under
-the same order of arrivals, bit for bit (tests/equivalences/test_simulated_training.py). Work that
-is called off is never computed. Memory: the newest version, the one before, the sum, one slot, and
-one more for each older version that somebody holds (``most_versions_kept``). With ``is_batched``
-members at one version are computed in one go (engines/batching.py), and a gradient is kept for
-each of them until it pushes.
-
-Under local-sgd each member has an optimizer of its own, and its state besides. This module must
-not know protocols or time.
+the same order of arrivals, bit for bit (tests/equivalences/test_simulated_training.py). Where a
+protocol calls work off, or a model keeps statistics, only who pushes is computed. Memory: the
+newest version, the one before, the sum, a seat for each gradient that is computed and not applied
+(of large models one), and one more for each older version that somebody still has to compute at
+(``most_versions_kept``). With ``is_batched`` members at one version are computed in one call
+(engines/batching.py), whatever the protocol. This module must not know protocols or time.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,18 +40,12 @@ from ..store.update import Updater
 from ..trainer import make_loader
 from ..workloads.base import Task
 from .base import Push
-from .batching import Row, Together, num_together
+from .batching import Together
+from .gradients import Computed, Gradients, num_in_a_row, num_seats
 from .jobs import Jobs
+from .local_steps import LocalSteps
 
-SEAT = 0
 _EVALUATION_BATCH = 1000
-
-
-class _OneSeat(dict[int, int]):
-    """Every member pushes from the same seat, one after the other."""
-
-    def __missing__(self, member: int) -> int:
-        return SEAT
 
 
 class TrainingCraft:
@@ -87,27 +79,34 @@ class TrainingCraft:
         refuse_what_cannot_be_carried(self.model, optimizer)
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
-        self._num_steps = protocol.num_steps
         self._is_difference = protocol.update_rule == "mean"
-        self._own: dict[int, Optimizer] = {}
         self._rule = optimizer
         if self._is_difference:
             trainable = [one for one in self.model.parameters() if one.requires_grad]
             self._rule = torch.optim.SGD(trainable, lr=1.0)
         self._nonfinite_is_error = nonfinite == "error"
-        self._lay_out(optimizer)
+        together = self._make_together(protocol) if is_batched else None
+        self._lay_out(optimizer, protocol.num_workers, is_batched=is_batched)
+        self._gradients = Gradients(task, self.replica, self._leased, self.store, together)
+        self._local: LocalSteps | None = None
+        if self._is_difference:
+            self._local = LocalSteps(
+                task, self.replica, self._home, self._leased, self._make_optimizer
+            )
+        self._is_batched = is_batched
+        self._computes_ahead = is_batched or (self._is_pure and not protocol.cancels)
+        self._seats = {0: 0}  # member -> seat of its newest push
         self._jobs = Jobs(
-            self._do, _OneSeat({0: SEAT}), lambda: self.store.control[JOBS], batch_size,
+            self._do, self._seats, lambda: self.store.control[JOBS], batch_size,
             protocol.staleness,
         )  # fmt: skip
         self._limit = protocol.staleness.distance_limit
         self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
         """Hears what distance left of a push."""
-        self._together = self._make_together(protocol) if is_batched else None
-        self._waiting: dict[Ticket, Lease] = {}  # to be computed, where they go together
-        self._rows: dict[Ticket, Row] = {}  # computed, and not pushed yet
-        self._fault = OK
-        self._holders: dict[int, int] = {}  # version -> members that hold it
+        self._waiting: dict[int, dict[Ticket, Lease]] = {}  # by version: may be computed ahead
+        self._rows: dict[Ticket, Computed] = {}  # computed, and not pushed yet
+        self._seat, self._fault = 0, OK  # of the push that is settled now
+        self._holders: dict[int, int] = {}  # version -> members that have it to compute at
         self._kept: dict[int, Tensor] = {}  # versions that are in no block any longer
         self.most_versions_kept = 0
 
@@ -122,14 +121,15 @@ class TrainingCraft:
     def _make_optimizer(self) -> Optimizer:
         return self._task.optimizer(self.model.parameters(), self._learning_rate)
 
-    def _lay_out(self, optimizer: Optimizer) -> None:
-        """The store with one seat, and the model on memory of its own."""
+    def _lay_out(self, optimizer: Optimizer, num_workers: int, *, is_batched: bool) -> None:
+        """The store, and the model on memory of its own."""
         self.replica = Replica(self.model, optimizer, self._rule)
         layout = self.replica.layout
-        arena = PrivateMemory(arena_bytes(layout, 1))
+        seats = num_seats(layout.slot_bytes, num_workers, is_batched=is_batched)
         self.store = SharedStore(
-            layout, arena.tensor(), Control(PrivateMemory(control_bytes(1)), 1), has_peers=False
-        )
+            layout, PrivateMemory(arena_bytes(layout, seats)).tensor(),
+            Control(PrivateMemory(control_bytes(seats)), seats), has_peers=False,
+        )  # fmt: skip
         parameters = self.replica.parameters
         self._updaters = [
             Updater(self._rule, parameters, layout, block) for block in self.store.blocks
@@ -137,12 +137,9 @@ class TrainingCraft:
         self.replica.write_to(self.store.blocks[self.store.current])
         self._updaters[self.store.current].write_state(self._rule, parameters)
         self._home = self.replica.live_alone()
-        self._base = torch.empty_like(self._home)
         self._home_version = -1
         # Whether a step leaves the parameters that it was made from as they are.
         self._is_pure = not self._is_difference and not self.replica.buffers
-        if not self._is_difference:
-            self.replica.push_into(self.store.slot(SEAT), None)
 
     @property
     def num_samples(self) -> int:
@@ -163,43 +160,76 @@ class TrainingCraft:
         version = grant.ticket.version
         assert version == self.store.version
         self._holders[version] = self._holders.get(version, 0) + 1
-        if self._together is not None and len(grant.leases) == 1:
-            self._waiting[grant.ticket] = grant.leases[0]
+        if self._computes_ahead and len(grant.leases) == 1:
+            self._waiting.setdefault(version, {})[grant.ticket] = grant.leases[0]
 
     def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
-        if ticket not in self._rows or self._limit:
-            self._pull(ticket.version)
-        if self._is_difference:
-            loss = self._step_alone(ticket.member, leases)
-        elif self._together is None:
-            loss = self._compute(leases)
-        else:
-            loss = self._compute_together(ticket, leases, self._together)
-        self.dropped(ticket)
-        self._fault = OK
-        if not self.store.is_finite(SEAT):
-            if self._nonfinite_is_error:
-                name = self.store.not_finite(SEAT)
-                raise not_finite(ticket.member, name, ticket.serial, ticket.version, loss)
-            self._fault = NOT_FINITE
+        row = self._rows.pop(ticket, None)
+        if row is None:
+            row = self._compute(ticket, leases)
+        elif self._limit:
+            self._pull(ticket.version)  # how far it is from the newest will be asked
+        if self._limit:
+            self._release(ticket.version)
+        seat, loss, is_finite = row
+        self._seat = self._seats[ticket.member] = seat
+        if not is_finite and self._nonfinite_is_error:
+            name = self.store.not_finite(seat)
+            raise not_finite(ticket.member, name, ticket.serial, ticket.version, loss)
+        self._fault = OK if is_finite else NOT_FINITE
         num_samples = sum(lease.num_samples for lease in leases)
-        return Pushed(ticket, num_samples, loss, self._fault == OK, at_s)
+        return Pushed(ticket, num_samples, loss, is_finite, at_s)
 
     def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
         self._pushed = fact.ticket if isinstance(fact, Pushed) else None
         push = Push(self._fault, 0, 0.0) if isinstance(fact, Pushed) else None
         self._jobs.settle(orders, fact, push)
+        if push is not None:
+            self._gradients.free(self._seat)
 
     def dropped(self, ticket: Ticket) -> None:
-        version = ticket.version
-        self._waiting.pop(ticket, None)
-        self._rows.pop(ticket, None)
-        self._holders[version] -= 1
-        if not self._holders[version]:
-            del self._holders[version]
-            self._kept.pop(version, None)
+        if (waiting := self._waiting.get(ticket.version)) is not None:
+            waiting.pop(ticket, None)
+        row = self._rows.pop(ticket, None)
+        if row is not None:
+            self._gradients.free(row.seat)
+        if row is None or self._limit:
+            self._release(ticket.version)
 
     # -- gradients ------------------------------------------------------------------------------
+
+    def _compute(self, ticket: Ticket, leases: Sequence[Lease]) -> Computed:
+        """What this member pushes; those that wait at its version are computed besides."""
+        version = ticket.version
+        self._pull(version)
+        if self._local is not None:
+            seat = self._gradients.take_seat()
+            loss = self._local.take(ticket.member, leases, self.store, seat)
+            found = [Computed(seat, loss, self.store.is_finite(seat))]
+            chosen = [ticket]
+        elif len(leases) > 1:
+            chosen, found = [ticket], [self._gradients.sum(leases)]
+        else:
+            chosen = self._row_of(ticket, leases[0])
+            waiting = self._waiting.get(version, {})
+            row = [leases[0], *(waiting.pop(one) for one in chosen[1:])]
+            found = self._gradients.row(row)
+        if not self._limit:
+            for _ in chosen:
+                self._release(version)
+        self._rows.update(zip(chosen[1:], found[1:], strict=True))
+        return found[0]
+
+    def _row_of(self, ticket: Ticket, lease: Lease) -> list[Ticket]:
+        """Who is computed together with this member: those that hold its version, or some."""
+        waiting = self._waiting.get(ticket.version)
+        if not waiting:
+            return [ticket]
+        waiting.pop(ticket, None)
+        size = lease.num_samples
+        alike = [one for one, its in waiting.items() if its.num_samples == size]
+        count = num_in_a_row(1 + len(alike), self._gradients.room, is_batched=self._is_batched)
+        return [ticket, *alike[: count - 1]]
 
     def _pull(self, version: int) -> None:
         """The model becomes ``version``."""
@@ -212,68 +242,16 @@ class TrainingCraft:
         self._home.copy_(kept)
         self._home_version = version
 
+    def _release(self, version: int) -> None:
+        """One member less needs it."""
+        self._holders[version] -= 1
+        if not self._holders[version]:
+            del self._holders[version]
+            self._kept.pop(version, None)
+            self._waiting.pop(version, None)
+
     def _newest(self) -> Tensor:
         return self.store.blocks[self.store.current][: self._home.numel()]
-
-    def _compute(self, leases: Sequence[Lease]) -> float:
-        """The gradient of a mini-batch into the slot; returns the loss."""
-        loss = math.nan
-        for parameter in self.replica.parameters:
-            parameter.grad = None
-        for lease in leases:
-            inputs, targets = self._leased.fetch(lease)
-            value = self._task.loss(self.model(inputs), targets)
-            loss = float(value.detach())
-            value.backward()  # type: ignore[no-untyped-call]
-        self.replica.collect(self.store.present(SEAT))
-        return loss
-
-    def _compute_together(
-        self, ticket: Ticket, leases: Sequence[Lease], together: Together
-    ) -> float:
-        """The same for all members at this version, unless it has been done for another's push."""
-        if ticket not in self._rows:
-            size = leases[0].num_samples
-            others = [
-                one
-                for one, lease in self._waiting.items()
-                if one.version == ticket.version and lease.num_samples == size and one != ticket
-            ]
-            chosen = [ticket, *others][: num_together(1 + len(others))]
-            if len(chosen) == 1 or len(leases) > 1:
-                return self._compute(leases)
-            batch = self._leased.fetch_together([self._waiting.pop(one) for one in chosen])
-            self._rows.update(zip(chosen, together.rows(*batch), strict=True))
-        loss, gradients = self._rows[ticket]
-        for parameter, gradient in zip(self.replica.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.replica.collect(self.store.present(SEAT))
-        return loss
-
-    def _step_alone(self, member: int, leases: Sequence[Lease]) -> float:
-        """local-sgd: steps of one's own, then what they changed into the slot."""
-        optimizer = self._own.get(member)
-        if optimizer is None:
-            optimizer = self._own[member] = self._make_optimizer()
-        self._base.copy_(self._home)
-        loss = math.nan
-        for lease in leases:
-            inputs, targets = self._leased.fetch(lease)
-            optimizer.zero_grad()
-            value = self._task.loss(self.model(inputs), targets)
-            loss = float(value.detach())
-            value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        slot, layout = self.store.slot(SEAT), self.replica.layout
-        for dtype, start, stop in layout.parameters.runs():
-            before, after, out = (
-                block[start:stop].view(dtype) for block in (self._base, self._home, slot)
-            )
-            torch.sub(before, after, out=out)
-        layout.buffers.of(slot).copy_(layout.buffers.of(self._home))
-        present = self.store.present(SEAT)
-        present[:] = b"\1" * len(present)
-        return loss
 
     # -- updates --------------------------------------------------------------------------------
 
