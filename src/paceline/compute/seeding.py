@@ -8,9 +8,18 @@ import random
 import sys
 
 import torch
+from torch import nn
 
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 63) - 1
+
+_DRAW_NOTHING = frozenset((
+    nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Embedding, nn.LayerNorm,
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d,
+    nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveAvgPool2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh,
+    nn.Sigmoid,
+))  # fmt: skip
+"""Exact classes of layers whose way forward and back draws no random numbers."""
 
 
 def mix(*numbers: int) -> int:
@@ -38,6 +47,16 @@ def seed_all(seed: int) -> None:
     seed_host(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
+
+
+def draws_nothing(model: nn.Module) -> bool:
+    """Whether a step of this model surely draws no random numbers: it needs no random state."""
+    return all(
+        type(module) in _DRAW_NOTHING
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+        for module in model.modules()
+    )
 
 
 class kept_random_state:

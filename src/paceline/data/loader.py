@@ -126,15 +126,20 @@ class LeasedLoader:
             batch = self._collate(samples)
         return (apply(lambda one: one.pin_memory(), batch) if self._pins else batch), scale
 
-    def each(self, leases: Sequence[Lease]) -> Iterator[Any]:
-        """Their batches in turn, each with its step's random state; gathered at once if can be."""
+    def each(self, leases: Sequence[Lease], *, is_seeded: bool = True) -> Iterator[Any]:
+        """Their batches in turn, gathered at once if they can be.
+
+        Args:
+            is_seeded: each with its step's random state; else it may have any.
+        """
         is_one_size = len({lease.num_samples for lease in leases}) == 1
         if not self._is_plain or len(leases) == 1 or not is_one_size:
             yield from map(self.fetch, leases)
             return
         inputs, targets = self.fetch_together(leases)
         for lease, one, its in zip(leases, inputs, targets, strict=True):
-            self._seed_step(lease)
+            if is_seeded:
+                self._seed_step(lease)
             yield _on_a_line(one), _on_a_line(its)
 
     def fetch_together(self, leases: Sequence[Lease]) -> tuple[Tensor, Tensor]:

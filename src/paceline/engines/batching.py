@@ -29,8 +29,8 @@ TOLERANCE = 1e-5
 MOST = 16
 """Gradients in one go: more take memory and no less time each."""
 
-Row = tuple[float, list[Tensor | None]]
-"""A loss, and a gradient for each parameter; None where the loss does not depend on it."""
+Rows = tuple[Tensor, list[Tensor | None]]
+"""Losses (M,), and (M, ...) for each parameter; None where the loss does not depend on it."""
 
 
 class Together:
@@ -56,8 +56,8 @@ class Together:
             if why := _obstacle(module):
                 raise self._refusal(f"module {name!r} ({type(module).__name__}) {why}")
 
-    def rows(self, inputs: Tensor, targets: Tensor) -> list[Row]:
-        """One row for each mini-batch.
+    def rows(self, inputs: Tensor, targets: Tensor) -> Rows:
+        """A loss and a gradient for each mini-batch.
 
         Args:
             inputs: (M, m, ...).
@@ -74,12 +74,9 @@ class Together:
         gradients = dict(zip(self._names, found, strict=True))
         if is_new:
             self._compare(gradients, inputs[0], targets[0])
-        nothing = (None,) * len(losses)
-        by_parameter = [
-            gradients[name].unbind() if self._is_used.get(name) else nothing
-            for name, _ in self._named
+        return losses, [
+            gradients[name] if self._is_used.get(name) else None for name, _ in self._named
         ]
-        return list(zip(losses.tolist(), map(list, zip(*by_parameter, strict=True)), strict=True))
 
     def _trace(
         self, trained: dict[str, Tensor], inputs: Tensor, targets: Tensor
@@ -116,6 +113,7 @@ class Together:
                     f"the gradient of {name!r} is off by {off:.2g} of {size:.2g}; wanted is "
                     f"{TOLERANCE:g} of it"
                 )
+        self._model.zero_grad()
 
     def _refusal(self, why: str) -> ConfigError:
         return ConfigError(

@@ -13,7 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from ..compute.replica import Replica
+from ..compute.seeding import draws_nothing
 from ..data.loader import LeasedLoader
 from ..events import Lease
 from ..store.shared import SharedStore
@@ -60,6 +63,8 @@ class Gradients:
         self._leased = leased
         self._store = store
         self._together = together
+        is_torchs = getattr(task.loss, "__module__", "") == "torch.nn.functional"
+        self._is_seeded = not (is_torchs and draws_nothing(replica.model))
         places = replica.layout.parameters.places
         self._slots = [store.slot(seat) for seat in range(store.control.num_seats)]
         self._views = [[place.view(slot) for place in places] for slot in self._slots]
@@ -78,12 +83,15 @@ class Gradients:
         """One gradient for each mini-batch; all are of one size, and at most ``room``."""
         if self._together is not None and len(leases) > 1:
             return self._in_one_call(leases, self._together)
-        return [self._keep(self._add(batch)) for batch in self._leased.each(leases)]
+        return [
+            self._keep(self._add(batch))
+            for batch in self._leased.each(leases, is_seeded=self._is_seeded)
+        ]
 
     def sum(self, leases: Sequence[Lease]) -> Computed:
         """One gradient, of several mini-batches that a member accumulates."""
         loss = math.nan
-        for batch in self._leased.each(leases):
+        for batch in self._leased.each(leases, is_seeded=self._is_seeded):
             loss = self._add(batch)
         return self._keep(loss)
 
@@ -107,12 +115,20 @@ class Gradients:
         return Computed(seat, loss, self._store.is_finite(seat))
 
     def _in_one_call(self, leases: Sequence[Lease], together: Together) -> list[Computed]:
-        found = []
-        for loss, gradients in together.rows(*self._leased.fetch_together(leases)):
-            for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
-                parameter.grad = gradient
-            found.append(self._keep(loss))
-        return found
+        losses, gradients = together.rows(*self._leased.fetch_together(leases))
+        used = [(i, one) for i, one in enumerate(gradients) if one is not None]
+        seats = [self._free.pop() for _ in leases]
+        into = [self._views[seat][i] for i, _ in used for seat in seats]
+        torch._foreach_copy_(into, [row for _, one in used for row in one])
+        present = bytes(one is not None for one in gradients)
+        for seat in seats:
+            self._store.present(seat)[:] = present
+        # One pass over all of them: a sum is not finite where an entry is not.
+        sums = torch.stack([one.flatten(1).sum(1) for _, one in used]).sum(0)
+        return [
+            Computed(seat, loss, math.isfinite(total) or self._store.is_finite(seat))
+            for seat, loss, total in zip(seats, losses.tolist(), sums.tolist(), strict=True)
+        ]
 
 
 def num_in_a_row(num_waiting: int, room: int, *, is_batched: bool) -> int:
