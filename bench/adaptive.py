@@ -25,6 +25,7 @@ import torch
 
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
+from paceline.engines.exam import first_samples
 from paceline.engines.simulated import SimulatedRun
 from paceline.engines.training import TrainingCraft
 from paceline.ledger import Ledger
@@ -109,7 +110,7 @@ def curve(text: str, conditions: Conditions) -> list[tuple[float, float]]:
     craft = TrainingCraft(task, protocol, batch_size=size, lr=LEARNING_RATE, seed=conditions.seed)
     ledger = Ledger(craft.num_samples, size, protocol.num_pushes)
     run = SimulatedRun(protocol, ledger, conditions, craft=craft)
-    inputs, targets = craft.first_samples(PROBE_SAMPLES)
+    inputs, targets = first_samples(craft.splits.train, PROBE_SAMPLES)
     points: list[tuple[float, float]] = []
     while run.counts.pushes < MOST_PUSHES:
         before = run.counts.pushes

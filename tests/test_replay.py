@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny
 from dying import Fault, with_fault
 from paceline.checkpoints.shelf import Shelf
 from paceline.config import resolve
@@ -24,7 +25,6 @@ from paceline.resumption import adopt
 from paceline.trace import FILE_NAME
 from paceline.trace.sums import reseal
 from runs import Run, _launch, run_script, train
-from tiny import WITH_BATCH_NORM
 
 PROTOCOLS = (
     "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
@@ -46,9 +46,11 @@ def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Ru
     return _launch(TaskProgram(task=task), folder, chosen)
 
 
+@pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str) -> None:
-    live = run(tmp_path, protocol=protocol, delay=("exp:2ms",), slow=("0=2x",))
+def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str, task: str) -> None:
+    """One push at a time where a model keeps statistics, else in rows."""
+    live = run(tmp_path, f"tiny:{task}", protocol=protocol, delay=("exp:2ms",), slow=("0=2x",))
     found = replay(live.folder)
     assert found.difference == ""
     assert found.is_model_equal is True
@@ -69,9 +71,11 @@ def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str) 
         {"workers": 1},
     ],
 )
-def test_whatever_way_the_bytes_went(tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
+def test_whatever_way_the_bytes_went(tmp_path: Path, task: str, settings: dict[str, Any]) -> None:
     """Tails of an epoch that are no whole update are rounded otherwise between peers."""
-    found = replay(run(tmp_path, **{"protocol": "full-sync", **settings}).folder)
+    live = run(tmp_path, f"tiny:{task}", **{"protocol": "full-sync", **settings})
+    found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
@@ -92,8 +96,9 @@ def test_under_a_staleness_rule(tmp_path: Path, protocol: str, rule: str) -> Non
     assert not replay(live.folder).is_equal
 
 
-def test_a_live_run_under_the_rule_of_distance(tmp_path: Path) -> None:
-    live = run(tmp_path, staleness="distance:0.002", delay=("exp:5ms",))
+@pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
+def test_a_live_run_under_the_rule_of_distance(tmp_path: Path, task: str) -> None:
+    live = run(tmp_path, f"tiny:{task}", staleness="distance:0.002", delay=("exp:5ms",))
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
     assert [one for one in live.records if isinstance(one, Scaled) and one.scale < 1.0]
@@ -105,9 +110,15 @@ def test_a_live_run_under_the_rule_of_distance(tmp_path: Path) -> None:
 # -- runs that were resumed ------------------------------------------------------------------------
 
 
-def resumed(folder: Path, cuts: Sequence[int], last: Mapping[str, Any], **settings: Any) -> Run:
+def resumed(
+    folder: Path,
+    cuts: Sequence[int],
+    last: Mapping[str, Any],
+    task: str = "WITH_BATCH_NORM",
+    **settings: Any,
+) -> Run:
     """A run that was stopped after so many updates each time, and gone on with."""
-    program = TaskProgram(task="tiny:WITH_BATCH_NORM")
+    program = TaskProgram(task=f"tiny:{task}")
     chosen = {"workers": 3, "threads": 1, "device": "cpu", "engine": "inline", **settings}
     chosen["run_dir"] = str(folder / "run")
     for cut in (*cuts, 10**6):
@@ -121,9 +132,12 @@ def resumed(folder: Path, cuts: Sequence[int], last: Mapping[str, Any], **settin
 
 @pytest.mark.parametrize("cuts", [[3], [5], [3, 4], [2, 8]], ids=str)
 @pytest.mark.parametrize("protocol", ["async", "full-sync", "k-batch-sync:2", "adaptive"])
-def test_a_resumed_run_comes_out_equal(tmp_path: Path, protocol: str, cuts: list[int]) -> None:
+@pytest.mark.parametrize("task", ["WITH_BATCH_NORM", "LAYERS"])
+def test_a_resumed_run_comes_out_equal(
+    tmp_path: Path, protocol: str, cuts: list[int], task: str
+) -> None:
     """Stopped inside an epoch, or at its end; once or twice."""
-    live = resumed(tmp_path, cuts, {}, protocol=protocol)
+    live = resumed(tmp_path, cuts, {}, task, protocol=protocol)
     assert len([one for one in live.records if isinstance(one, Resumed)]) == len(cuts)
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
@@ -186,13 +200,15 @@ def test_a_resume_that_cannot_be_made_again_is_refused_by_name(
 # -- what is not as it was -------------------------------------------------------------------------
 
 
-def test_workers_that_died_on_the_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["full-sync", "k-async:2"])
+@pytest.mark.parametrize("name", ["WITH_BATCH_NORM", "LAYERS"])
+def test_workers_that_died_on_the_way(tmp_path: Path, name: str, protocol: str) -> None:
     """Peers go on through the store, and who is left does the work of who is not."""
-    task = with_fault(WITH_BATCH_NORM, Fault(call=4))
-    live = train(task, tmp_path, workers=3, protocol="full-sync")
+    task = with_fault(getattr(tiny, name), Fault(call=4))
+    live = train(task, tmp_path, workers=3, protocol=protocol)
     assert live.left == ["killed by signal 9"]
     header = '"kind": ?"run"'
-    _edit(live, header, lambda one: one.update(program="task tiny:WITH_BATCH_NORM"), 0)
+    _edit(live, header, lambda one: one.update(program=f"task tiny:{name}"), 0)
     found = replay(live.folder)
     assert (found.difference, found.is_model_equal) == ("", True)
 

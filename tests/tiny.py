@@ -98,6 +98,25 @@ WITH_BATCH_NORM = replace(TASK, model=functools.partial(Tied, has_batch_norm=Tru
 PLAIN_SGD = replace(TASK, optimizer=plain_sgd)
 
 
+def layers() -> nn.Module:
+    """Torch's own, which draw nothing."""
+    return nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), nn.Linear(33, CLASSES))
+
+
+def in_float32() -> Splits:
+    """The same samples."""
+    splits = samples()
+    train, test = (
+        ArrayDataset(one.inputs.float(), one.targets)  # type: ignore[union-attr]
+        for one in (splits.train, splits.test)
+    )
+    return replace(splits, train=train, test=test)
+
+
+LAYERS = replace(TASK, model=layers, data=in_float32, optimizer=plain_sgd, batch_size=11)
+"""In float32, whose sums depend on how they are done, with batches that are no whole lines."""
+
+
 def with_optimizer(make: Make, learning_rate: float) -> Task:
     """The task with another optimizer, in the same two groups."""
     return replace(

@@ -35,6 +35,26 @@ def trained(task: Task, text: str, *, is_batched: bool, rule: str = "none") -> T
     return state_of(craft.model), craft, run
 
 
+class Scaled(Tied):
+    """With a constant in a buffer, and a parameter that is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.register_buffer("offset", torch.tensor([0.5, -0.5, 0.25], dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scale * super().forward(inputs) + self.get_buffer("offset")
+
+
+def test_buffers_that_stay_and_single_numbers_go_along() -> None:
+    task = replace(TASK, model=Scaled)
+    one, _, _ = trained(task, "full-sync", is_batched=False)
+    together, _, _ = trained(task, "full-sync", is_batched=True)
+    assert differ(one, together) < TOLERANCE
+    assert together["offset"].tolist() == [0.5, -0.5, 0.25]
+
+
 @pytest.mark.parametrize(
     "text", ["full-sync", "k-sync:3", "k-async:2", "k-batch-async:3", "k-batch-sync:5", "async"]
 )
@@ -47,7 +67,7 @@ def test_in_one_go_is_one_at_a_time_within_the_tolerance(text: str, rule: str) -
     assert differ(one, together) < TOLERANCE
     assert run.counts.times_s == alone.counts.times_s
     assert run.counts.staleness == alone.counts.staleness
-    assert not craft._rows
+    assert not craft._ahead
     assert not craft._waiting
 
 

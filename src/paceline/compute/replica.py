@@ -79,14 +79,13 @@ class Replica:
 
     # -- gradients ------------------------------------------------------------------------------
 
-    def push_into(self, slot: Tensor, check: Callable[[], None] | None) -> None:
+    def push_into(self, slot: Tensor, check: Callable[[], None]) -> None:
         """From now on gradients are copied into ``slot`` as they are computed.
 
-        ``check`` is called before each copy and may raise to leave the step. None: nobody calls
-        work off, and they are copied by ``collect``, which is cheaper than a hook each.
+        ``check`` is called before each copy and may raise to leave the step.
         """
         self._slot = slot
-        self._check = _nothing if check is None else check
+        self._check = check
         is_local = self.device.type == "cpu"
         home = (
             slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
@@ -95,13 +94,15 @@ class Replica:
         self._grads = [place.view(home) for place in self.layout.parameters.places]
         self._drop_hooks()
         for number, parameter in enumerate(self.parameters):
-            if parameter.requires_grad and check is not None:
+            if parameter.requires_grad:
                 hook = self._hook(number)
                 register: Any = parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(hook))
 
     def turn_to(self, slot: Tensor, views: list[Tensor]) -> None:
-        """The next `collect` goes to this slot, in memory of the model's device.
+        """The next `collect` or `send` goes to this slot, in memory of the model's device.
+
+        Cheaper than `push_into`, where nobody calls work off and gradients are copied at its end.
 
         Args:
             views: of the slot, one for each gradient.

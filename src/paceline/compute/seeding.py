@@ -53,9 +53,12 @@ def draws_nothing(model: nn.Module) -> bool:
     """Whether a step of this model surely draws no random numbers: it needs no random state."""
     return all(
         type(module) in _DRAW_NOTHING
+        and "forward" not in vars(module)
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
         for module in model.modules()
+    ) and not any(
+        one._backward_hooks or one._post_accumulate_grad_hooks for one in model.parameters()
     )
 
 

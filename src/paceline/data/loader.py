@@ -29,6 +29,7 @@ from .trees import apply
 
 _FETCH_SALT, _STEP_SALT = 1, 2
 _CACHE_LINE = 64
+_GATHERED_BYTES = 2 << 20
 _PREFETCH = 2
 """Batches that a worker loads ahead where the loader does not say: torch's own default."""
 
@@ -127,20 +128,28 @@ class LeasedLoader:
         return (apply(lambda one: one.pin_memory(), batch) if self._pins else batch), scale
 
     def each(self, leases: Sequence[Lease], *, is_seeded: bool = True) -> Iterator[Any]:
-        """Their batches in turn, gathered at once if they can be.
+        """Their batches in turn; those of one size are gathered a few at a time.
 
         Args:
-            is_seeded: each with its step's random state; else it may have any.
+            is_seeded: each comes with its step's random state; else that may be left as it is.
         """
         is_one_size = len({lease.num_samples for lease in leases}) == 1
         if not self._is_plain or len(leases) == 1 or not is_one_size:
             yield from map(self.fetch, leases)
             return
-        inputs, targets = self.fetch_together(leases)
-        for lease, one, its in zip(leases, inputs, targets, strict=True):
-            if is_seeded:
-                self._seed_step(lease)
-            yield _on_a_line(one), _on_a_line(its)
+        at_once = self._num_at_once(leases[0].num_samples)
+        for first in range(0, len(leases), at_once):
+            some = leases[first : first + at_once]
+            for lease, *batch in zip(some, *self.fetch_together(some), strict=True):
+                if is_seeded:
+                    self._seed_step(lease)
+                yield tuple(map(_by_itself, batch))
+
+    def _num_at_once(self, num_samples: int) -> int:
+        """Mini-batches that are gathered in one go: what a cache holds."""
+        assert type(self.dataset) is ArrayDataset
+        num_bytes = num_samples * self.dataset.inputs[0].numel() * torch.float32.itemsize
+        return max(1, _GATHERED_BYTES // max(1, num_bytes))
 
     def fetch_together(self, leases: Sequence[Lease]) -> tuple[Tensor, Tensor]:
         """The batches of leases of one size, stacked: (leases, samples, ...) and their targets."""
@@ -175,9 +184,12 @@ class LeasedLoader:
         return collate(samples)
 
 
-def _on_a_line(batch: Tensor) -> Tensor:
-    """At the beginning of a cache line, as memory of its own is: sums may depend on it."""
-    return batch if batch.data_ptr() % _CACHE_LINE == 0 else batch.clone()
+def _by_itself(batch: Tensor) -> Tensor:
+    """As if it were gathered alone: free to be changed, and where sums come out alike.
+
+    A sum may depend on whether its memory begins at a cache line.
+    """
+    return batch.detach() if batch.data_ptr() % _CACHE_LINE == 0 else batch.clone()
 
 
 def _refuse(loader: DataLoader[Any]) -> None:

@@ -1,14 +1,14 @@
-"""What members compute in virtual time: gradients at one version, each into a seat of the store.
+"""What members compute in virtual time: gradients at what the model holds, each into a seat.
 
-    mini-batches of members at one version -> in a row, or together (vmap) -> a seat, a loss each
+    mini-batches -> one after the other, or in one call (vmap) -> a seat of the store, a loss each
 
-Members that hold the same version are computed in a row, also when only one of them pushes now:
-what a gradient needs of the processor is warm then (softmax, 64 samples: 125 us a gradient in a
-row, 175 after an update), and their samples are gathered at once. Each is computed with the very
-operations and the random state of a live run, so the order changes no bit. This module must not
-know versions, members or time.
+Gradients that are computed in a row are cheaper: what they need of the processor is warm then
+(softmax, 64 samples: 125 us each, 175 after an update), and their samples are gathered at once.
+Each has the operations and, unless its model draws no random numbers, the random state that it
+would have alone, so the order changes no bit. This module must not know versions, members or time.
 """
 
+import cmath
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,11 +21,10 @@ from ..data.loader import LeasedLoader
 from ..events import Lease
 from ..store.shared import SharedStore
 from ..workloads.base import Task
-from .batching import Together, num_together
+from .batching import MOST, Together, num_together
 
-MOST_IN_A_ROW = 16
-_ROW_BYTES = 4 << 20
-"""Gradients of a row: larger ones are not cheaper for being computed in a row."""
+_WAITING_BYTES = 4 << 20
+"""Of gradients that are computed ahead, one at a time: large ones are not cheaper in a row."""
 
 
 class Computed(NamedTuple):
@@ -37,9 +36,13 @@ class Computed(NamedTuple):
 
 
 def num_seats(slot_bytes: int, num_workers: int, *, is_batched: bool) -> int:
-    """Seats for the gradients that are computed and in no update yet."""
-    most = MOST_IN_A_ROW if is_batched else min(MOST_IN_A_ROW, _ROW_BYTES // slot_bytes)
-    return 1 + min(num_workers, most)
+    """Seats where gradients are computed ahead of their push; one is for who pushes now.
+
+    Args:
+        is_batched: in one call; that saves time of large ones, too.
+    """
+    num_ahead = num_workers if is_batched else min(num_workers, _WAITING_BYTES // slot_bytes)
+    return 1 + num_ahead if num_ahead > 1 else 1
 
 
 class Gradients:
@@ -65,28 +68,21 @@ class Gradients:
         self._together = together
         is_torchs = getattr(task.loss, "__module__", "") == "torch.nn.functional"
         self._is_seeded = not (is_torchs and draws_nothing(replica.model))
-        places = replica.layout.parameters.places
-        self._slots = [store.slot(seat) for seat in range(store.control.num_seats)]
-        self._views = [[place.view(slot) for place in places] for slot in self._slots]
-        self._free = list(range(len(self._slots)))
+        self._places = replica.layout.parameters.places
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self._free = list(range(store.control.num_seats))
 
-    @property
-    def room(self) -> int:
-        """How many may go in a row: a seat is left for who pushes next, and is in none."""
-        return max(1, len(self._free) - 1)
-
-    def free(self, seat: int) -> None:
-        """What lay there is in the sum, or in no update ever."""
-        self._free.append(seat)
+    def length(self, num_waiting: int) -> int:
+        """Of a row for so many: one seat stays free, for a push that was not computed ahead."""
+        count = max(1, min(num_waiting, MOST, len(self._free) - 1))
+        return num_together(count) if self._together is not None else count
 
     def row(self, leases: Sequence[Lease]) -> list[Computed]:
-        """One gradient for each mini-batch; all are of one size, and at most ``room``."""
+        """One gradient for each mini-batch; all are of one size, and at most ``length``."""
         if self._together is not None and len(leases) > 1:
             return self._in_one_call(leases, self._together)
-        return [
-            self._keep(self._add(batch))
-            for batch in self._leased.each(leases, is_seeded=self._is_seeded)
-        ]
+        batches = self._leased.each(leases, is_seeded=self._is_seeded)
+        return [self._keep(self._add(batch)) for batch in batches]
 
     def sum(self, leases: Sequence[Lease]) -> Computed:
         """One gradient, of several mini-batches that a member accumulates."""
@@ -95,11 +91,13 @@ class Gradients:
             loss = self._add(batch)
         return self._keep(loss)
 
-    def take_seat(self) -> int:
-        """A seat that the replica's next push goes to."""
-        seat = self._free.pop()
-        self._replica.turn_to(self._slots[seat], self._views[seat])
-        return seat
+    def take(self) -> int:
+        """A seat for what is computed next."""
+        return self._free.pop()
+
+    def free(self, seat: int) -> None:
+        """What lies there is in the sum, or will be in no update."""
+        self._free.append(seat)
 
     def _add(self, batch: Any) -> float:
         inputs, targets = batch
@@ -109,7 +107,8 @@ class Gradients:
 
     def _keep(self, loss: float) -> Computed:
         """What was computed goes to a seat of its own."""
-        seat = self.take_seat()
+        seat = self.take()
+        self._replica.turn_to(self._store.slot(seat), self._views_of(seat))
         self._replica.collect(self._store.present(seat))
         self._replica.drop_gradients()
         return Computed(seat, loss, self._store.is_finite(seat))
@@ -117,21 +116,28 @@ class Gradients:
     def _in_one_call(self, leases: Sequence[Lease], together: Together) -> list[Computed]:
         losses, gradients = together.rows(*self._leased.fetch_together(leases))
         used = [(i, one) for i, one in enumerate(gradients) if one is not None]
-        seats = [self._free.pop() for _ in leases]
-        into = [self._views[seat][i] for i, _ in used for seat in seats]
+        seats = [self.take() for _ in leases]
+        views = [self._views_of(seat) for seat in seats]
+        into = [row[i] for i, _ in used for row in views]
         torch._foreach_copy_(into, [row for _, one in used for row in one])
         present = bytes(one is not None for one in gradients)
-        for seat in seats:
+        for seat, row in zip(seats, views, strict=True):
             self._store.present(seat)[:] = present
+            self._replica.turn_to(self._store.slot(seat), row)
+            self._replica.send()
         # One pass over all of them: a sum is not finite where an entry is not.
-        sums = torch.stack([one.flatten(1).sum(1) for _, one in used]).sum(0)
+        sums = torch.zeros(len(seats))
+        for _, one in used:
+            sums = sums + one.reshape(len(seats), one[0].numel()).sum(1)
         return [
-            Computed(seat, loss, math.isfinite(total) or self._store.is_finite(seat))
+            Computed(seat, loss, cmath.isfinite(total) or self._store.is_finite(seat))
             for seat, loss, total in zip(seats, losses.tolist(), sums.tolist(), strict=True)
         ]
 
-
-def num_in_a_row(num_waiting: int, room: int, *, is_batched: bool) -> int:
-    """How many of the members that wait at a version are computed now."""
-    count = min(num_waiting, room)
-    return num_together(count) if is_batched else count
+    def _views_of(self, seat: int) -> list[torch.Tensor]:
+        """Where each gradient lies in a seat."""
+        views = self._views.get(seat)
+        if views is None:
+            slot = self._store.slot(seat)
+            views = self._views[seat] = [place.view(slot) for place in self._places]
+        return views

@@ -23,6 +23,8 @@ from ..workloads.base import Task
 class LocalSteps:
     """What members change by themselves.
 
+    Six arguments: it is all of a member but what decides.
+
     Args:
         home: the model's memory.
         make_optimizer: for the model; one a member.
@@ -34,17 +36,19 @@ class LocalSteps:
         replica: Replica,
         home: Tensor,
         leased: LeasedLoader,
+        store: SharedStore,
         make_optimizer: Callable[[], Optimizer],
     ) -> None:
         self._task = task
         self._replica = replica
         self._home = home
         self._leased = leased
+        self._store = store
         self._make_optimizer = make_optimizer
         self._own: dict[int, Optimizer] = {}
         self._base = torch.empty_like(home)
 
-    def take(self, member: int, leases: Sequence[Lease], store: SharedStore, seat: int) -> float:
+    def take(self, member: int, leases: Sequence[Lease], seat: int) -> float:
         """A step for each mini-batch; the difference goes to the seat. Returns the last loss."""
         optimizer = self._own.get(member)
         if optimizer is None:
@@ -57,13 +61,13 @@ class LocalSteps:
             loss = float(value.detach())
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        slot, layout = store.slot(seat), self._replica.layout
+        slot, layout = self._store.slot(seat), self._replica.layout
         for dtype, start, stop in layout.parameters.runs():
             before, after, out = (
                 block[start:stop].view(dtype) for block in (self._base, self._home, slot)
             )
             torch.sub(before, after, out=out)
         layout.buffers.of(slot).copy_(layout.buffers.of(self._home))
-        present = store.present(seat)
+        present = self._store.present(seat)
         present[:] = b"\1" * len(present)
         return loss

@@ -68,42 +68,43 @@ class PeersCraft(TrainingCraft):
         if not self._is_express:
             super().carry_out(orders, fact)
             return
-        if isinstance(fact, Pushed):
+        if isinstance(fact, Pushed) and self._seat is not None:
             slot, present = self.store.slot(self._seat), self.store.present(self._seat)
             self._parts.append(_Part(fact.num_samples, slot.clone(), bytes(present)))
             self._faults |= self._fault
+        self._settled()
         for order in orders:
             if isinstance(order, Apply):
                 self._update()
-        if isinstance(fact, Pushed):
-            self._gradients.free(self._seat)
 
     def _update(self) -> None:
         """All members of this round are in."""
         store = self.store
         job = store.control[JOBS] + 1
-        self._keep_what_is_held()
+        self._versions.keep()
         if self._faults != OK:
             store.skip(job)
         else:
-            self._average()
+            seat = self._gradients.take()
+            self._average(seat)
             groups = self._rule.param_groups
-            store.finish(job, self._updaters, groups, seat=self._seat, scale=1.0)
+            store.finish(job, self._updaters, groups, seat=seat, scale=1.0)
+            self._gradients.free(seat)
         self._parts, self._faults = [], OK
         self._jobs.jump(store.version)
 
-    def _average(self) -> None:
-        """The mean of the round's gradients and buffers into the seat of its last push."""
+    def _average(self, seat: int) -> None:
+        """The mean of the round's gradients and buffers into a seat."""
         total = sum(part.num_samples for part in self._parts)
         weights = [part.num_samples / total for part in self._parts]
         slots = [part.slot for part in self._parts]
-        layout, mean = self.replica.layout, self.store.slot(self._seat)
+        layout, mean = self.replica.layout, self.store.slot(seat)
         for share in split_shares(layout, self._rule, self._num_workers):
             for run in share:
                 average_into(run.of(mean), [run.of(slot) for slot in slots], weights)
         for place in layout.buffers.places:
             parts = [place.view(slot) for slot in slots]
             place.view(mean).copy_(average_of_buffers(parts, weights))
-        self.store.present(self._seat)[:] = bytes(
+        self.store.present(seat)[:] = bytes(
             max(column) for column in zip(*(part.present for part in self._parts), strict=True)
         )

@@ -55,7 +55,7 @@ class RecordedRun:
 
     Args:
         pulled: the version at which each push was computed; work without one was called off.
-        craft: computes the pushes that count; those that came late are not computed again.
+        craft: computes the pushes that count; it never hears of work that nobody pushed.
         lookahead: mini-batches that members fetched ahead.
     """
 
@@ -205,13 +205,16 @@ class RecordedRun:
         held = grant._replace(ticket=ticket._replace(version=version))
         self._at_work[ticket.member] = held.ticket
         self._leases[ticket[:2]] = grant.leases
-        self._to_pull[version].append(held)
+        if ticket[:2] in self._pulled:
+            self._to_pull[version].append(held)
 
     def _call_off(self, member: int) -> None:
         ticket = self._at_work.pop(member, None)
         if ticket is None:
             return
         del self._leases[ticket[:2]]
+        if ticket[:2] not in self._pulled:
+            return
         waiting = self._to_pull.get(ticket.version, [])
         if any(grant.ticket == ticket for grant in waiting):  # that version was never made
             waiting[:] = [grant for grant in waiting if grant.ticket != ticket]

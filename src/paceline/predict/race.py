@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..conditions.world import Conditions
+from ..engines.exam import first_samples
 from ..engines.simulated import SimulatedRun
 from ..engines.training import TrainingCraft
 from ..errors import ConfigError
@@ -132,7 +133,7 @@ class Contender:
         found = {}
         if self.craft.splits.test is not None:
             if self._probe is None:
-                self._probe = self.craft.first_samples(PROBE_SAMPLES, of_test=True)
+                self._probe = first_samples(self.craft.splits.test, PROBE_SAMPLES)
             found = self._task.metrics(self._outputs(self._probe[0]), self._probe[1])
         if "acc" not in found:
             raise ConfigError(

@@ -15,7 +15,6 @@ A curve has the same look in every diagram. Colours differ in how dark they are 
 dashes, so a grey print can be read. The parts are those of svg.py. This module must not know runs.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +34,7 @@ from .svg import (
     text,
     x_axis,
 )
+from .terminal import LARGEST
 
 COLOURS = ("#141414", "#c0392b", "#e08a00", "#5c1a8b", "#1f8a70", "#7fb2e5")
 """Any two differ by about a tenth of the grey scale when they are printed without colour."""
@@ -119,13 +119,11 @@ def _points(part: Diagram) -> list[Point]:
 
 def _ticks(part: Diagram, stop: float) -> tuple[float, ...]:
     """The values of its axis that goes up; the first and the last are its ends."""
-    points = [one for one in _points(part) if one.t <= stop and math.isfinite(one.value)]
+    points = [one for one in _points(part) if one.t <= stop and abs(one.value) <= LARGEST]
     values = [one.value for one in points] or [0.0, 1.0]
     if part.mark is not None:
         values.append(part.mark[0])
     low, high = min(values), max(values)
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
     return nice_ticks(0.0 if part.from_zero and low >= 0.0 else low, high, 5)
 
 

@@ -30,6 +30,7 @@ _TOP, _GAP, _PANEL = 64, 46, 142
 """Pixels: above the first panel, between the panels, height of one."""
 INK, FAINT, GRID = "#222222", "#555555", "#dddddd"
 _LEAST = 1e-300
+"""Narrower than that is no range, and earlier no time."""
 _NARROW = 1e-9
 """Of the larger end: a range below that is one value."""
 _LOSS, _ACCURACY = "#1b4f8f", "#b5541c"
@@ -101,14 +102,13 @@ def head(title: str, height: float) -> list[str]:
 def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
     """Round values that span ``[low, high]`` in about so many steps of 1, 2 or 5 times 10^n.
 
-    A range that is empty, or too narrow for floats to have steps in it, is drawn wider.
+    A range that is empty, or too narrow for floats to have steps in it, is drawn wider. Both are
+    to be at most ``LARGEST``.
     """
     largest = max(abs(low), abs(high))
     if high - low <= max(_NARROW * largest, _LEAST):
         margin = 0.5 * largest or 0.5
         low, high = low - margin, low + margin
-    if not math.isfinite(high - low):
-        return low, high
     rough = (high - low) / num_steps
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

@@ -5,7 +5,6 @@ more than 80 columns, or 40 where a terminal has no more. This module must not k
 a number was found.
 """
 
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from .summary import Point, SlowSummary, Summary, WorkerSummary
 
 WIDTH = 60
 HEIGHT = 9
+LARGEST = 1e300
+"""With either sign: what is beyond is drawn at the edge, since floats cannot span it."""
 _AXIS = 8
 _MUCH_WAITING = 0.25
 """Share of the others' time from which on they can be said to wait for a slow worker."""
@@ -276,6 +277,6 @@ def plot(
 
 def loss_range(losses: Sequence[Point]) -> tuple[float, float]:
     """The least and the largest loss to draw; never an empty range."""
-    values = [point.value for point in losses if math.isfinite(point.value)]
+    values = [point.value for point in losses if abs(point.value) <= LARGEST]
     low, high = min(values, default=0.0), max(values, default=1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
