@@ -7,8 +7,9 @@ exp, shifted, pareto   8 workers that compute nearly nothing and sleep X a mini-
            simulator predicts five protocols under each X: with the very draws of the live run
            (within 3 %), and with those of ten other seeds (within 5 % and two standard errors
            of the live run: its draws are a sample)
-lenet, mlp   2 workers that compute, mini-batches of 64, nothing ordered: one profile of
-           k-batch-async:2, then each of five protocols; the whole five and three times, all in turn
+lenet, mlp   2 workers that compute, mini-batches of 64, nothing ordered: each of five protocols
+           between two profiles of k-batch-async:2, since a machine's speed changes by the minute;
+           predicted is the mean from both. The whole five and three times, all in turn
 loss       LeNet, 2 workers, k-batch-async:2: mean training loss of the pushes of 10 equal spans
            of time, 5 live runs against 5 simulated ones of the same seeds, which take their
            times from a profile of another run: within two standard errors
@@ -24,6 +25,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from paceline.config import resolve
 from paceline.engines.timing import TimingRun
@@ -43,6 +45,7 @@ SLEEPING = {"full-sync": 150, "k-sync:6": 300, "k-batch-sync:8": 300, "k-async:4
 COMPUTING = {"full-sync": 250, "k-sync:1": 400, "k-batch-sync:2": 250, "k-batch-async:2": 250,
              "async": 500}  # fmt: skip
 ROUNDS = {"lenet": 5, "mlp": 3}
+PROFILE_UPDATES = 200
 SAME_DRAWS, OTHER_DRAWS = 0.03, 0.05
 OTHER_SEEDS = range(101, 111)
 SEED, MINI_BATCH = 1, 64
@@ -120,15 +123,16 @@ def computing(name: str) -> Iterator[Row]:
     live = {"workers": 2, "mini_batch_size": MINI_BATCH, "path": "store", "seed": SEED}
     for _ in range(ROUNDS[name]):
         with tempfile.TemporaryDirectory() as folder:
-            profile = run_alone(Path(folder) / "profile", name, **live, protocol="k-batch-async:2",
-                                updates=400)  # fmt: skip
-            world = World(like=profile, seed=SEED)
+            before = profiled(Path(folder) / "profile", name, live)
             for i, (text, num_updates) in enumerate(COMPUTING.items()):
                 place = run_alone(
                     Path(folder) / str(i), name, **live, protocol=text, updates=num_updates
                 )
+                after = profiled(Path(folder) / f"profile-{i}", name, live)
                 live_s, _ = mean_and_error_s(update_times_s(records_of(place)))
-                found[text].append((live_s, predicted_s(text, 2, world, num_updates)))
+                both_s = [predicted_s(text, 2, one, num_updates) for one in (before, after)]
+                found[text].append((live_s, statistics.fmean(both_s)))
+                before = after
     for text, pairs in found.items():
         offs = [predicted / live_s - 1 for live_s, predicted in pairs]
         yield [
@@ -137,6 +141,12 @@ def computing(name: str) -> Iterator[Row]:
             f"{100 * max(offs):+.1f})", "", "",
             _word(abs(statistics.median(offs)) <= OTHER_DRAWS),
         ]  # fmt: skip
+
+
+def profiled(place: Path, name: str, live: dict[str, Any]) -> World:
+    """What the machine is like now."""
+    profile = run_alone(place, name, **live, protocol="k-batch-async:2", updates=PROFILE_UPDATES)
+    return World(like=profile, seed=SEED)
 
 
 def _ms(values_s: list[float]) -> str:
