@@ -123,8 +123,9 @@ class Gradients:
         present = bytes(one is not None for one in gradients)
         for seat, row in zip(seats, views, strict=True):
             self._store.present(seat)[:] = present
-            self._replica.turn_to(self._store.slot(seat), row)
-            self._replica.send()
+            if self._replica.buffers:
+                self._replica.turn_to(self._store.slot(seat), row)
+                self._replica.send()
         # One pass over all of them: a sum is not finite where an entry is not.
         sums = torch.zeros(len(seats))
         for _, one in used:
