@@ -82,11 +82,8 @@ class TrainingCraft:
         refuse_what_cannot_be_carried(self.model, optimizer)
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
-        self._rule = optimizer
         is_difference = protocol.update_rule == "mean"
-        if is_difference:
-            trainable = [one for one in self.model.parameters() if one.requires_grad]
-            self._rule = torch.optim.SGD(trainable, lr=1.0)
+        self._rule = self._difference_rule() if is_difference else optimizer
         self._nonfinite_is_error = nonfinite == "error"
         together = self._make_together(protocol) if is_batched else None
         self.replica = Replica(self.model, optimizer, self._rule)
@@ -121,6 +118,11 @@ class TrainingCraft:
 
     def _make_optimizer(self) -> Optimizer:
         return self._task.optimizer(self.model.parameters(), self._learning_rate)
+
+    def _difference_rule(self) -> Optimizer:
+        """Takes what members changed off the parameters, which averages them."""
+        trainable = [one for one in self.model.parameters() if one.requires_grad]
+        return torch.optim.SGD(trainable, lr=1.0)
 
     def _local_steps(self) -> LocalSteps:
         return LocalSteps(
@@ -211,19 +213,17 @@ class TrainingCraft:
 
     def _compute(self, ticket: Ticket, leases: Sequence[Lease]) -> Computed:
         """What this member pushes; some that wait at its version are computed besides."""
-        version = ticket.version
+        version, row = ticket.version, {ticket: leases[0]}
         self._versions.pull(version)
         if self._local is not None:
             seat = self._gradients.take()
             loss = self._local.take(ticket.member, leases, seat)
-            self._versions.release(version)
-            return Computed(seat, loss, self.store.is_finite(seat))
-        row = {ticket: leases[0]}
-        if len(leases) == 1:
+            found = [Computed(seat, loss, self.store.is_finite(seat))]
+        elif len(leases) > 1:
+            found = [self._gradients.sum(leases)]
+        else:
             row |= self._others(ticket, leases[0])
             found = self._gradients.row(list(row.values()))
-        else:
-            found = [self._gradients.sum(leases)]
         for one in row:
             self._no_longer_waits(one)
             if not self._limit:
