@@ -1,0 +1,87 @@
+"""How steady this machine is: the same LeNet step on every core at once, second by second.
+
+    python bench/steadiness.py [--seconds 60] [--write]
+
+One process a core, pinned to it, with one thread and nothing shared, makes training steps of 64
+images. What varies is the machine's, and no prediction of a live run of five seconds from one of
+five seconds before it, as bench/prediction.py makes them, can be nearer than that. Writes
+results/steadiness.md.
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+
+import torch
+
+from paceline.workloads import load_task
+from table import machine, spread, write_table
+
+BATCH, WINDOW_S = 64, 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    note, cores = machine(), sorted(os.sched_getaffinity(0))
+    with multiprocessing.get_context("spawn").Pool(len(cores)) as pool:
+        jobs = [pool.apply_async(step_times_ms, (core, options.seconds)) for core in cores]
+        times_ms = [one.get() for one in jobs]
+    rows = [
+        [f"core {core}, ms a step in each second", spread(row), spread(windows(row))]
+        for core, row in zip(cores, times_ms, strict=True)
+    ]
+    slowest = [max(column) for column in zip(*times_ms, strict=False)]
+    rows.append(["the slower core of each second", spread(slowest), spread(windows(slowest))])
+    uneven = [max(column) / min(column) for column in zip(*times_ms, strict=False)]
+    rows.append(["slower to faster core", spread(uneven), spread(windows(uneven))])
+    after = [b / a - 1 for a, b in zip(windows(slowest), windows(slowest)[1:], strict=False)]
+    rows.append([f"one window of {WINDOW_S} s from the one before, %", "",
+                 spread([100 * one for one in after], 0)])  # fmt: skip
+    for row in rows:
+        print(" | ".join(row), flush=True)
+    if options.write:
+        header = ["what", "by second", f"by window of {WINDOW_S} s"]
+        write_table("steadiness", "How steady the machine is", header, rows,
+                    f"Median (least to most). {note}")  # fmt: skip
+
+
+def windows(values: list[float]) -> list[float]:
+    return [
+        statistics.fmean(values[start : start + WINDOW_S])
+        for start in range(0, len(values) - WINDOW_S + 1, WINDOW_S)
+    ]
+
+
+def step_times_ms(core: int, seconds: int) -> list[float]:
+    """Mean milliseconds a step, of each second."""
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    task = load_task("lenet")
+    model = task.model()
+    optimizer = task.optimizer(model.parameters(), task.learning_rate)
+    inputs, targets = torch.rand(BATCH, 1, 28, 28), torch.arange(BATCH) % 10
+
+    def step() -> None:
+        optimizer.zero_grad()
+        task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    for _ in range(20):
+        step()
+    found = []
+    for _ in range(seconds):
+        start_s, num_steps = time.perf_counter(), 0
+        while (taken_s := time.perf_counter() - start_s) < 1.0:
+            step()
+            num_steps += 1
+        found.append(1e3 * taken_s / num_steps)
+    return found
+
+
+if __name__ == "__main__":
+    main()
