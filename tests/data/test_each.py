@@ -1,5 +1,8 @@
 """Batches that are gathered a few at a time are those that are fetched one by one."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,9 +33,9 @@ def cut(*sizes: int) -> list[Lease]:
     return [Lease(i, 0, start, start + size) for i, (start, size) in enumerate(places)]
 
 
-def with_draws(batches: object) -> list[tuple[Tensor, Tensor, Tensor]]:
+def with_draws(batches: Iterable[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Each batch, and what a step would draw then."""
-    return [(inputs, targets, torch.rand(3)) for inputs, targets in batches]  # type: ignore[attr-defined]
+    return [(inputs, targets, torch.rand(3)) for inputs, targets in batches]
 
 
 @pytest.mark.parametrize("is_plain", [True, False])

@@ -95,14 +95,18 @@ class TrainingCraft:
         self._versions = Versions(self.store, self._home, is_pure=is_pure)
         self._gradients = Gradients(task, self.replica, self._leased, self.store, together)
         self._local = self._local_steps() if is_difference else None
+        self._limit = protocol.staleness.distance_limit
+        self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
+        """Hears what distance left of a push."""
+        self._open_books(protocol, batch_size)
+
+    def _open_books(self, protocol: SyncProtocol, batch_size: int) -> None:
+        """Who waits, what is computed, and what is settled: nothing yet."""
         self._seats = {0: 0}  # member -> seat of its newest push; somebody is alive from the start
         self._jobs = Jobs(
             self._do, self._seats, lambda: self.store.control[JOBS], batch_size,
             protocol.staleness,
         )  # fmt: skip
-        self._limit = protocol.staleness.distance_limit
-        self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
-        """Hears what distance left of a push."""
         self._waiting: dict[int, dict[Ticket, Lease]] = {}  # by version: may be computed ahead
         self._ahead: dict[Ticket, Computed] = {}  # computed, and not pushed yet
         self._seat: int | None = None  # of the push that is settled now
