@@ -190,8 +190,8 @@ def with_scaler(pace: Any) -> Results:
     return gather(model, optimizer)
 
 
-def accumulating(pace: Any) -> Results:
-    """Two mini-batches a push; at the epoch's end one is left over and makes a push of its own."""
+def accumulating(pace: Any, *, drops_rest: bool) -> Results:
+    """Two mini-batches a push; at the epoch's end one is left over, and rides on or is dropped."""
     model = make_model()
     optimizer = grouped(model.parameters(), 0.3)
     model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
@@ -202,28 +202,9 @@ def accumulating(pace: Any) -> Results:
                 if number % 2:
                     optimizer.step()
                     optimizer.zero_grad()
-        optimizer.zero_grad()
-    return gather(model, optimizer)
-
-
-def accumulated_plainly() -> Results:
-    """What two workers that accumulate compute: updates of 24, 24 and 12 samples."""
-    model = make_model()
-    optimizer = grouped(model.parameters(), 0.3)
-    inputs, targets = (torch.stack(one) for one in zip(*iter_samples(), strict=True))
-    for _ in range(EPOCHS):
-        for start in range(0, NUM_SAMPLES, 24):
+        if drops_rest:
             optimizer.zero_grad()
-            part = slice(start, start + 24)
-            share = 1.0 if start + 24 <= NUM_SAMPLES else 0.5
-            (loss_of(model(inputs[part]), targets[part]) * share).backward()
-            optimizer.step()
     return gather(model, optimizer)
-
-
-def iter_samples() -> Iterator[tuple[Tensor, Tensor]]:
-    data = samples().train
-    return (data[i] for i in range(NUM_SAMPLES))
 
 
 def with_compiled_model(pace: Any, backend: str = "eager") -> Results:
@@ -368,7 +349,8 @@ CASES: dict[str, Case] = {
     "plateau": with_plateau,
     "clipping": with_clipping,
     "scaler": with_scaler,
-    "accumulating": accumulating,
+    "accumulating": functools.partial(accumulating, drops_rest=False),
+    "dropping": functools.partial(accumulating, drops_rest=True),
     "compiled": with_compiled_model,
     "compiled backward": functools.partial(with_compiled_model, backend="aot_eager"),
     "recording": recording,

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
-from loops import iter_samples, make_loader, make_model
-from tiny import grouped, samples
+from loops import make_loader, make_model
+from tiny import NUM_SAMPLES, grouped, samples
 
 
 class Sparse(nn.Module):
@@ -26,7 +26,7 @@ class Endless(torch.utils.data.IterableDataset[Any]):
     """Samples without numbers."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter_samples()
+        return iter(map(samples().train.__getitem__, range(NUM_SAMPLES)))
 
 
 def refused(pace: Any, *, model: Any = None, make: Any = grouped, **options: Any) -> None:

@@ -82,6 +82,11 @@ class Run:
     def used(self) -> list[Counter[int]]:
         """Per epoch, how often each position was used by an update."""
         leases = leases_of(self.every_order())
+        rest = {
+            one.fact.ticket[:2]: one.fact.kept + one.fact.unused
+            for one in self.records
+            if isinstance(one, Handed)
+        }
         used: list[Counter[int]] = []
         for order in self.every_order():
             if isinstance(order, Apply):
@@ -89,7 +94,8 @@ class Run:
                     for lease in leases[ticket[:2]]:
                         while len(used) <= lease.epoch:
                             used.append(Counter())
-                        used[lease.epoch].update(range(lease.start, lease.stop))
+                        if lease.id not in rest[ticket[:2]]:
+                            used[lease.epoch].update(range(lease.start, lease.stop))
         return used
 
     def num_epochs_ended(self) -> int:

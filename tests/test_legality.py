@@ -52,7 +52,10 @@ def _pushed(ticket: Ticket, num_samples: int = 1) -> Pushed:
         (_pushed(Ticket(0, 7, 0)), "never granted"),
         (_pushed(Ticket(0, -1, 0)), "never granted"),
         (_pushed(Ticket(0, 0, 4)), "version"),
-        (_pushed(Ticket(0, 0, 0), num_samples=0), "at least 1 sample"),
+        (_pushed(Ticket(0, 0, 0), num_samples=-1), "at least 1 sample"),
+        (_pushed(Ticket(0, 0, 0))._replace(weight=-1.0), "at least 1 sample"),
+        (_pushed(Ticket(0, 0, 0), num_samples=0)._replace(weight=1.0), "at least 1 sample"),
+        (_pushed(Ticket(0, 0, 0))._replace(kept=(99,)), "does not hold"),
         (Joined(0, 1.0), "member 0 joined twice"),
         (Joined(2, 1.0), "member 2 joined twice"),  # it has left
         (Left(9, 1.0), "member 9 has never joined"),

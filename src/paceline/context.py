@@ -18,6 +18,7 @@ class Context:
         num_steps: local steps a push (local-sgd's H).
         is_difference: members push differences of parameters, the store averages them.
         cancels: whether work in flight can be abandoned.
+        is_spmd: whether all members do the same number of steps, in step with each other.
         program: what is run, as it was named: a task, or a script; empty where it has no name.
         checkpoints: whether versions may be pinned, for which memory is laid out.
         resume: folder of the checkpoint that the run goes on from.
@@ -37,6 +38,7 @@ class Context:
     num_steps: int = 1
     is_difference: bool = False
     cancels: bool = False
+    is_spmd: bool = False
     nonfinite: str = "error"
     path: str = "auto"
     workers: int = 1

@@ -13,8 +13,15 @@ prediction, a live run and a replay decide alike.
 
 In the tail the pending get copies of leases at work, where the protocol allows it: the first push
 wins, the coordinator cancels the others itself, and to the protocol they work on. A push whose
-ticket is not current is late and changes nothing. This module must not know of tensors, processes,
-clocks or the network.
+ticket is not current is late and changes nothing.
+
+A push that weighs nothing (the script did nothing with its mini-batch) is a push to the protocol,
+so members stay in step; what the protocol applies is split:
+
+    Apply(a, b, c), b weighs nothing  ->  Retire(b), Apply(a, c)      all weigh nothing: no update
+
+A script that leaves its loop early ends the epoch for all: nothing more is handed out, and what is
+at work is the last of it. This module must not know of tensors, processes, clocks or the network.
 """
 
 from collections.abc import Sequence
@@ -37,6 +44,7 @@ from paceline.events import (
     Order,
     Pushed,
     Release,
+    Retire,
     Stalled,
     Ticket,
 )
@@ -66,6 +74,9 @@ class Coordinator:
         self._unheard = protocol.state()  # of a protocol that has heard nothing
         self._ledger = ledger
         self._members = Membership()
+        self._weightless: set[Ticket] = set()  # of what is gathered
+        self._outside: set[int] = set()  # members whose script has left this epoch's loop
+        self._num_unused = 0  # samples of this epoch that were never handed out
 
     @property
     def is_between_epochs(self) -> bool:
@@ -101,7 +112,26 @@ class Coordinator:
         if not self.is_cut_off:
             self._ledger.open(self.epoch + 1, batch_ends)
             self.epoch += 1
+            self._num_unused = 0
         self.is_epoch_open, self.is_cut_off = True, False
+        self._outside.clear()
+        orders: list[Order] = []
+        self._settle(at_s, orders)
+        return orders
+
+    def leave_epoch(self, member: int, kept: Sequence[int], at_s: float) -> list[Order]:
+        """A script left its loop before the epoch's end: nothing more is handed out in it.
+
+        What the member has at work is done unused, but for the leases that are ``kept``.
+        """
+        if not self.is_epoch_open or member not in self._members.live:
+            return []
+        ticket = self._members.live[member].ticket
+        if ticket is not None:
+            self._members.withdraw(member)
+            self._ledger.leave(ticket, kept)
+        self._outside.add(member)
+        self._num_unused += self._ledger.close()
         orders: list[Order] = []
         self._settle(at_s, orders)
         return orders
@@ -112,7 +142,9 @@ class Coordinator:
         None also when the ticket is no longer current: its cancellation is on the way.
         """
         granted = self._members.ticket_for(ticket)
-        return None if granted is None else self._ledger.extend(granted)
+        if granted is None:
+            return None
+        return self._ledger.extend(granted, self.live_members if self._protocol.is_spmd else ())
 
     def give_back(self, ticket: Ticket, at_s: float) -> list[Order]:
         """The member skips this work: its leases return or are dropped, and it is granted anew.
@@ -145,8 +177,12 @@ class Coordinator:
         for member in self.live_members:
             if self._members.is_at_work(member):
                 self._cancel(Cancel(member), orders, is_abandoned=False)
+            self._ledger.forget(member, is_for_good=False)
             self._book(Left(member, at_s), orders)
         self._protocol.load(at_rest(self._protocol, self._unheard))
+        self._outside.clear()
+        if not self.is_epoch_open and not self._ledger.is_done:
+            self.is_cut_off = True  # what rode on to the next epoch has returned
         return orders
 
     # -- facts --------------------------------------------------------------------------------
@@ -160,11 +196,7 @@ class Coordinator:
                 self.last_stats.late += 1
                 orders.append(Late(fact.ticket))
                 return False
-            if fact.num_samples < 1 or not granted.version <= fact.ticket.version <= self.version:
-                raise ProtocolError(
-                    f"{fact!r}: a push has at least 1 sample and a version from "
-                    f"{granted.version} (granted) to {self.version} (newest)"
-                )
+            self._check(fact, granted)
             return True
         if isinstance(fact, Joined):
             members.check_new(fact.member)
@@ -174,12 +206,36 @@ class Coordinator:
         members.check_known(fact.member)
         return fact.member in members.live  # or its end was noticed twice
 
+    def _check(self, fact: Pushed, granted: Ticket) -> None:
+        """Raise ProtocolError unless a push can be what its ticket says."""
+        if not granted.version <= fact.ticket.version <= self.version:
+            raise ProtocolError(
+                f"{fact!r}: a push has a version from {granted.version} (granted) to "
+                f"{self.version} (newest)"
+            )
+        if fact.num_samples < 0 or not fact.share >= 0.0 or (fact.share and not fact.num_samples):
+            raise ProtocolError(f"{fact!r}: a push that weighs something has at least 1 sample")
+        if fact.kept or fact.unused:
+            held = {lease.id for lease in self._ledger.leases_of(granted)}
+            if len({*fact.kept, *fact.unused}) < len(fact.kept) + len(fact.unused) or (
+                not held.issuperset((*fact.kept, *fact.unused))
+            ):
+                raise ProtocolError(
+                    f"{fact!r}: a push keeps or leaves leases that it does not hold"
+                )
+
     def _book(self, fact: Fact, orders: list[Order]) -> None:
         members = self._members
         if isinstance(fact, Pushed):
             granted = members.end_work(fact.ticket.member)
             assert granted is not None
-            for beaten in self._ledger.gather(granted, fact.ticket):
+            is_weightless = not fact.share
+            if is_weightless:
+                self._weightless.add(fact.ticket)
+            for beaten in self._ledger.gather(
+                granted, fact.ticket, kept=fact.kept, unused=fact.unused,
+                is_weightless=is_weightless,
+            ):  # fmt: skip
                 members.withdraw(beaten.member)
                 self._ledger.give_up(beaten, is_abandoned=False)
                 self.last_stats.cancelled += 1
@@ -190,7 +246,7 @@ class Coordinator:
             lost = members.leave(fact.member)
             if lost is not None:
                 self._ledger.give_up(lost, is_abandoned=False)
-            self._ledger.take_back(fact.member)
+            self._ledger.forget(fact.member, is_for_good=not self.is_epoch_open)
         elif isinstance(fact, Stalled):
             self._ledger.take_back(fact.member)
 
@@ -216,6 +272,11 @@ class Coordinator:
                 self._discard(decision, orders, is_abandoned=is_abandoned)
 
     def _apply(self, update: Apply, orders: list[Order]) -> None:
+        if self._weightless:
+            lighter = self._split(update, orders)
+            if lighter is None:
+                return
+            update = lighter
         staleness_versions = self.last_stats.staleness_versions
         for pushed in update.tickets:
             lag = self.version - pushed.version
@@ -224,6 +285,22 @@ class Coordinator:
         self.version += 1
         self.last_stats.updates += 1
         orders.append(update)
+
+    def _split(self, update: Apply, orders: list[Order]) -> Apply | None:
+        """The update without the pushes that weigh nothing, which end here; None: no update."""
+        nothing = tuple(one for one in update.tickets if one in self._weightless)
+        if not nothing:
+            return update
+        for pushed in nothing:
+            self._ledger.retire(pushed, self.version)
+        self._weightless.difference_update(nothing)
+        orders.append(Retire(nothing))
+        pairs = [
+            pair
+            for pair in zip(update.tickets, update.weights, strict=True)
+            if pair[0] not in nothing
+        ]
+        return Apply(*zip(*pairs, strict=True)) if pairs else None
 
     def _cancel(self, cancel: Cancel, orders: list[Order], *, is_abandoned: bool) -> None:
         ticket = self._members.end_work(cancel.member)
@@ -236,6 +313,7 @@ class Coordinator:
 
     def _discard(self, discard: Discard, orders: list[Order], *, is_abandoned: bool) -> None:
         self._ledger.give_up(discard.ticket, is_abandoned=is_abandoned)
+        self._weightless.discard(discard.ticket)
         self.last_stats.discarded += 1
         orders.append(discard)
 
@@ -254,11 +332,11 @@ class Coordinator:
                 self._serve(orders)
             if ledger.is_done:  # 3
                 self.is_epoch_open = False
-                orders.append(EpochEnd(self.epoch, self.version))
+                orders.append(EpochEnd(self.epoch, self.version, self._num_unused))
             elif ledger.has_gathered:
                 raise ProtocolError(f"{self._protocol} kept {ledger.gathered()} when exhausted")
         if ledger.lookahead.is_used:  # 4
-            ledger.look_ahead(self._protocol.num_steps)
+            ledger.look_ahead(self._protocol.num_steps, in_step=self._protocol.is_spmd)
             self._tell_upcoming(orders)
 
     def _serve(self, orders: list[Order]) -> None:
@@ -268,7 +346,10 @@ class Coordinator:
         may_copy = self._protocol.copies_in_tail
         if self._ledger.has_free or (may_copy and self._members.num_at_work):
             for member in sorted(pending):
-                if not self._grant(member, orders, may_copy=may_copy):
+                if member in self._outside:
+                    continue
+                is_served = self._grant(member, orders, may_copy=may_copy)
+                if not is_served and not self._ledger.has_again:
                     return
 
     def _grant(self, member: int, orders: list[Order], *, may_copy: bool = False) -> bool:
@@ -299,6 +380,9 @@ class Coordinator:
             "epoch": self.epoch,
             "is_epoch_open": self.is_epoch_open,
             "stats": self.last_stats.state(),
+            "weightless": sorted(map(list, self._weightless)),
+            "outside": sorted(self._outside),
+            "num_unused": self._num_unused,
             "protocol": self._protocol.state(),
             "ledger": self._ledger.state(),
             "members": self._members.state(),
@@ -307,7 +391,8 @@ class Coordinator:
     def resting_state(self) -> dict[str, Any]:
         """`state()` after a `stop()`, while the run goes on: what a checkpoint holds."""
         state = resting(self.state(), at_rest(self._protocol, self._unheard))
-        return {**state, "is_epoch_open": not self.is_between_epochs}
+        is_over = self.is_between_epochs and not self._ledger.has_riding
+        return {**state, "is_epoch_open": not is_over}
 
     def frontier(self) -> int | None:
         """While nobody works: the position before which all samples are used, and after it none."""
@@ -324,6 +409,8 @@ class Coordinator:
         self.epoch = state["epoch"]
         self.is_epoch_open = state["is_epoch_open"]
         self.last_stats.load(state["stats"])
+        self._weightless = {Ticket(*ticket) for ticket in state["weightless"]}
+        self._outside, self._num_unused = set(state["outside"]), state["num_unused"]
         self._protocol.load(state["protocol"])
         self._ledger.load(state["ledger"])
         self._members.load(state["members"])

@@ -5,10 +5,12 @@ facts, the coordinator answers with orders, the engine carries them out:
 
     facts      Joined    Pushed    Stalled    Left    Exhausted
     decisions  Apply     Discard   Cancel     Release           (what a protocol says)
-    orders     Apply     Discard   Cancel     Grant    Late    EpochEnd   (what an engine hears)
+    orders     Apply     Discard   Cancel     Grant    Late    Retire    EpochEnd
+                                                                    (what an engine hears)
 
 A protocol says ``Release(member)``; the coordinator makes it a ``Grant``, which names the ticket
-and the leases. This module must not know of tensors, processes, clocks or the network.
+and the leases, and takes pushes that weigh nothing out of an ``Apply``, into a ``Retire``. This
+module must not know of tensors, processes, clocks or the network.
 
 All are NamedTuples, checked by the coordinator where they enter: a frozen dataclass costs four
 times as much to make, and the simulator makes millions.
@@ -52,13 +54,31 @@ class Joined(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A member finished the work of ``ticket``; ``loss`` is the mean over its samples or nan."""
+    """A member finished the work of ``ticket``; ``loss`` is the mean over its samples or nan.
+
+    Attributes:
+        num_samples: whose gradients are in it.
+        weight: its share of an update against those of the others; None: its samples. A push of
+            weight 0 has no gradient and is in no update, but to a protocol it is a push.
+        kept: ids of those of the ticket's leases that stay with the member, since they ride on a
+            later push: a gradient that was accumulated and not stepped yet. Where it keeps all of
+            a push that weighs something, it steps once more on them and is granted the same again.
+        unused: ids of those that the script did nothing with; they are done all the same.
+    """
 
     ticket: Ticket
     num_samples: int
     loss: float
     is_finite: bool
     at_s: float
+    weight: float | None = None
+    kept: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """What it weighs against the other pushes of its update."""
+        return self.num_samples if self.weight is None else self.weight
 
 
 class Stalled(NamedTuple):
@@ -130,13 +150,23 @@ class Late(NamedTuple):
     ticket: Ticket
 
 
+class Retire(NamedTuple):
+    """These pushes weigh nothing: they are done, and there is no update of them."""
+
+    tickets: tuple[Ticket, ...]
+
+
 class EpochEnd(NamedTuple):
-    """Every lease of ``epoch`` is retired or dropped; parameters stand at ``version``."""
+    """Every lease of ``epoch`` is retired or dropped; parameters stand at ``version``.
+
+    ``num_unused`` samples were never handed out: the script left its loop before.
+    """
 
     epoch: int
     version: int
+    num_unused: int = 0
 
 
 Fact: TypeAlias = Joined | Pushed | Stalled | Left | Exhausted
 Decision: TypeAlias = Apply | Discard | Cancel | Release
-Order: TypeAlias = Apply | Discard | Cancel | Grant | Late | EpochEnd
+Order: TypeAlias = Apply | Discard | Cancel | Grant | Late | Retire | EpochEnd

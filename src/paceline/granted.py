@@ -1,21 +1,26 @@
-"""The batches of a script's loop, grant by grant: what ``prepare`` gives back for its loader.
+"""The batches of a script's loop: what ``prepare`` gives back for its loader.
 
-    session.grant() -> leases -> prepared.take(lease) -> the loop's batch -> optimizer.step -> next
+    several workers   session.grant() -> leases -> prepared.take(lease) -> the loop's batch
+    one worker        the user's own loader, batch for batch
 
-This module must not know what a step does with a batch, nor how a session carries anything.
+Inside its own loop, and where no gradients are made, it is the user's own loader, too: an
+evaluation over it, ``next(iter(loader))`` or ``list(loader)`` there take nothing from the run. This
+module must not know what a step does with a batch, nor how a session carries anything.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .events import Grant
+import torch
+
 from .prepared import Prepared
+from .sessions.mediated import MediatedSession
 
 
 class PreparedLoader:
     """Iterates over the mini-batches that this worker is granted, epoch by epoch.
 
-    ``len`` is the number of updates an epoch.
+    ``len`` is the number of updates an epoch. What else the user's loader has, it has.
     """
 
     def __init__(self, prepared: Prepared, take_epoch: Callable[[], int]) -> None:
@@ -24,17 +29,48 @@ class PreparedLoader:
         self.dataset = prepared.leased.dataset
         self.batch_size = prepared.shape.batch_size
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._prepared.leased.loader, name)
+
     def __len__(self) -> int:
         prepared = self._prepared
-        if prepared.leased.order.has_own_batches:
+        if prepared.leased.order.has_own_batches or prepared.is_alone:
             return prepared.num_batches
         return prepared.shape.batches().num_batches
 
     def __iter__(self) -> Iterator[Any]:
         prepared = self._prepared
+        if prepared.is_iterating or not torch.is_grad_enabled():
+            for batch in prepared.leased.loader:
+                prepared.has_nested = True
+                yield prepared.to_device(batch)
+        elif prepared.is_alone:
+            yield from self._alone()
+        else:
+            yield from self._epoch()
+
+    def _alone(self) -> Iterator[Any]:
+        """The user's loader; what was given back comes once more at the end."""
+        prepared = self._prepared
+        self._take_epoch()
+        prepared.is_iterating = True
+        try:
+            for batch in _with_those_given_back(prepared.batches_alone(), prepared.given_back):
+                if prepared._session.is_stopped:
+                    return
+                yield prepared.take_alone(batch)
+        finally:
+            prepared.is_iterating = False
+            prepared.given_back.clear()
+
+    def _epoch(self) -> Iterator[Any]:
+        prepared, leased = self._prepared, self._prepared.leased
         session = prepared._session
+        assert isinstance(session, MediatedSession)
+        prepared.finish_leaving()
         epoch = self._take_epoch()
-        leased = prepared.leased
         if prepared.tells_settings:
             prepared.tell_settings()
         ends = leased.order.draw(epoch)
@@ -44,26 +80,24 @@ class PreparedLoader:
             return
         prepared.is_iterating = True
         try:
-            while (grant := session.grant()) is not None:
-                yield from self._granted(grant)
-            prepared.advance(session.version)  # so that every worker shows the same rate now
+            while (lease := prepared.next_lease()) is not None:
+                yield prepared.take(lease)
+        except GeneratorExit:
+            prepared.leave()
+            raise
         finally:
             prepared.is_iterating = False
             leased.end_epoch()
+            if session.grant() is None:
+                prepared.advance(session.version)  # so that every worker shows the same rate now
 
-    def _granted(self, grant: Grant) -> Iterator[Any]:
-        """The batches of one grant, and more of them while the loop accumulates."""
-        prepared, session = self._prepared, self._prepared._session
-        leases, depth = grant.leases, prepared.leased.lookahead
-        while True:
-            if depth:
-                prepared.leased.reserve(session.upcoming(depth))
-            for lease in leases:
-                yield prepared.take(lease)
-                if session.grant() is not grant:
-                    return
-            more = session.extend()
-            if more is None:
-                prepared.push_rest()
-                return
-            leases = (more,)
+
+def _with_those_given_back(batches: Iterator[Any], given_back: list[Any]) -> Iterator[Any]:
+    """Each once more after the batch that follows it, or at the end."""
+    for batch in batches:
+        waiting = given_back[:]
+        given_back.clear()
+        yield batch
+        yield from waiting
+    while given_back:
+        yield given_back.pop(0)

@@ -2,16 +2,20 @@
 
 A lease walks through these places, and the ledger always knows where it is:
 
-    free --1--> held --2--> gathered --3--> retired
-     ^ |         ^ |           |
-     | 5         1 4           4            1  handed out with a ticket
-     | v         | |           |            2  pushed          3  applied
-     | reserved -' |           |            4  given up: returns, or is dropped where asked
-     `-------------+-----------'            5  reserved to be fetched ahead, and taken back
+    free --1--> held --2--> gathered --3--> retired       1  handed out with a ticket
+     ^ |         ^ |           |                          2  pushed
+     | 5         1 4           4                          3  applied
+     | v         | |           |                          4  given up: returns, or is dropped
+     | reserved -' |           |                             where asked
+     `-------------+-----------'                          5  kept to be fetched ahead; taken back
+
+    held --6--> riding --> held, returned                 6  pushed, and rides on a later push
+    held --7--> unused                                    7  pushed, and nothing came of it
 
 Returned leases go out first, lowest position first. In an epoch's tail one lease may be held by
-several tickets: copies, of which the first push wins. This module must not know of protocols,
-of who is alive, or of time; it never decides who works.
+several tickets: copies, of which the first push wins. A riding lease does not hold its epoch up: it
+may be in an update of the next one. This module must not know of protocols, of who is alive, or of
+time; it never decides who works.
 """
 
 import enum
@@ -27,7 +31,8 @@ from paceline.lookahead import Lookahead
 
 Dropped: TypeAlias = Literal["requeue", "skip"]
 
-_NOT_YET, _IS_DROPPED = 0, -1  # where else the version stands that retired a lease, from 1 on
+# Where else the version stands that retired a lease, from 1 on.
+_NOT_YET, _IS_DROPPED, _IS_UNUSED = 0, -1, -2
 
 
 class Place(enum.Enum):
@@ -37,8 +42,10 @@ class Place(enum.Enum):
     RESERVED = "reserved"
     HELD = "held"
     GATHERED = "gathered"
+    RIDING = "riding"
     RETIRED = "retired"
     DROPPED = "dropped"
+    UNUSED = "unused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,8 @@ class Ledger:
             num_samples, batch_size, parts, ends=batch_ends, keep_remainder=keep_remainder
         )
         self.lookahead = Lookahead()
+        self._again: dict[int, tuple[Lease, ...]] = {}  # by member, to be granted once more
+        self._riding: dict[int, tuple[Lease, ...]] = {}  # by member, on its next push
         self._begin(Cuts(self.every_epoch, -1, 0))
 
     def _begin(self, cuts: Cuts) -> None:
@@ -116,7 +125,12 @@ class Ledger:
     # -- the walk of a lease ------------------------------------------------------------------
 
     def hand_out(self, ticket: Ticket, num_steps: int) -> tuple[Lease, ...]:
-        """Give `ticket` up to `num_steps` free leases; empty if none is free."""
+        """Give `ticket` up to `num_steps` free leases; empty if none is free.
+
+        What rides on the member's next push comes first, besides those.
+        """
+        if self._again and (again := self._again.pop(ticket.member, None)) is not None:
+            return self._hold(ticket, again)
         lease = self._next_lease(ticket.member)
         if lease is None:
             return ()
@@ -127,7 +141,20 @@ class Ledger:
             self._held[lease.id] = holder
             leases += (lease,)
         self._work[ticket] = leases
+        if self._riding and (riding := self._riding.pop(ticket.member, None)) is not None:
+            return self._hold(ticket, riding + leases)
         return leases
+
+    def _hold(self, ticket: Ticket, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        for lease in leases:
+            if self._is_of_this_epoch(lease):
+                self._held[lease.id] = (ticket,)
+        self._work[ticket] = leases
+        return leases
+
+    def _is_of_this_epoch(self, lease: Lease) -> bool:
+        """Whether its fate is kept here: one that rides may be of an epoch that is over."""
+        return self._cuts.index(lease.id) >= 0
 
     def hand_out_copy(self, ticket: Ticket) -> tuple[Lease, ...]:
         """Give `ticket` a copy of the held lease with fewest holders, then of oldest grant."""
@@ -139,29 +166,90 @@ class Ledger:
         self._work[ticket] = leases
         return leases
 
-    def extend(self, ticket: Ticket) -> Lease | None:
-        """Give a ticket at work one more lease; None if none is free."""
+    def extend(self, ticket: Ticket, in_step_with: Sequence[int] = ()) -> Lease | None:
+        """Give a ticket at work one more lease; None if none is free.
+
+        Args:
+            in_step_with: members that take fresh leases in turns: whoever asks first, each gets
+                those that it would get if all asked in member order.
+        """
+        if in_step_with and not self._returned and self.lookahead.oldest(ticket.member) is None:
+            self.lookahead.keep_for_all(in_step_with, self._next_fresh_lease)
+            if self.lookahead.oldest(ticket.member) is None:
+                return None
         lease = self._next_lease(ticket.member)
         if lease is not None:
             self._held[lease.id] = (ticket,)
             self._work[ticket] += (lease,)
         return lease
 
-    def gather(self, granted: Ticket, pushed: Ticket) -> list[Ticket]:
+    def gather(
+        self,
+        granted: Ticket,
+        pushed: Ticket,
+        *,
+        kept: Sequence[int] = (),
+        unused: Sequence[int] = (),
+        is_weightless: bool = False,
+    ) -> list[Ticket]:
         """The work of `granted` came in as `pushed`; returns the tickets it beat to a lease."""
         leases = self._work.pop(granted)
-        self._pushed[pushed] = leases
         beaten: list[Ticket] = []
         for lease in leases:
-            holders = self._held.pop(lease.id)
+            holders = self._held.pop(lease.id, ())
             if len(holders) > 1:
                 beaten += [other for other in holders if other != granted and other not in beaten]
+        if kept or unused:
+            leases = self._set_apart(granted.member, leases, kept, unused, is_weightless)
+        self._pushed[pushed] = leases
         return beaten
+
+    def _set_apart(
+        self,
+        member: int,
+        leases: tuple[Lease, ...],
+        kept: Sequence[int],
+        unused: Sequence[int],
+        is_weightless: bool,
+    ) -> tuple[Lease, ...]:
+        """Put aside what stays with the member, and what it did nothing with; gives the rest."""
+        stays = tuple(lease for lease in leases if lease.id in kept)
+        if stays and len(stays) == len(leases) and not is_weightless:
+            self._again[member] = stays
+        elif stays:
+            self._riding[member] = stays
+        for lease in leases:
+            if lease.id in unused and self._is_of_this_epoch(lease):
+                self._fate[self._cuts.index(lease.id)] = _IS_UNUSED
+        return tuple(one for one in leases if one.id not in kept and one.id not in unused)
 
     def retire(self, pushed: Ticket, version: int) -> None:
         """The update that made `version` used this push."""
         for lease in self._pushed.pop(pushed):
-            self._fate[self._cuts.index(lease.id)] = version
+            if self._is_of_this_epoch(lease):
+                self._fate[self._cuts.index(lease.id)] = version
+
+    def leave(self, ticket: Ticket, kept: Sequence[int]) -> None:
+        """The script left the loop with this ticket: but for what it keeps, nothing came of it."""
+        leases = self._work.pop(ticket)
+        for lease in leases:
+            self._held.pop(lease.id, None)
+        unused = [lease.id for lease in leases if lease.id not in kept]
+        self._set_apart(ticket.member, leases, kept, unused, is_weightless=True)
+
+    def close(self) -> int:
+        """Hand nothing out any more in this epoch; how many samples never were."""
+        num_samples = 0
+        while (lease := self._cuts.take()) is not None:
+            self._fate.append(_IS_UNUSED)
+            num_samples += lease.num_samples
+        back = self._returned
+        for member in self.lookahead.members():
+            back += [lease.id for lease in self.lookahead.forget(member)]
+        for lease_id in back:
+            self._fate[self._cuts.index(lease_id)] = _IS_UNUSED
+        self._returned = []
+        return num_samples
 
     def give_up(self, ticket: Ticket, *, is_abandoned: bool) -> None:
         """End a ticket at work, or a gathered push, unused: its leases return.
@@ -182,8 +270,11 @@ class Ledger:
                 self._held[lease.id] = tuple(other for other in holders if other != ticket)
 
     def _end_hold(self, lease_id: int, fate: int) -> None:
+        index = self._cuts.index(lease_id)
+        if index < 0:
+            return  # of an epoch that is over
         if fate == _IS_DROPPED:
-            self._fate[self._cuts.index(lease_id)] = fate
+            self._fate[index] = fate
         else:
             heappush(self._returned, lease_id)
 
@@ -192,16 +283,39 @@ class Ledger:
         for lease in self.lookahead.forget(member):
             heappush(self._returned, lease.id)
 
-    def look_ahead(self, num_at_once: int) -> None:
+    def forget(self, member: int, *, is_for_good: bool) -> None:
+        """`member` is gone, with what rode on its next push: that returns.
+
+        What is of an epoch that is over is in no update then, where it is gone `is_for_good`.
+        """
+        self.take_back(member)
+        riding = self._again.pop(member, ()) + self._riding.pop(member, ())
+        for lease in filter(self._is_of_this_epoch, riding):
+            if is_for_good:
+                self._fate[self._cuts.index(lease.id)] = _IS_UNUSED
+            else:
+                heappush(self._returned, lease.id)
+
+    def look_ahead(self, num_at_once: int, *, in_step: bool = False) -> None:
         """Keep fresh leases for those that fetch ahead."""
-        self.lookahead.top_up(self._next_fresh_lease, num_at_once)
+        self.lookahead.top_up(self._next_fresh_lease, num_at_once, in_step=in_step)
 
     # -- questions ----------------------------------------------------------------------------
 
     @property
     def has_free(self) -> bool:
         """Whether somebody could be handed a lease now."""
-        return bool(self._returned or self._cuts.has_more or self.lookahead)
+        return bool(self._returned or self._cuts.has_more or self.lookahead or self._again)
+
+    @property
+    def has_again(self) -> bool:
+        """Whether a member is to be granted what it has once more."""
+        return bool(self._again)
+
+    @property
+    def has_riding(self) -> bool:
+        """Whether a lease of this epoch rides on a push to come."""
+        return any(self._is_of_this_epoch(one) for row in self._riding.values() for one in row)
 
     @property
     def has_held(self) -> bool:
@@ -247,8 +361,8 @@ class Ledger:
         """What became of a lease of this epoch."""
         index = self._cuts.index(lease.id)
         fate = self._fate[index] if index < len(self._fate) else _NOT_YET
-        if fate == _IS_DROPPED:
-            return Whereabouts(place=Place.DROPPED)
+        if fate in (_IS_DROPPED, _IS_UNUSED):
+            return Whereabouts(place=Place.DROPPED if fate == _IS_DROPPED else Place.UNUSED)
         if fate != _NOT_YET:
             return Whereabouts(place=Place.RETIRED, version=fate)
         if lease.id in self._held:
@@ -259,6 +373,10 @@ class Ledger:
                 return Whereabouts(place=Place.GATHERED, members=(ticket.member,))
         if (owner := self.lookahead.owner(lease)) is not None:
             return Whereabouts(place=Place.RESERVED, members=(owner,))
+        for place, kept in ((Place.HELD, self._again), (Place.RIDING, self._riding)):
+            members = tuple(member for member, leases in kept.items() if lease in leases)
+            if members:
+                return Whereabouts(place=place, members=members)
         return Whereabouts(place=Place.FREE)
 
     def counts(self) -> dict[Place, int]:
@@ -280,6 +398,8 @@ class Ledger:
             "held": [[lease_id, list(map(list, by))] for lease_id, by in self._held.items()],
             "work": _by_ticket(self._work),
             "pushed": _by_ticket(self._pushed),
+            "again": _by_member(self._again),
+            "riding": _by_member(self._riding),
             "lookahead": self.lookahead.state(),
         }
 
@@ -288,13 +408,24 @@ class Ledger:
         self._begin(Cuts.from_state(state["cuts"], self.every_epoch))
         self._fate, self._returned = list(state["fate"]), list(state["returned"])
         self._held = {lease_id: tuple(Ticket(*t) for t in by) for lease_id, by in state["held"]}
-        by_id = self._cuts.by_id
         self._work, self._pushed = (
-            {Ticket(*ticket): tuple(map(by_id, ids)) for ticket, ids in state[part]}
+            {Ticket(*ticket): _leases(rows) for ticket, rows in state[part]}
             for part in ("work", "pushed")
         )
-        self.lookahead.load(state["lookahead"], by_id)
+        self._again, self._riding = (
+            {member: _leases(rows) for member, rows in state[part]} for part in ("again", "riding")
+        )
+        self.lookahead.load(state["lookahead"], self._cuts.by_id)
 
 
-def _by_ticket(leases_of: dict[Ticket, tuple[Lease, ...]]) -> list[list[list[int]]]:
-    return [[list(ticket), [lease.id for lease in leases]] for ticket, leases in leases_of.items()]
+def _by_ticket(leases_of: dict[Ticket, tuple[Lease, ...]]) -> list[list[list[Any]]]:
+    """Whole leases: one that rides may be of an epoch whose cuts are no longer here."""
+    return [[list(ticket), [*map(list, leases)]] for ticket, leases in leases_of.items()]
+
+
+def _by_member(leases_of: dict[int, tuple[Lease, ...]]) -> list[list[Any]]:
+    return [[member, [*map(list, leases_of[member])]] for member in sorted(leases_of)]
+
+
+def _leases(rows: Sequence[Sequence[int]]) -> tuple[Lease, ...]:
+    return tuple(Lease(*row) for row in rows)

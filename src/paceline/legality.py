@@ -1,7 +1,7 @@
 """What a protocol may decide; checked before the first of its decisions is carried out.
 
     Apply     of at least one gathered push, each named once; as many weights, which sum to 1;
-              where a staleness rule scales them, each is over 0 and they sum to at most 1
+              where a staleness rule scales them, none is below 0 and they sum to at most 1
     Discard   of a gathered push, not named before
     Cancel    of a live member that it has released and that has not pushed since
     Release   of a live member that waits for it, for at least one step
@@ -79,8 +79,8 @@ def _check_weights(update: Apply, fact: Fact, is_scaled: bool) -> None:
     if not is_scaled:
         if not is_legal or abs(total - 1.0) > _WEIGHT_TOLERANCE:
             raise _refusal(update, fact, "an update needs one weight a push, and a sum of 1")
-    elif not is_legal or not min(weights) > 0.0 or total > 1.0 + _WEIGHT_TOLERANCE:
-        rule = "an update needs one weight a push, each over 0, and a sum of at most 1"
+    elif not is_legal or not min(weights) >= 0.0 or total > 1.0 + _WEIGHT_TOLERANCE:
+        rule = "an update needs one weight a push, none below 0, and a sum of at most 1"
         raise _refusal(update, fact, rule)
 
 

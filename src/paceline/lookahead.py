@@ -46,16 +46,34 @@ class Lookahead:
         """For whom a lease is kept, if it is."""
         return next((m for m, queue in self._queues.items() if lease in queue), None)
 
-    def top_up(self, next_fresh: Callable[[], Lease | None], num_at_once: int) -> None:
-        """Fill all to their depth in turns, in member order, `num_at_once` leases a turn."""
+    def members(self) -> list[int]:
+        """For whom something is kept."""
+        return list(self._queues)
+
+    def keep_for_all(self, members: Sequence[int], next_fresh: Callable[[], Lease | None]) -> None:
+        """One more lease for each of them, in their order, as far as there are any."""
+        for member in members:
+            if (lease := next_fresh()) is None:
+                return
+            self._queues.setdefault(member, []).append(lease)
+
+    def top_up(
+        self, next_fresh: Callable[[], Lease | None], num_at_once: int, *, in_step: bool = False
+    ) -> None:
+        """Fill all to their depth in turns, in member order, `num_at_once` leases a turn.
+
+        Args:
+            in_step: where one is short all take a turn, so that the order does not depend on who
+                comes first.
+        """
         short = sorted(m for m, d in self._depths.items() if len(self._queues.get(m, ())) < d)
         while short:
-            for member in short:
+            for member in sorted(self._depths) if in_step else short:
                 for _ in range(num_at_once):
                     if (lease := next_fresh()) is None:
                         return
                     self._queues.setdefault(member, []).append(lease)
-            short = [m for m in short if len(self._queues[m]) < self._depths[m]]
+            short = [m for m in short if len(self._queues.get(m, ())) < self._depths[m]]
 
     def news(self, member: int) -> tuple[Lease, ...]:
         """What is kept for `member` and was not told to it yet; from now on it is."""

@@ -7,7 +7,9 @@ replaced on the object. This module must not know how a session carries anything
 import cmath
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from .compute.amp import Amp
 from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
 from .compute.replica import Replica, refuse_what_cannot_be_carried
+from .compute.scalers import reset_scalers
 from .compute.schedule import Schedule
 from .compute.settings import adopt, settings_text
 from .conditions.faults import FaultPlan
@@ -27,14 +30,16 @@ from .conditions.holdup import Holdup
 from .conditions.mishaps import Mishaps
 from .context import Context
 from .data.loader import LeasedLoader
+from .data.plain import plain_batches, plain_sizes
 from .data.trees import apply
 from .errors import ConfigError
 from .events import Lease
 from .fast import Script, Settled, settle
+from .holding import Holding
 from .keeper import Keeper, groups_of, random_states, restore_random_states, set_groups
 from .replaced import clone_state, note_losses, replace_step, share_state, sort_out
 from .scaling import Scaling
-from .sessions.base import Session, Shape, Work, not_finite
+from .sessions.base import Session, Shape, Stopped, Superseded, Work, not_finite
 from .sessions.mediated import MediatedSession
 from .sessions.solo import SoloSession
 from .store.shared import arena_bytes, pinned_at
@@ -60,6 +65,7 @@ class Prepared:
         fast: tuple[str, Forward | None] = ("none", None),
     ) -> None:
         self._session = session
+        self._member = session if isinstance(session, MediatedSession) else None
         self._context = context
         self._device = device
         self._keeper = keeper
@@ -68,7 +74,9 @@ class Prepared:
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
         counted = LeasedLoader(loader, context.seed, device)
-        num_samples, self.num_batches = counted.order.count()
+        is_alone = self.is_alone  # then nothing is drawn: it would be missing in the loop
+        sizes = plain_sizes(loader) if is_alone else counted.order.count()
+        num_samples, self.num_batches = sizes
         size = loader.batch_size or -(-num_samples // self.num_batches)
         if batch == "per-worker":
             size *= context.parts
@@ -84,18 +92,29 @@ class Prepared:
         is_chosen = context.precision is not None
         self.amp = Amp(optimizer, device, speed.precision if is_chosen else None)
         self.is_iterating = False
+        self.has_nested = False
+        """Whether the loader was iterated inside its own loop since the last batch."""
+        self.is_failing = False
+        """Whether an exception of the script's own has left a step block."""
+        self.has_left = False
+        self.holding = Holding(is_local=context.is_difference)
+        self.given_back: list[Any] = []
+        self._batch: Any = None
         self.loss: Tensor | None = None
-        self._work = Work()
+        self._local_loss = math.nan
+        self._asked = Work()
+        """What the script asked for the next push, as a norm to clip to."""
         self._norm: Tensor | None = None
         self.scaling = Scaling(session, model, optimizer, is_local=context.is_difference)
         self._parameters = list(model.parameters())
-        self._local_steps = 0
         self._holdup = Holdup.of(context, session.seat)
         plan = FaultPlan.parse(context.fault, context.workers)
         self._mishaps = Mishaps(plan.of_worker(session.seat))
         self._begun_s = time.perf_counter()
-        self._step_optimizer = optimizer.step
+        self._step_optimizer, self._zero_grad = optimizer.step, optimizer.zero_grad
         replace_step(optimizer, self._step)
+        if not self.is_alone:
+            optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
         self._schedules = [
             Schedule(
                 one,
@@ -209,81 +228,242 @@ class Prepared:
         self._session.tell_settings(settings_text(self.optimizer, self._schedules))
 
     def note_loss(self, loss: Tensor) -> None:
-        """The loss that the next push reports."""
+        """A backward pass begins; the loss is what the next push reports."""
         self.loss = loss
+        if self.holding.has_accumulated and not self._has_gradients():
+            self.holding.zeroed()
+        self.holding.differentiated()
 
-    # -- one mini-batch -------------------------------------------------------------------------
+    def _has_gradients(self) -> bool:
+        """Whether anything is accumulated; on accelerators, whether there is memory for it."""
+        grads = (one.grad for one in self._parameters if one.grad is not None)
+        return any(one.device.type != "cpu" or bool(one.any()) for one in grads)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Replaces ``optimizer.zero_grad``: what was accumulated is left unused."""
+        self._zero_grad(set_to_none=set_to_none)
+        self.holding.zeroed()
+
+    # -- mini-batches, one worker -----------------------------------------------------------------
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is plain PyTorch: one worker in its own process."""
+        return self._member is None
+
+    def batches_alone(self) -> Iterator[Any]:
+        """The user's loader, on this worker's device."""
+        return plain_batches(self.leased.loader, self._device, self.settled.speed)
+
+    def take_alone(self, batch: Any) -> Any:
+        self._batch = batch
+        return batch
+
+    # -- mini-batches, one of several workers -----------------------------------------------------
+
+    def next_lease(self) -> Lease | None:
+        """The next mini-batch of this worker; None: the epoch is over."""
+        member, holding = self._member, self.holding
+        assert member is not None
+        self.is_failing = False
+        self.close()
+        while (grant := member.grant()) is not None:
+            holding.follow(grant)
+            if depth := self.leased.lookahead:
+                self.leased.reserve(member.upcoming(depth))
+            if (lease := holding.take()) is not None:
+                return lease
+            if holding.has_accumulated and (more := member.extend()) is not None:
+                holding.add(more)
+                continue
+            self._push(holding.work())
+        holding.follow(None)
+        return None
 
     def take(self, lease: Lease) -> Any:
-        """The batch of ``lease``; the step on it begins."""
-        self._work.num_samples += lease.num_samples
+        """The batch of ``lease``."""
+        self.has_nested = False
         return self.leased.fetch(lease)
+
+    def close(self) -> None:
+        """A step block has ended, or the next batch is asked for: the work on this one is done."""
+        if self._member is None:
+            return
+        if self.holding.close():
+            work = self.holding.work()
+            work.loss, self._local_loss = self._local_loss, math.nan
+            self._push(work)
+        elif self.holding.is_owed:
+            self._push(Work())
+
+    def _push(self, work: Work) -> None:
+        """Push, wait for the release, pull."""
+        assert self._member is not None
+        try:
+            self._member.push(work)
+        except Superseded:
+            if self._member.is_in_step:
+                raise
+            self.superseded()
+            return
+        self.holding.pushed(work)
+        self.holding.follow(self._member.grant())
+
+    def superseded(self) -> None:
+        """The work in flight is another's: forget it and wait for what comes next."""
+        self.replica_drop()
+        reset_scalers(self.optimizer)
+        self._session.superseded()
+        self.scaling.follow()
+
+    def leave(self) -> None:
+        """The loop was left before the epoch's end."""
+        self.has_left = True
+        if not self.is_failing:  # else the worker ends, and nobody is waited for
+            with suppress(Stopped):  # a generator that is closed cannot raise
+                self.finish_leaving()
+
+    def finish_leaving(self) -> None:
+        """End the epoch for all workers, if this one has left it."""
+        member, holding = self._member, self.holding
+        if member is None or not self.has_left:
+            return
+        self.has_left = False
+        self.close()
+        if member.grant() is not None and holding.work().weight:
+            self._push(holding.work())
+        if member.grant() is not None:
+            rest = holding.work()
+            member.leave_epoch(rest.kept)
+            holding.pushed(rest)
+        holding.follow(None)
 
     def to_device(self, batch: Any) -> Any:
         if self._device.type == "cpu":
             return batch
         return apply(lambda tensor: tensor.to(self._device), batch)
 
+    # -- one step ---------------------------------------------------------------------------------
+
     def begin_step(self) -> None:
         self._begun_s = time.perf_counter()
+        self.is_failing = False
+
+    def weigh(self, weight: float) -> None:
+        """See ``Step.weight``."""
+        if not (weight >= 0.0 and math.isfinite(weight)):
+            raise ConfigError(f"step.weight must be >= 0 and finite, got {weight}")
+        current = self.holding.current
+        if current is not None:
+            if current.is_used and not self._context.is_difference:
+                raise ConfigError("step.weight was set after optimizer.step(); set it before")
+            current.weight = float(weight)
 
     def clip(self, parameters: Any, max_norm: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
-        if self._session.num_workers == 1 and not isinstance(self._session, MediatedSession):
+        if self._member is None:
             scale = self.amp.unscale()
             self.loss = None if self.loss is None else self.loss / scale
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        self._work.max_norm = max_norm
+        self._asked.max_norm = max_norm
         self._norm = torch.tensor(math.nan)
         return self._norm
 
     def skip(self) -> None:
+        """See ``Step.skip``."""
         self.replica_drop()
-        self._session.give_back()
+        if self._member is None:
+            self.given_back.append(self._batch)
+            return
+        self._member.give_back()
         self.scaling.follow()
 
     def replica_drop(self) -> None:
         """Forget the gradients of work that does not count."""
-        self._work = Work()
+        self._asked = Work()
+        self.holding.forget()
         self.loss = None
         self.amp.is_waiting = False
         for parameter in self._parameters:
             parameter.grad = None
 
-    def push_rest(self) -> None:
-        """At an epoch's end: what was accumulated and not stepped yet makes a last push."""
-        if self._work.num_samples:
-            self._step()
-
     def _step(self, closure: Callable[[], float] | None = None) -> None:
         """Replaces ``optimizer.step``: push, wait for the release, pull."""
+        try:
+            self._make_step(closure)
+        except ConfigError:
+            self.is_failing = True
+            raise
+
+    def _make_step(self, closure: Callable[[], float] | None) -> None:
         if closure is not None:
             raise ConfigError("optimizer.step(closure) calls the model again; step without one")
-        if (grant := self._session.grant()) is None:
+        current = self.holding.current
+        if self._member is not None and current is None:
             raise ConfigError(
                 "optimizer.step() was called outside the prepared loader: there is no mini-batch "
                 "that the update could stand for"
             )
+        if current is not None and current.is_called_off:
+            return  # outside the block that said so
         if self.amp.is_waiting:
             self.amp.step()  # it comes back here with what the scaler found
             return
         self.amp.check()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.leased.fetch_ahead()  # the device is still at work on this batch
-        self._hold_up(grant.ticket.serial)
-        work, self._work = self._work, Work()
-        work.loss = float(self.loss) if self.loss is not None else math.nan
+        asked, self._asked = self._asked, Work()
+        asked.loss = float(self.loss) if self.loss is not None else math.nan
         self.loss = None
-        self.scaling.read(work)
-        if not isinstance(self._session, MediatedSession):
-            self._step_alone(work)
-        elif not self._context.is_difference:
-            self._session.push(work)
+        if self._member is None:
+            self._step_alone(asked)
         else:
-            self._step_locally(work)
+            self._step_with_others(self._member, asked)
         if self._norm is not None:
             self._norm.fill_(self._session.last_norm)
             self._norm = None
+
+    def _step_with_others(self, member: MediatedSession, asked: Work) -> None:
+        holding = self.holding
+        is_more = holding.is_finished
+        num_steps = holding.stepped()
+        if num_steps > 1 and not self._context.is_difference:
+            self._check_that_all_step_again(member)
+        grant = member.grant()
+        if grant is None:
+            raise ConfigError(
+                "optimizer.step() was called after the epoch's last mini-batch was done"
+            )
+        self._hold_up(grant.ticket.serial)
+        self.scaling.read(asked)
+        if self._context.is_difference:
+            if not asked.found_inf:
+                self._step_optimizer()
+            self._local_loss = asked.loss
+            return
+        keeps = num_steps < holding.steps_a_batch
+        counts = holding.again() if is_more else holding.work(keeps=keeps)
+        self._push(
+            replace(
+                asked, num_samples=counts.num_samples, weight=counts.weight, kept=counts.kept,
+                unused=counts.unused,
+            )
+        )  # fmt: skip
+
+    def _check_that_all_step_again(self, member: MediatedSession) -> None:
+        """Raise ConfigError unless a second step on one batch is what all members do now."""
+        if self.has_nested:
+            raise ConfigError(
+                "optimizer.step() was called for a batch of a second iteration over the prepared "
+                "loader, inside the first, which is not over; leave the first one before, or loop "
+                "over a loader of its own"
+            )
+        if not self._context.is_spmd or member.grant() is None:
+            raise ConfigError(
+                "optimizer.step() was called twice for one mini-batch; with several workers only "
+                "full-sync carries that (--protocol full-sync), and not on the only mini-batch of "
+                "the run: step once, or give each step a mini-batch of its own"
+            )
 
     def _hold_up(self, serial: int) -> None:
         """What ``--delay``, ``--slow`` and ``--fault`` ask for, between gradient and push."""
@@ -300,27 +480,16 @@ class Prepared:
             session.sleep(hold_s)
 
     def _step_alone(self, work: Work) -> None:
-        assert isinstance(self._session, SoloSession)
+        session = self._session
+        assert isinstance(session, SoloSession)
+        self._hold_up(session.version)
+        self.scaling.read(work)
         if work.found_inf or not self._is_finite(work):
-            self._session.skip(work)
+            session.skip()
             return
-        self.advance(self._session.version)
+        self.advance(session.version)
         self._step_optimizer()
-        self._session.push(work)
-
-    def _step_locally(self, work: Work) -> None:
-        """local-sgd: the user's optimizer steps here; after the last lease the difference goes."""
-        if not work.found_inf:
-            self._step_optimizer()
-        grant = self._session.grant()
-        assert grant is not None
-        self._local_steps += 1
-        if self._local_steps < len(grant.leases):
-            self._work.num_samples = work.num_samples
-            return
-        self._local_steps = 0
-        work.inv_scale, work.found_inf = 1.0, False
-        self._session.push(work)
+        session.push()
 
     def _is_finite(self, work: Work) -> bool:
         """Whether the update can be made: no gradient holds inf or nan, which sums spread."""

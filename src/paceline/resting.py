@@ -20,7 +20,7 @@ from paceline.fields import boolean, count, integer, many
 from paceline.protocols.base import SyncProtocol
 
 State = dict[str, Any]
-_NOT_YET, _DROPPED = 0, -1  # fates of leases that no update has used
+_NOT_YET, _DROPPED, _UNUSED = 0, -1, -2  # fates of leases that no update has used
 
 
 def at_rest(protocol: SyncProtocol, unheard: State) -> State:
@@ -41,6 +41,8 @@ def resting(state: State, protocol: State) -> State:
     return {
         **state,
         "stats": stats,
+        "weightless": [],
+        "outside": [],
         "protocol": protocol,
         "ledger": _ledger_at_rest(ledger),
         "members": {
@@ -53,14 +55,19 @@ def resting(state: State, protocol: State) -> State:
 
 def _ledger_at_rest(ledger: State) -> State:
     held = {lease_id for lease_id, _ in ledger["held"]}
-    pushed = {lease_id for _, ids in ledger["pushed"] for lease_id in ids}
+    parts = (ledger["pushed"], ledger["again"], ledger["riding"])
+    pushed = {lease_id for part in parts for _, rows in part for lease_id, *_ in rows}
     kept = {lease_id for _, ids in ledger["lookahead"]["kept"] for lease_id in ids}
+    free = held | pushed | kept | set(ledger["returned"])
+    first_id = ledger["cuts"]["first_id"]  # below it: of an epoch that is over
     return {
         **ledger,
-        "returned": sorted(held | pushed | kept | set(ledger["returned"])),
+        "returned": sorted(lease_id for lease_id in free if lease_id >= first_id),
         "held": [],
         "work": [],
         "pushed": [],
+        "again": [],
+        "riding": [],
         "lookahead": {"depths": [], "kept": [], "told": []},
     }
 
@@ -80,10 +87,12 @@ def audit(state: State, batches: Batches) -> None:
     stats = state["stats"]
     for name in ("updates", "late", "discarded", "cancelled"):
         count(stats[name])
+    count(state["num_unused"])
     dict(many(_pair)(stats["staleness_versions"]))
     ledger = state["ledger"]
     ahead = ledger["lookahead"]
-    for what in (ledger["held"], ledger["work"], ledger["pushed"], *ahead.values()):
+    parts = (ledger[name] for name in ("held", "work", "pushed", "again", "riding"))
+    for what in (state["weightless"], state["outside"], *parts, *ahead.values()):
         if what != []:
             raise ValueError("work is in flight, in a run at rest")
     _audit_cuts(ledger["cuts"], epoch, batches)
@@ -129,7 +138,7 @@ def _audit_fates(ledger: State, version: int, *, is_open: bool) -> None:
     free = [cuts["first_id"] + i for i, fate in enumerate(fates) if fate == _NOT_YET]
     if len(fates) != cuts["num_taken"] or sorted(many(count)(ledger["returned"])) != free:
         raise ValueError("a mini-batch is nowhere, or in two places")
-    if any(not _DROPPED <= fate <= version for fate in fates):
+    if any(not _UNUSED <= fate <= version for fate in fates):
         raise ValueError(f"a mini-batch is in an update after the newest, {version}")
     if fates.count(_DROPPED) != count(ledger["num_dropped"]):
         raise ValueError(f"{ledger['num_dropped']} mini-batches were dropped, others are missing")

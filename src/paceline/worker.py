@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader
 
 from .compute.accelerators import find_device
 from .compute.candidate import Forward
-from .compute.scalers import reset_scalers
 from .compute.seeding import seed_all
 from .context import Context
 from .data.feed import fetch
@@ -87,11 +86,28 @@ def _refuse_other_launchers() -> None:
 
 
 class Step:
-    """One step: ``was_superseded`` tells afterwards whether its work was abandoned."""
+    """One step on one mini-batch; its end closes the work.
+
+    Attributes:
+        was_superseded: tells afterwards whether its work was abandoned.
+        weight: what the mini-batch weighs in its update, >= 0; set it before ``optimizer.step()``.
+            Unset: its samples, which is right for a loss that is a mean over them. A mean over
+            tokens needs the number of tokens.
+    """
 
     def __init__(self, pace: "Pace") -> None:
         self._pace = pace
+        self._weight: float | None = None
         self.was_superseded = False
+
+    @property
+    def weight(self) -> float | None:
+        return self._weight
+
+    @weight.setter
+    def weight(self, value: float) -> None:
+        self._pace._prepared.weigh(float(value))
+        self._weight = float(value)
 
     def skip(self) -> None:
         """Return this step's mini-batch undone; it is handed out again."""
@@ -103,14 +119,15 @@ class Step:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self._pace._session.is_in_step = False
-        if kind is None or not issubclass(kind, Superseded):
+        prepared = self._pace._prepared
+        if kind is None:
+            prepared.close()
+            return False
+        if not issubclass(kind, Superseded):
+            prepared.is_failing = True
             return False
         self.was_superseded = True
-        prepared = self._pace._prepared
-        prepared.replica_drop()
-        reset_scalers(prepared.optimizer)
-        self._pace._session.superseded()
-        prepared.scaling.follow()
+        prepared.superseded()
         return True
 
 
@@ -209,8 +226,6 @@ class Pace:
         if isinstance(self._session, MediatedSession):
             self._prepared.attach(self._session)
         else:
-            assert isinstance(self._session, SoloSession)
-            self._session.shape(self._prepared.shape)
             for line in self._prepared.settled.notes:
                 self.print(line)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]

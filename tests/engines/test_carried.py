@@ -4,6 +4,7 @@ Inline through the store for every case; with real processes through the store a
 where the path matters.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 import loops
 from reference import differ
 from runs import Run, assert_each_sample_once, run_script
-from tiny import EPOCHS, NUM_SAMPLES
+from tiny import BATCH_SIZE, EPOCHS, NUM_SAMPLES
 
 CLOSE = 1e-6
 SCRIPT = Path(loops.__file__)
@@ -81,12 +82,26 @@ def test_live_workers_end_where_the_plain_loop_does_through_the_store(
 def test_accumulated_mini_batches_ride_on_the_next_push(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
-    """The leftover at the epoch's end, too. Peers go on through the store for it."""
+    """As in plain PyTorch, over an epoch's end, too. Peers go on through the store for it."""
     run, results = _run("accumulating", tmp_path, **where)
-    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
-    assert [one.num_samples for one in run.pushes] == [12, 12, 12, 12, 6, 6] * EPOCHS
+    used = run.used()
+    assert used[0] == Counter(range(NUM_SAMPLES))
+    assert used[1] == Counter(range(NUM_SAMPLES - BATCH_SIZE))  # the rest rides on, to no epoch
+    assert [one.num_samples for one in run.pushes if one.share] == [12, 12, 12, 12, 18, 18, 12, 12]
+    assert run.summary.dropped_samples == BATCH_SIZE
     for result in results:
-        assert differ(result, loops.accumulated_plainly()) < CLOSE
+        assert differ(result, loops.CASES["accumulating"](loops.Plain())) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
+)
+def test_what_zero_grad_drops_is_in_no_update(tmp_path: Path, where: dict[str, str]) -> None:
+    run, results = _run("dropping", tmp_path, **where)
+    assert run.used() == [Counter(range(NUM_SAMPLES - BATCH_SIZE))] * EPOCHS
+    assert run.summary.dropped_samples == EPOCHS * BATCH_SIZE
+    for result in results:
+        assert differ(result, loops.CASES["dropping"](loops.Plain())) < CLOSE
 
 
 def test_a_compiled_model_is_left_between_its_passes_and_saved_without_prefixes(

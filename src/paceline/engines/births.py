@@ -66,6 +66,7 @@ def _context(
         num_steps=protocol.num_steps,
         is_difference=protocol.update_rule == "mean",
         cancels=protocol.cancels,
+        is_spmd=protocol.is_spmd,
         nonfinite=settings.nonfinite,
         path=_choose_path(settings, protocol),
         workers=settings.workers,

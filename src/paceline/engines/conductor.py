@@ -82,6 +82,7 @@ class Conductor:
             "push": pushes.pushed,
             "extend": pushes.extend,
             "giveback": pushes.give_back,
+            "leave": pushes.leave_epoch,
             "superseded": pushes.superseded,
             "rounds": self._peers.heard,
             "interrupted": self._peers.interrupted,

@@ -40,10 +40,16 @@ class Ends:
         self._main = 0
 
     def done(self, member: int, message: Message) -> None:
+        """Its script is over; the others go on, and do what it held."""
         run = self._run
-        run.roster[member].is_done = True
-        if run.is_open and not run.ending and len(run.live) > 1:
-            raise self._gate.left_early(member)
+        one = run.roster[member]
+        one.is_done, one.end = True, "its script ended"
+        if run.is_open and not run.ending and not run.are_express:
+            run.observer.note(
+                f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
+                "others go on without it"
+            )
+            run.hear_left(member)
         self._gate.end_if_all_rested()
 
     def failed(self, member: int, message: Message) -> None:

@@ -49,7 +49,7 @@ class Jobs:
         self._rule = staleness
         self._number = 0
         self._version = 0
-        self._summed: dict[Ticket, int] = {}
+        self._summed: dict[Ticket, float] = {}
         self._scales: list[float] = []  # of those, in the same order
         self._faults = 0
         self._overflow_version = NO_OVERFLOW
@@ -64,7 +64,7 @@ class Jobs:
         pushed = cause if isinstance(cause, Pushed) else None
         if pushed is not None:
             self._idle.add(pushed.ticket.member)
-            if push is not None and not _is_refused(pushed.ticket, orders):
+            if push is not None and pushed.share and not _is_refused(pushed.ticket, orders):
                 self._take(pushed, push, orders)
         for order in orders:
             if type(order) is Apply:
@@ -135,10 +135,10 @@ class Jobs:
         if push.fault == FOUND_INF:
             self._overflow_version = max(self._overflow_version, pushed.ticket.version)
         self._max_norm = push.max_norm or self._max_norm
-        self._summed[pushed.ticket] = pushed.num_samples
+        self._summed[pushed.ticket] = pushed.share
         self._scales.append(self._rule.scale(self._version - pushed.ticket.version))
         if not is_alone and not push.fault:
-            weight = pushed.num_samples / self._target
+            weight = pushed.share / self._target
             seat = self._seats[pushed.ticket.member]
             job = ("add", seat, weight, self._scales[-1], is_first)
             self._give(pushed.ticket.member, job)
@@ -149,11 +149,11 @@ class Jobs:
                 f"an update of {sorted(order.tickets)} was decided, "
                 f"but {sorted(self._summed)} were summed"
             )
-        num_samples = sum(self._summed.values())
-        self._check_weights(order, num_samples)
+        total = sum(self._summed.values())
+        self._check_weights(order, total)
         is_alone = pushed is not None and order.tickets == (pushed.ticket,)
         member = pushed.ticket.member if pushed is not None else self._heir()
-        scale = self._scales[0] if is_alone else self._target / num_samples
+        scale = self._scales[0] if is_alone else self._target / total
         self._summed.clear()
         self._scales.clear()
         self._version += 1
@@ -165,13 +165,13 @@ class Jobs:
         else:
             self._give(member, ("finish", self._version, -1, scale, self._max_norm))
 
-    def _check_weights(self, order: Apply, num_samples: int) -> None:
+    def _check_weights(self, order: Apply, total: float) -> None:
         """Whether what was summed is what was decided."""
         if self._rule is WHOLE:
             return
         weights = dict(zip(order.tickets, order.weights, strict=True))
-        for (ticket, samples), scale in zip(self._summed.items(), self._scales, strict=True):
-            summed = scale * samples / num_samples
+        for (ticket, share), scale in zip(self._summed.items(), self._scales, strict=True):
+            summed = scale * share / total
             if abs(summed - weights[ticket]) > _WEIGHT_TOLERANCE:
                 raise ProtocolError(
                     f"{ticket!r} was decided to weigh {weights[ticket]}, but {summed} was summed"

@@ -50,7 +50,7 @@ class LeanDriver:
                 self._take_next()
                 version = self.version
                 continue
-            decisions = react(_NEW(Pushed, (ticket, 1, nan, True, at_s)))
+            decisions = react(_NEW(Pushed, (ticket, 1, nan, True, at_s, None, (), ())))
             if is_direct and len(decisions) == 1 and decisions[0] == (member, 1):
                 used_s += at_s - begun_s[member]
                 begun_s[member] = at_s

@@ -12,6 +12,7 @@ This module must not know processes or tensors.
 from collections.abc import Callable
 
 from ..events import EpochEnd
+from ..sessions.base import Told
 from ..sessions.lane import Message
 from .base import Push
 from .rounds import RoundsBook, Row
@@ -63,11 +64,12 @@ class Peers:
         assert rounds is not None
         ended = None
         at_s = run.now_s(row[0])
-        for number, (num_samples, loss, fault, clocks) in zip(rounds.members, row[1], strict=True):
+        for number, entry in zip(rounds.members, row[1], strict=True):
+            num_samples, loss, fault, clocks, weight = entry
             ticket = run.roster[number].ticket
             if num_samples == 0 or ticket is None:
                 continue
-            _, orders = run.hear_push(ticket, (num_samples, loss, fault), clocks, at_s)
+            _, orders = run.hear_push(ticket, Told(num_samples, loss, fault, weight), clocks, at_s)
             run.note(orders, at_s)
             ended = next((one for one in orders if isinstance(one, EpochEnd)), ended)
         run.engine.jump(run.coordinator.version)
@@ -90,6 +92,7 @@ class Peers:
     def interrupted(self, member: int, message: Message) -> None:
         """A peer left the express path; when all have, the coordinator takes over."""
         if self._rounds is not None:
+            self._run.needs_store |= message[3]
             self._rounds.interrupted(member, message)
             self.take_over_if_all_interrupted()
 
@@ -120,11 +123,11 @@ class Peers:
         if run.ending:
             run.send_stop()
             return
-        for number, (num_samples, loss, fault, clocks, max_norm) in rounds.pending():
+        for number, (num_samples, loss, fault, clocks, weight, max_norm) in rounds.pending():
             ticket = run.roster[number].ticket
             assert ticket is not None
-            work = (num_samples, loss, fault)
-            fact, orders = run.hear_push(ticket, work, clocks, run.now_s())
+            told = Told(num_samples, loss, fault, weight)
+            fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
             run.carry_out(orders, fact, Push(fault, 0, max_norm))
         self._hear_the_dead()
 

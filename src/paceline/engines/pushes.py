@@ -8,7 +8,7 @@ This module must not know epochs, rounds among peers, processes or tensors.
 from collections.abc import Sequence
 
 from ..events import Apply, Discard, Grant, Late, Order, Ticket
-from ..sessions.base import conflict
+from ..sessions.base import Told, conflict
 from ..sessions.lane import Message
 from .base import Push
 from .run import Run
@@ -22,10 +22,10 @@ class Pushes:
         self._hypers: dict[int, int] = {}
 
     def pushed(self, member: int, message: Message) -> None:
-        _, serial, version, num_samples, loss, fault, clocks, hyper, max_norm = message
-        run = self._run
-        ticket = Ticket(member, serial, version)
-        fact, orders = run.hear_push(ticket, (num_samples, loss, fault), clocks, run.now_s())
+        _, serial, version, row, clocks, hyper, max_norm = message
+        run, told = self._run, Told(*row)
+        ticket, fault = Ticket(member, serial, version), told.fault
+        fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
         if hyper and not any(type(order) in (Discard, Late) for order in orders):
             self._compare_hyper(member, hyper, orders)
         run.carry_out(orders, fact, Push(fault, hyper, max_norm))
@@ -50,6 +50,14 @@ class Pushes:
             if lease is not None:
                 run.trace.order(Grant(ticket, (lease,)), run.now_s())
         run.engine.tell(member, ("extended", tuple(lease) if lease is not None else None))
+
+    def leave_epoch(self, member: int, message: Message) -> None:
+        """The script left its loop: the epoch ends for all."""
+        run = self._run
+        if not run.is_open:
+            return  # its end is on the way to this member
+        orders = run.coordinator.leave_epoch(member, message[1], run.now_s())
+        run.carry_out(orders, None, None)
 
     def give_back(self, member: int, message: Message) -> None:
         run = self._run

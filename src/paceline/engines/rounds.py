@@ -1,20 +1,21 @@
 """Rounds that members made among themselves, in the order in which the coordinator hears them.
 
 Every member keeps the rows of the last rounds, so a dead one takes none along; each round is
-passed on once. An entry is (num_samples, loss, fault, clock). Pure.
+passed on once. An entry is (num_samples, loss, fault, clocks, weight). Pure.
 """
 
 from collections.abc import Sequence
 
 from ..sessions.lane import Message
 
-Entry = tuple[int, float, int, tuple[float, float, float, float]]
+Entry = tuple[int, float, int, tuple[float, float, float, float], float]
+"""Of a member that had a mini-batch; of others ``num_samples`` is 0."""
 Row = tuple[float, Sequence[Entry], int]
 """When the round was over (the machine's monotonic clock, seconds), an entry a member, and the
 number of the checkpoint that was taken after it, or 0."""
 
 
-Pending = tuple[int, float, int, tuple[float, float, float, float], float]
+Pending = tuple[int, float, int, tuple[float, float, float, float], float, float]
 """A push that is in no update yet: an entry, and the norm that it asks to be clipped to."""
 
 

@@ -32,7 +32,7 @@ from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
 from ..resumption import Resumption, state_for
-from ..sessions.base import OK
+from ..sessions.base import OK, Told
 from ..sessions.lane import Message
 from ..stats import Patience
 from ..trace import Trace
@@ -82,6 +82,8 @@ class Run:
         self.happened: list[str] = []
         """Faults that were ordered and have come."""
         self.are_express = False
+        self.needs_store = False
+        """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
         """The epoch that the script is in, its code after the loop included."""
         self._log = log
@@ -169,15 +171,17 @@ class Run:
             self.engine.tell(number, message)
 
     def hear_push(
-        self, ticket: Ticket, work: tuple[int, float, int], clocks: Clocks, at_s: float
+        self, ticket: Ticket, told: Told, clocks: Clocks, at_s: float
     ) -> tuple[Pushed, list[Order]]:
-        """A member pushed ``(num_samples, loss, fault)``: count, trace, ask the coordinator."""
-        num_samples, loss, fault = work
-        fact = Pushed(ticket, num_samples, loss, fault == OK, at_s)
-        self.watch.loss = loss
+        """A member pushed: count, trace, ask the coordinator."""
+        num_samples, loss, fault, weight, kept, unused = told
+        weighs_otherwise = None if weight == num_samples else weight
+        fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
         self.roster[ticket.member].count(num_samples, clocks)
-        self.patience.add(clocks[0])
-        self.watch.service.add(self.roster[ticket.member].seat, clocks[0])
+        if weight:
+            self.watch.loss = loss
+            self.patience.add(clocks[0])
+            self.watch.service.add(self.roster[ticket.member].seat, clocks[0])
         self.trace.pushed(fact, *clocks)
         return fact, self.coordinator.hear(fact)
 

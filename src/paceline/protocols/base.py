@@ -256,14 +256,14 @@ class Gathering(SyncProtocol):
         return [Cancel(member) for member in cancelled]
 
     def _apply(self) -> Apply:
-        """One update of all that is gathered, each push weighted by its samples."""
+        """One update of all that is gathered, each push weighted by its samples or its weight."""
         gathered = self._gathered
-        samples = [pushed[1] for pushed in gathered]
-        num_samples, first = sum(samples), samples[0]
-        if samples.count(first) == len(samples):
-            weights = (first / num_samples,) * len(samples)
+        shares = [one[1] if one[5] is None else one[5] for one in gathered]
+        total, first = sum(shares), shares[0]
+        if shares.count(first) == len(shares):  # also of pushes that all weigh nothing
+            weights = (1.0 / len(shares),) * len(shares)
         else:
-            weights = tuple(one / num_samples for one in samples)
+            weights = tuple(one / total for one in shares)
         update = Apply(tuple([pushed[0] for pushed in gathered]), weights)
         gathered.clear()
         return update
@@ -273,14 +273,14 @@ class Gathering(SyncProtocol):
             "idle": sorted(self._idle),
             "working": sorted(self._working),
             "tickets": [list(pushed.ticket) for pushed in self._gathered],
-            "samples": [pushed.num_samples for pushed in self._gathered],
+            "shares": [pushed.share for pushed in self._gathered],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self._idle = set(state["idle"])
         self._working = set(state["working"])
-        # Of what was gathered only ticket and samples are asked for again.
+        # Of what was gathered only ticket and weight are asked for again.
         self._gathered = [
-            Pushed(Ticket(*ticket), num_samples, math.nan, True, 0.0)
-            for ticket, num_samples in zip(state["tickets"], state["samples"], strict=True)
+            Pushed(Ticket(*ticket), 1, math.nan, True, 0.0, weight)
+            for ticket, weight in zip(state["tickets"], state["shares"], strict=True)
         ]

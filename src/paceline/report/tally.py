@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..events import Apply, Discard, EpochEnd, Grant, Joined, Late, Pushed, Ticket
+from ..events import Apply, Discard, EpochEnd, Grant, Joined, Late, Pushed, Retire, Ticket
 from ..records import (
     Ended,
     Evaluated,
@@ -119,6 +119,8 @@ class Tally:
         self._seats: dict[int, int] = {}
         self._pushed: dict[tuple[int, int], Pushed] = {}
         self._leases: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._over: dict[int, int] = {}
+        """Samples of leases in no update when their epoch ended; they may ride on a later push."""
 
     @property
     def first_s(self) -> float:
@@ -198,6 +200,9 @@ class Tally:
             case Late():
                 self.late += 1
                 self._forget(order.ticket)
+            case Retire():
+                for ticket in order.tickets:
+                    self._forget(ticket)
             case EpochEnd():
                 self._epoch_ended(order, t_s)
 
@@ -208,6 +213,8 @@ class Tally:
             *(lease.id for lease in order.leases),
         )
         for lease in (*order.leases, *order.upcoming):
+            if lease.id in self._over:
+                continue  # it rides on
             if not self.epochs or self.epochs[-1].epoch < lease.epoch:
                 self.epochs.append(EpochTally(lease.epoch, t_s, t_s))
             self.epochs[-1].open_leases.setdefault(lease.id, lease.num_samples)
@@ -219,9 +226,11 @@ class Tally:
             # The version that the gradient was computed at against the one it is applied to.
             self.staleness[self.version - ticket.version] += 1
             fact = self._pushed.pop(ticket[:2], None)
+            rest = () if fact is None else fact.kept + fact.unused
             for lease in self._leases.pop(ticket[:2], ()):
-                if self.epochs:
+                if self.epochs and lease not in rest:
                     self.epochs[-1].open_leases[lease] = 0
+                    self.dropped_samples -= self._over.pop(lease, 0)
             if fact is None:
                 continue
             num_samples += fact.num_samples
@@ -261,6 +270,7 @@ class Tally:
         epoch = self.epochs[-1]
         epoch.stop_s = t_s
         epoch.is_whole = True
-        # Every lease is in an update or was dropped: what is in none was dropped.
-        self.dropped_samples += sum(epoch.open_leases.values())
+        # Every lease is in an update or was dropped: what is in none was dropped, or rides on.
+        self.dropped_samples += sum(epoch.open_leases.values()) + order.num_unused
+        self._over.update({one: n for one, n in epoch.open_leases.items() if n})
         epoch.open_leases.clear()

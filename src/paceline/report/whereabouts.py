@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..events import Apply, Cancel, Discard, EpochEnd, Grant, Joined, Late, Lease, Left
+from ..events import (
+    Apply,
+    Cancel,
+    Discard,
+    EpochEnd,
+    Grant,
+    Joined,
+    Late,
+    Lease,
+    Left,
+    Pushed,
+    Retire,
+)
 from ..records import Handed, Header, Heard, Ordered, Record, Resumed
 from ..trace import FILE_NAME, contradiction, read_trace
 
@@ -78,7 +90,7 @@ class Fates:
         self._seats: dict[int, int] = {}
         self._work: dict[tuple[int, int], list[_Lease]] = {}
         self._current: dict[int, tuple[int, int]] = {}
-        self._pushed: set[tuple[int, int]] = set()
+        self._pushed: dict[tuple[int, int], Pushed] = {}
         self._given_up: dict[tuple[int, int], str] = {}
         """Work that came to nothing, and why."""
         self._gone: dict[int, str] = {}
@@ -96,7 +108,7 @@ class Fates:
             case Heard(fact=Left(member, _)):
                 self._gone[member] = record.reason or "gone"
             case Handed():
-                self._pushed.add(record.fact.ticket[:2])
+                self._pushed[record.fact.ticket[:2]] = record.fact
             case Ordered():
                 self._ordered(record)
 
@@ -110,6 +122,9 @@ class Fates:
                     one.tickets.append(ticket[:2])
             case Apply(tickets, _):
                 self._applied(tickets)
+            case Retire(tickets):
+                for ticket in tickets:
+                    self._used_by(ticket[:2])
             case Cancel(member):
                 if member not in self._current:
                     raise contradiction(f"member {member} is called off and never had work")
@@ -123,12 +138,22 @@ class Fates:
 
     def _applied(self, tickets: Iterable[tuple[int, int, int]]) -> None:
         for member, serial, version in tickets:
-            for one in self._work.pop((member, serial), ()):
+            for one in self._used_by((member, serial)):
                 one.num_updates += 1
                 one.update = self._version + 1
                 one.worker = self._seats.get(member, member)
                 one.staleness = self._version - version
         self._version += 1
+
+    def _used_by(self, ticket: tuple[int, int]) -> list[_Lease]:
+        """What a push has a gradient of: neither kept for a later one, nor left unused."""
+        work, fact = self._work.pop(ticket, []), self._pushed.get(ticket)
+        if fact is None:
+            return work
+        for one in work:
+            if one.lease.id in fact.unused:
+                self._given_up[ticket] = "the script did nothing with it"
+        return [one for one in work if one.lease.id not in fact.kept + fact.unused]
 
     def _give_up(self, ticket: tuple[int, int], why: str) -> None:
         said = self._given_up.get(ticket)

@@ -3,7 +3,8 @@
     open_epoch -> [ grant -> compute -> push ] ... -> None at the end of the epoch
 
 ``push`` returns when the next grant is here and the model holds the parameters it names, or when
-the epoch or the run is over. Members:
+the epoch or the run is over; ``extend`` asks for one mini-batch more, ``give_back`` returns the
+work undone, ``leave_epoch`` ends the epoch for all. One worker alone has none of these. Members:
 
     solo       one worker: the user's optimizer steps on the user's parameters
     mediated   through the store, order by order from the coordinator: every protocol
@@ -17,11 +18,11 @@ import abc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..batches import Batches
 from ..conditions.faults import Fault
 from ..errors import ConfigError, WorkerError
-from ..events import Grant, Lease
 from ..store.scale import LossScale
 
 Totals = dict[str, tuple[float, float]]
@@ -44,11 +45,31 @@ class Perished(BaseException):
     """A member of one process among others was killed: its thread ends as a process would."""
 
 
+class Told(NamedTuple):
+    """What the coordinator is told of a push; its fields are those of ``Pushed``."""
+
+    num_samples: int
+    loss: float
+    fault: int
+    weight: float
+    kept: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class Work:
-    """What a member reports with a push."""
+    """What a member reports with a push.
+
+    Attributes:
+        num_samples: whose gradients are in it.
+        weight: its share of an update against the other pushes; 0: there is no gradient.
+        kept, unused: ids of leases, see ``Pushed``.
+    """
 
     num_samples: int = 0
+    weight: float = 0.0
+    kept: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
     loss: float = float("nan")
     found_inf: bool = False
     inv_scale: float = 1.0
@@ -129,33 +150,13 @@ class Session(abc.ABC):
         """Whether this member prints and saves."""
         return True
 
-    @abc.abstractmethod
-    def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
-        """Wait until every member is at this epoch; False: the run is over."""
-
-    @abc.abstractmethod
-    def grant(self) -> Grant | None:
-        """The work to do next; None: the epoch is over."""
-
-    @abc.abstractmethod
-    def push(self, work: Work) -> None:
-        """Hand in the gradient (or the difference) of the work that was granted."""
-
-    @abc.abstractmethod
-    def extend(self) -> Lease | None:
-        """One more mini-batch for the work in flight (gradient accumulation)."""
-
-    @abc.abstractmethod
-    def give_back(self) -> None:
-        """Return the work in flight undone."""
-
     def check(self) -> None:
         """Raise ``Superseded`` when the work in flight is abandoned."""
         return
 
+    @abc.abstractmethod
     def superseded(self) -> None:
         """The step was left: wait for the next grant."""
-        raise AssertionError("this session never cancels")
 
     @property
     def is_stopped(self) -> bool:
@@ -178,20 +179,6 @@ class Session(abc.ABC):
     def sleep(self, seconds: float) -> None:
         """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""
         time.sleep(seconds)
-
-    def upcoming(self, depth: int) -> Sequence[Lease]:
-        """Leases at work and up to ``depth`` after them, without those told before."""
-        return ()
-
-    _told = 0
-    """Position in the epoch up to which ``upcoming`` has told; each epoch begins with 0."""
-
-    def _news(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Those that were not told before; from now on they are."""
-        news = [one for one in leases if one.start >= self._told]
-        if news:
-            self._told = news[-1].stop
-        return news
 
     def schedule_by_version(self, set_it: bool) -> bool:
         """Whether schedules count versions; ``set_it`` says so for the whole run."""

@@ -21,6 +21,7 @@ class Line(NamedTuple):
     """What a member shows its peers about a push; all float64."""
 
     num_samples: float
+    weight: float
     loss: float
     fault: float
     compute_s: float
@@ -122,7 +123,7 @@ class Board:
 
 def check_settings(lines: Sequence[Line]) -> None:
     """Raise ConfigError where the optimizers of two who pushed have different settings."""
-    shown = {seat: line.hyper for seat, line in enumerate(lines) if line.num_samples}
+    shown = {seat: line.hyper for seat, line in enumerate(lines) if line.weight}
     if len(set(shown.values())) > 1:
         first = next(iter(shown))
         raise conflict(first, next(seat for seat in shown if shown[seat] != shown[first]))

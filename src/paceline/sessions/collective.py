@@ -10,6 +10,7 @@ This module must not know protocols.
 
 import datetime
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,21 @@ class CollectiveSession(ExpressSession):
             raise ConfigError("step.skip() is not carried by path 'collective'; use --path store")
         super().give_back()
 
+    def push(self, work: Work) -> None:
+        if self._is_express and (work.kept or work.unused or not work.weight):
+            raise ConfigError(
+                "a mini-batch without a step of its own (skipped, accumulated, or stepped twice) "
+                "is not carried by path 'collective'; use --path store"
+            )
+        super().push(work)
+
+    def leave_epoch(self, kept: Sequence[int]) -> None:
+        if self._is_express:
+            raise ConfigError(
+                "leaving the loop early is not carried by path 'collective'; use --path store"
+            )
+        super().leave_epoch(kept)
+
     # -- one round ------------------------------------------------------------------------------
 
     def _fill(self, work: Work) -> None:
@@ -87,13 +103,13 @@ class CollectiveSession(ExpressSession):
 
     def _update(self, lines: list[Line]) -> None:
         """The mean of all gradients by samples, then the optimizer's step on the whole copy."""
-        samples = [line.num_samples for line in lines]
+        weights = [line.weight for line in lines]
         check_settings(lines)
         self._is_bad = False
         self._is_skipped = any(line.fault for line in lines)
         if self._is_skipped:
             return
-        weight = samples[self.seat] / sum(samples)
+        weight = weights[self.seat] / sum(weights)
         runs = [
             self._mean[start:stop].view(dtype)
             for dtype, start, stop in self._replica.layout.parameters.runs()
@@ -111,7 +127,7 @@ class CollectiveSession(ExpressSession):
             for run in runs:
                 run.mul_(max_norm / (norm + 1e-6))
         self.advance_schedule(self._version)
-        self._updater.step(self._mean, self._present_in_any(samples), self._rule.param_groups)
+        self._updater.step(self._mean, self._present_in_any(weights), self._rule.param_groups)
         self._average_buffers(weight)
 
     def _average_buffers(self, weight: float) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 
 from .lane import Lane
 
-Entry = tuple[int, float, int, tuple[float, float, float, float]]
+Entry = tuple[int, float, int, tuple[float, float, float, float], float]
 Row = tuple[float, list[Entry], int]
 
 _TELL_S = 0.2

@@ -120,6 +120,10 @@ class ExpressSession(MediatedSession):
         start = time.perf_counter()
         clock = self._clock
         clock.compute_s = start - clock.begun_s
+        if work.kept or work.unused or not work.weight:
+            self._ask_to_leave()
+            super().push(work)
+            return
         if self._is_dropped():
             self._mail.next()  # it believes to have pushed, and nobody has heard of it
             raise Stopped
@@ -137,6 +141,11 @@ class ExpressSession(MediatedSession):
         if self._is_express:
             self._ask_to_leave()
         super().give_back()
+
+    def leave_epoch(self, kept: Sequence[int]) -> None:
+        if self._is_express:
+            self._ask_to_leave()
+        super().leave_epoch(kept)
 
     # -- one round ------------------------------------------------------------------------------
 
@@ -166,7 +175,7 @@ class ExpressSession(MediatedSession):
             self._fill(work)
         uses_schedule = self.advance_schedule(self._version)
         self._board.show(Line(
-            num_samples=work.num_samples, loss=work.loss,
+            num_samples=work.num_samples, weight=work.weight, loss=work.loss,
             fault=FOUND_INF if work.found_inf else OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
             squared_norm=0.0, max_norm=work.max_norm,
@@ -187,15 +196,15 @@ class ExpressSession(MediatedSession):
 
     def _update(self, lines: list[Line]) -> None:
         """Mean of this member's share of all gradients, and the optimizer's step on it."""
-        samples = [line.num_samples for line in lines]
-        total = sum(samples)
+        weights = [line.weight for line in lines]
+        total = sum(weights)
         check_settings(lines)
         share = self._share
         self._is_skipped = any(line.fault for line in lines)
-        present = self._present_in_any(samples)
+        present = self._present_in_any(weights)
         if self._is_skipped:
             return
-        norm = share.average([n / total for n in samples])
+        norm = share.average([one / total for one in weights])
         max_norm = max(line.max_norm for line in lines)
         if not math.isfinite(norm):
             self._board.show_bad(self._version)
@@ -204,11 +213,11 @@ class ExpressSession(MediatedSession):
         share.keep(self._version + 1)
         self.advance_schedule(self._version)
         share.step(present, self._rule.param_groups)
-        share.average_buffers([n / total for n in samples])
+        share.average_buffers([one / total for one in weights])
 
-    def _present_in_any(self, samples: list[float]) -> Sequence[int]:
+    def _present_in_any(self, weights: list[float]) -> Sequence[int]:
         """Per parameter: whether any member has a gradient for it."""
-        masks = [bytes(self.store.present(seat)) for seat, n in enumerate(samples) if n]
+        masks = [bytes(self.store.present(seat)) for seat, one in enumerate(weights) if one]
         if all(mask == self._all_present for mask in masks):
             return self._all_present
         return [max(column) for column in zip(*masks, strict=True)]
@@ -251,7 +260,7 @@ class ExpressSession(MediatedSession):
         if self.seat == 0:
             control[VERSION] = 2 * (version + 1) + self._block
         told: list[Entry] = [
-            (int(one.num_samples), one.loss, int(one.fault) or fault, _clocks(one))
+            (int(one.num_samples), one.loss, int(one.fault) or fault, _clocks(one), one.weight)
             for one in map(lines.__getitem__, self._seats)
         ]
         self._round += 1
@@ -312,7 +321,7 @@ class ExpressSession(MediatedSession):
         self._control[ALARM] = 1
         self._tell(Work())
         self._board.arrive()
-        self._report_interruption(None, None)
+        self._report_interruption(None, None, needs_store=True)
         self._leave_with_work()
 
     def _interrupted(self, phase: int, work: Work) -> None:
@@ -323,7 +332,7 @@ class ExpressSession(MediatedSession):
             lines = self._board.lines()
             entries = [
                 (int(one.num_samples), one.loss, self._fault(seat, one.fault), _clocks(one),
-                 one.max_norm)
+                 one.weight, one.max_norm)
                 for seat, one in ((seat, lines[seat]) for seat in self._seats)
             ]  # fmt: skip
         clock, mine = self._clock, None
@@ -332,7 +341,7 @@ class ExpressSession(MediatedSession):
                 self._raise_if_mine()
             fault = self._fault(self.seat, FOUND_INF if work.found_inf else OK)
             clocks = (clock.compute_s, clock.wait_s, clock.push_s, 0.0)
-            mine = (work.num_samples, work.loss, fault, clocks, work.max_norm)
+            mine = (work.num_samples, work.loss, fault, clocks, work.weight, work.max_norm)
         self._report_interruption(mine, entries)
         self._leave_with_work()
         self._await_grant()
@@ -341,10 +350,12 @@ class ExpressSession(MediatedSession):
         """What is wrong with a push that no update has looked at yet."""
         return int(fault) or (OK if self.store.is_finite(seat) else NOT_FINITE)
 
-    def _report_interruption(self, mine: object, entries: object) -> None:
+    def _report_interruption(
+        self, mine: object, entries: object, *, needs_store: bool = False
+    ) -> None:
         """Tell of this member's push and those it saw; wait until all live ones have."""
         self._diary.tell()
-        self._lane.send(("interrupted", mine, entries))
+        self._lane.send(("interrupted", mine, entries, needs_store))
         while (message := self._mail.next())[0] == "mend":
             self._restore_the_dead()
             self._lane.send(("mended",))

@@ -6,13 +6,14 @@ tables below are the whole language. This module must not know what a message le
     member -> coordinator
         describe  (text)                          what prepare() found, as JSON
         arrive    (epoch, batch_ends)             at the loader, waiting for the epoch
-        push      (serial, version, num_samples, loss, fault, clock, hyper, max_norm)
+        push      (serial, version, told, clock, hyper, max_norm)
         extend    (serial)                        one more lease for the ticket at work
         giveback  (serial)
+        leave     (kept)                          the loop was left before the epoch's end
         superseded (serial, wasted_s, left_s)     travels with the next message
         rounds    (first, rows)                   express: whole rounds, in member order,
                                                   each with the checkpoint taken after it, or 0
-        interrupted (push, pushes)                express: left; its own push, and those it saw
+        interrupted (push, pushes, needs_store)   express: left; its own push, and those it saw
         mended    ()                              the shares of dead members are put back
         count     (num_samples, batch_size)       an evaluation
         counted   (start, totals)

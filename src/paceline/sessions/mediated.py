@@ -34,6 +34,7 @@ from .base import (
     Session,
     Shape,
     Superseded,
+    Told,
     Work,
     not_finite,
 )
@@ -76,6 +77,7 @@ class MediatedSession(Session):
         self._drops_next = False
         self.num_workers = control.num_seats
         self._epoch = 0
+        self._told = 0  # position in the epoch up to which ``upcoming`` has told
         self._batch_ends: Sequence[int] | None = None
         self._clock = Clock()
         self.snapshots = Snapshots(lane)
@@ -146,6 +148,7 @@ class MediatedSession(Session):
     # -- the verbs ------------------------------------------------------------------------------
 
     def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
+        """Wait until every member is at this epoch; False: the run is over."""
         if self._mail.has_stopped:
             return False
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
@@ -163,20 +166,24 @@ class MediatedSession(Session):
         self._await_grant()
 
     def grant(self) -> Grant | None:
+        """The work to do next; None: the epoch is over."""
         return self._grant
 
     def push(self, work: Work) -> None:
+        """Hand in the gradient (or the difference) of the work that was granted."""
         start = time.perf_counter()
         clock = self._clock
         clock.compute_s = start - clock.begun_s
-        fault = self._fill_slot(work)
-        hyper = 0 if self.advance_schedule(self._version) else self._digest_hyper()
+        fault, hyper = OK, 0
+        if work.weight:
+            fault = self._fill_slot(work)
+            hyper = 0 if self.advance_schedule(self._version) else self._digest_hyper()
+        told = Told(work.num_samples, work.loss, fault, work.weight, work.kept, work.unused)
         clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
         if not self._is_dropped():
             self._lane.send(
-                ("push", self._serial, self._version, work.num_samples, work.loss, fault, clocks,
-                 hyper, work.max_norm)
-            )  # fmt: skip
+                ("push", self._serial, self._version, tuple(told), clocks, hyper, work.max_norm)
+            )
         clock.wait_s = clock.add_s = 0.0
         self._await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
@@ -216,13 +223,26 @@ class MediatedSession(Session):
         raise not_finite(self.seat, name, self._serial, self._version, loss)
 
     def extend(self) -> Lease | None:
+        """One more mini-batch for the work in flight (gradient accumulation)."""
         self._lane.send(("extend", self._serial))
         message = self._mail.answer("extended")
         return None if message[1] is None else Lease(*message[1])
 
     def give_back(self) -> None:
+        """Return the work in flight undone."""
         self._lane.send(("giveback", self._serial))
         self._await_grant()
+
+    def leave_epoch(self, kept: Sequence[int]) -> None:
+        """The loop was left early: wait for the epoch's end, which comes for all.
+
+        Args:
+            kept: ids of leases whose gradients ride on the next push.
+        """
+        self._lane.send(("leave", tuple(kept)))
+        while (message := self._mail.next())[0] == "grant":
+            pass  # it was on its way
+        self._end_at(message[2] if message[0] == "end" else message[1])
 
     def check(self) -> None:
         self.beat()
@@ -250,9 +270,19 @@ class MediatedSession(Session):
                 raise Superseded
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
-        """The coordinator knows the depth and keeps so many."""
+        """Leases at work and up to ``depth`` after them, without those told before.
+
+        The coordinator knows the depth and keeps so many.
+        """
         grant = self._grant
         return self._news((*grant.leases, *grant.upcoming)) if grant is not None else ()
+
+    def _news(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Those of this epoch that were not told before; from now on they are."""
+        news = [one for one in leases if one.start >= self._told and one.epoch == self._epoch]
+        if news:
+            self._told = news[-1].stop
+        return news
 
     def schedule_by_version(self, set_it: bool) -> bool:
         if set_it:

@@ -1,80 +1,46 @@
 """A session of one worker in its own process: the user's optimizer on the user's parameters.
 
-Nothing is copied, sent or written: ``python train.py`` costs what the bare loop costs. This
-module must not know stores or processes.
+Nothing is copied, sent or written, and there are no leases: ``python train.py`` is the bare loop.
+This module must not know stores or processes.
 """
 
 import time
 from collections.abc import Sequence
 
-from ..events import Grant, Lease, Ticket
-from .base import Census, Session, Shape, Work
+from .base import Census, Session
 from .census import LocalCensus
 
 
 class SoloSession(Session):
-    """One worker, no coordinator: leases in order, every push is its own update."""
+    """One worker, no coordinator: every step is its own update."""
 
     def __init__(self) -> None:
-        self._leases: list[Lease] = []
-        self._next = 0
         self._version = 0
         self._skipped = 0
-        self._grant: Grant | None = None
-        self._held: list[Lease] = []
+        self._is_stopped = False
         self.begun_s = time.perf_counter()
 
-    def shape(self, shape: Shape) -> None:
-        """Set what an epoch is."""
-        self._shape = shape
-
-    def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
-        self._leases = self._shape.batches(batch_ends).cut_all(epoch)
-        self._next = 0
-        self._told = 0
-        self._advance()
-        return True
-
-    def _advance(self) -> None:
-        if self._next < len(self._leases):
-            ticket = Ticket(0, self._version, self._version)
-            self._held = [self._leases[self._next]]
-            self._grant = Grant(ticket, (self._held[0],))
-            self._next += 1
-        else:
-            self._grant = None
-
-    def grant(self) -> Grant | None:
-        return self._grant
-
-    def push(self, work: Work) -> None:
+    def push(self) -> None:
+        """The optimizer has made a step."""
         self._version += 1
-        self._advance()
 
-    def skip(self, work: Work) -> None:
+    def skip(self) -> None:
         """As ``push``, for an update that changed nothing."""
         self._skipped += 1
-        self.push(work)
+        self._version += 1
+
+    def superseded(self) -> None:
+        raise AssertionError("one worker alone never cancels")
 
     def applied(self, version: int) -> int:
         return version - self._skipped
 
-    def extend(self) -> Lease | None:
-        if self._next >= len(self._leases):
-            return None
-        self._next += 1
-        self._held.append(self._leases[self._next - 1])
-        return self._held[-1]
+    def ask_to_stop(self) -> None:
+        self._is_stopped = True
 
-    def give_back(self) -> None:
-        returned = self._held
-        self._advance()
-        self._leases[self._next : self._next] = returned
-        if self._grant is None:
-            self._advance()
-
-    def upcoming(self, depth: int) -> Sequence[Lease]:
-        return self._news([*self._held, *self._leases[self._next : self._next + depth]])
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
 
     @property
     def version(self) -> int:

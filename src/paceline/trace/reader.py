@@ -24,6 +24,7 @@ from ..events import (
     Left,
     Order,
     Pushed,
+    Retire,
     Stalled,
     Ticket,
 )
@@ -58,8 +59,9 @@ from ..records import (
 )
 from .sums import opened
 
-FORMAT = 2
-"""Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum."""
+FORMAT = 3
+"""Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum.
+3: a push may keep leases, or leave them unused."""
 _MOST_WORKERS = 1_000_000
 
 
@@ -183,6 +185,9 @@ def _pushed(fields: _Fields) -> Handed:
         number(fields["loss"]),
         boolean(fields["finite"]),
         real(fields["t"]),
+        real(fields["weight"]) if "weight" in fields else None,
+        many(count)(fields.get("kept", [])),
+        many(count)(fields.get("unused", [])),
     )
     return Handed(
         fact=fact, compute_s=real(fields["compute"]), wait_s=real(fields["wait"]),
@@ -240,7 +245,10 @@ _READERS: Mapping[str, Callable[[_Fields], Record]] = {
     "discard": _ordered(lambda f: Discard(_ticket(f["ticket"]))),
     "late": _ordered(lambda f: Late(_ticket(f["ticket"]))),
     "cancel": _ordered(lambda f: Cancel(count(f["member"]))),
-    "epoch_end": _ordered(lambda f: EpochEnd(count(f["epoch"]), count(f["version"]))),
+    "retire": _ordered(lambda f: Retire(many(_ticket)(f["tickets"]))),
+    "epoch_end": _ordered(
+        lambda f: EpochEnd(count(f["epoch"]), count(f["version"]), count(f.get("unused", 0)))
+    ),
     "superseded": _superseded,
     "scaled": lambda f: Scaled(
         t_s=real(f["t"]), ticket=_ticket(f["ticket"]), scale=real(f["scale"])

@@ -19,6 +19,7 @@ from ..events import (
     Grant,
     Order,
     Pushed,
+    Retire,
     Ticket,
 )
 from ..records import (
@@ -114,8 +115,12 @@ class Trace:
         self, fact: Pushed, compute_s: float, wait_s: float, push_s: float, add_s: float = 0.0
     ) -> None:
         """A push, and where its member's seconds went since the push before."""
-        (member, serial, version), num_samples, loss, is_finite, at_s = fact
+        (member, serial, version), num_samples, loss, is_finite, at_s, weight, kept, unused = fact
         added = f',"add":{add_s:.6f}' if add_s else ""
+        if weight is not None:
+            added += f',"weight":{weight!r}'
+        if kept or unused:
+            added += f',"kept":{[*kept]},"unused":{[*unused]}'
         # JSON has no nan: a loss that is none is null. repr() gives the float back bit for bit.
         self._write(
             f'{{"kind":"pushed","t":{at_s!r},"ticket":[{member},{serial},{version}],'
@@ -137,9 +142,13 @@ class Trace:
         elif isinstance(order, Cancel):
             self._write(f'{{"kind":"cancel","t":{t:.6f},"member":{order.member}')
         elif isinstance(order, EpochEnd):
+            left = f',"unused":{order.num_unused}' if order.num_unused else ""
             self._write(
-                f'{{"kind":"epoch_end","t":{t:.6f},"epoch":{order.epoch},"version":{order.version}'
+                f'{{"kind":"epoch_end","t":{t:.6f},"epoch":{order.epoch},'
+                f'"version":{order.version}{left}'
             )
+        elif isinstance(order, Retire):
+            self._write(f'{{"kind":"retire","t":{t:.6f},"tickets":{_lists(order.tickets)}')
         else:
             kind = "discard" if isinstance(order, Discard) else "late"
             self._write(f'{{"kind":"{kind}","t":{t:.6f},"ticket":{[*order.ticket]}')
