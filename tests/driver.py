@@ -23,6 +23,7 @@ from paceline.events import (
     Left,
     Order,
     Pushed,
+    Retire,
     Stalled,
     Ticket,
 )
@@ -54,6 +55,10 @@ class Driver:
         self.over: list[Ticket] = []  # cancelled or lost, and may still be pushed: late
         self.gathered: dict[Ticket, tuple[list[Lease], int]] = {}
         self.retired: dict[int, int] = {}  # lease id -> version
+        self.riding: dict[int, list[Lease]] = {}  # by member, on its next push
+        self.unused: set[int] = set()  # lease ids that scripts did nothing with, this epoch
+        self.outside: set[int] = set()  # members whose script has left this epoch's loop
+        self.is_closed = False  # and so nothing more is handed out in it
         self.used: Counter[int] = Counter()  # position -> updates that used it, this epoch
         self.version = 0  # counted from the updates that were ordered
         self.num_pushed = 0
@@ -76,6 +81,9 @@ class Driver:
     def open_epoch(self) -> None:
         self.used.clear()
         self.retired.clear()
+        self.unused.clear()
+        self.outside.clear()
+        self.is_closed = False
         self.is_epoch_open = True
         self._both(lambda c: c.open_epoch(self.now_s))
 
@@ -96,6 +104,56 @@ class Driver:
         self.num_pushed += 1
         self._hear(Pushed(ticket, num_samples, 1.0, True, self._tick()))
 
+    def push_some(self, member: int, rng: random.Random) -> None:
+        """A push that uses some of its leases, keeps some, and leaves some unused."""
+        ticket, leases = self.at_work.pop(member)
+        self.stalled.discard(member)
+        fates = [rng.choice(("used", "kept", "unused")) for _ in leases]
+        used, kept, unused = (
+            [lease for lease, fate in zip(leases, fates, strict=True) if fate == one]
+            for one in ("used", "kept", "unused")
+        )
+        self._push_parts(ticket, used, kept, unused)
+
+    def step_again(self, member: int) -> None:
+        """A push of a batch that the script steps on once more."""
+        ticket, leases = self.at_work.pop(member)
+        self.stalled.discard(member)
+        num_samples = sum(lease.num_samples for lease in leases)
+        self.gathered[ticket] = ([], num_samples)
+        self.num_pushed += 1
+        ids = tuple(lease.id for lease in leases)
+        self._hear(Pushed(ticket, num_samples, 1.0, True, self._tick(), None, ids))
+        if member in self.at_work:
+            assert self.at_work[member][1] == leases
+
+    def _push_parts(
+        self, ticket: Ticket, used: list[Lease], kept: list[Lease], unused: list[Lease]
+    ) -> None:
+        num_samples = sum(lease.num_samples for lease in used)
+        self.gathered[ticket] = (used, num_samples)
+        self.num_pushed += 1
+        self.unused.update(lease.id for lease in unused)
+        if kept:
+            self.riding[ticket.member] = kept
+        ids = (tuple(lease.id for lease in part) for part in (kept, unused))
+        self._hear(Pushed(ticket, num_samples, 1.0, True, self._tick(), None, *ids))
+
+    def leave(self, member: int, *, keeps: bool) -> None:
+        """The member's script leaves its loop."""
+        ticket, leases = self.at_work.pop(member)
+        self.over.append(ticket)
+        self.stalled.discard(member)
+        self.outside.add(member)
+        self.is_closed = True
+        kept = [lease for lease in leases if keeps]
+        if kept:
+            self.riding[member] = kept
+        others = {lease.id for _, held in self.at_work.values() for lease in held}
+        self.unused |= {lease.id for lease in leases if lease not in kept} - others
+        ids = tuple(lease.id for lease in kept)
+        self._both(lambda c: c.leave_epoch(member, ids, self.now_s))
+
     def push_late(self, ticket: Ticket) -> None:
         self.over.remove(ticket)
         self.num_pushed += 1
@@ -108,6 +166,9 @@ class Driver:
         self.live.remove(member)
         self.stalled.discard(member)
         self.upcoming.pop(member, None)
+        lost = self.riding.pop(member, [])
+        if not self.is_epoch_open:
+            self.unused.update(lease.id for lease in lost)
         if member in self.at_work:
             self.over.append(self.at_work.pop(member)[0])
         self._hear(Left(member, self._tick()))
@@ -146,6 +207,8 @@ class Driver:
         self.live.clear()
         self.stalled.clear()
         self.upcoming.clear()
+        self.riding.clear()
+        self.outside.clear()
         self._both(lambda c: c.stop(self.now_s))
         assert not self.at_work
         assert not self.gathered
@@ -156,7 +219,7 @@ class Driver:
         """Nothing more happens to anybody, and whoever stalled is replaced: the epoch must end."""
         for member in sorted(self.stalled):
             self.crash(member)
-        if not self.live:
+        if not self.live - self.outside:
             self.join()
         num_leases = len(self.ledger.cut_all())
         for _ in range(20 + 4 * num_leases * (len(self.live) + 1)):
@@ -198,6 +261,10 @@ class Driver:
             self.num_met += 1
         elif isinstance(order, Late):
             self.num_met += 1
+        elif isinstance(order, Retire):
+            for ticket in order.tickets:
+                assert self.gathered.pop(ticket)[1] == 0, "a push with a gradient was left out"
+            self.num_met += len(order.tickets)
         elif isinstance(order, EpochEnd):
             self._carry_out_epoch_end(order)
 
@@ -208,7 +275,9 @@ class Driver:
         assert member not in self.at_work, "a busy member was released"
         assert grant.ticket.serial == self.next_serial[member]
         assert grant.ticket.version == self.version
-        assert 1 <= len(grant.leases) <= self.protocol.num_steps
+        riding = self.riding.pop(member, [])
+        assert list(grant.leases[: len(riding)]) == riding, "what rides comes first"
+        assert 1 <= len(grant.leases)
         self.next_serial[member] += 1
         self.at_work[member] = (grant.ticket, list(grant.leases))
         queue = self.upcoming.setdefault(member, [])
@@ -223,11 +292,13 @@ class Driver:
 
     def _carry_out_apply(self, update: Apply) -> None:
         total = sum(self.gathered[ticket][1] for ticket in update.tickets)
+        assert total > 0, "an update of nothing"
         for ticket, weight in zip(update.tickets, update.weights, strict=True):
             leases, num_samples = self.gathered.pop(ticket)
             assert abs(weight - num_samples / total) < 1e-12
             for lease in leases:
-                self.used.update(range(lease.start, lease.stop))
+                if lease.epoch == self.coordinator.epoch:
+                    self.used.update(range(lease.start, lease.stop))
                 assert lease.id not in self.retired
                 self.retired[lease.id] = self.version + 1
         self.num_met += len(update.tickets)
@@ -237,14 +308,16 @@ class Driver:
         assert self.is_epoch_open
         assert not self.at_work
         assert not self.gathered
-        assert end == EpochEnd(self.num_epochs_ended, self.version)
+        assert end[:2] == (self.num_epochs_ended, self.version)
+        places = {lease: self.ledger.whereabouts(lease).place for lease in self.ledger.cut_all()}
+        assert self.may_drop or Place.DROPPED not in places.values()
+        without = (Place.DROPPED, Place.UNUSED, Place.RIDING)
         dropped = [
             position
-            for lease in self.ledger.cut_all()
-            if self.ledger.whereabouts(lease).place is Place.DROPPED
+            for lease, place in places.items()
+            if place in without
             for position in range(lease.start, lease.stop)
         ]
-        assert not dropped or self.may_drop
         end_position = self.ledger.cut_all()[-1].stop
         assert Counter(dropped) + self.used == Counter(range(end_position))
         self.is_epoch_open = False
@@ -277,6 +350,8 @@ class Driver:
             found = self.ledger.whereabouts(lease)
             if lease.id in self.retired:
                 assert (found.place, found.version) == (Place.RETIRED, self.retired[lease.id])
+            elif lease.id in self.unused:
+                assert found.place is Place.UNUSED
             elif lease.id in gathered:
                 # A copy's other holders are cancelled before anything else can be seen.
                 assert (found.place, found.members) == (Place.GATHERED, (gathered[lease.id],))
@@ -284,8 +359,13 @@ class Driver:
             elif lease.id in holders:
                 assert found.place is Place.HELD
                 assert sorted(found.members) == sorted(holders[lease.id])
+            elif any(lease in kept for kept in self.riding.values()):
+                assert found.place is Place.RIDING
             else:
-                assert found.place in (Place.FREE, Place.RESERVED, Place.DROPPED)
+                places = {Place.FREE, Place.RESERVED, Place.DROPPED}
+                places |= {Place.UNUSED} if self.is_closed else set()
+                places |= {Place.HELD} if self.ledger.has_again else set()
+                assert found.place in places
                 assert self.may_drop or found.place is not Place.DROPPED
                 assert self.live.issuperset(found.members)
         assert self.protocol.copies_in_tail or all(len(m) == 1 for m in holders.values())
@@ -294,7 +374,7 @@ class Driver:
         if not self.is_epoch_open:
             return
         members = self.coordinator._members
-        if members.pending:
+        if set(members.pending) - self.outside and not self.ledger.has_again:
             assert not self.ledger.has_free, "a member is idle and a lease is free"
             assert not (self.protocol.copies_in_tail and self.at_work), "nobody copies in the tail"
         assert self.at_work or not self.live - self.stalled, "deadlock: nobody is at work"

@@ -126,13 +126,12 @@ class Coordinator:
         """
         if not self.is_epoch_open or member not in self._members.live:
             return []
+        orders: list[Order] = []
         ticket = self._members.live[member].ticket
         if ticket is not None:
             self._members.withdraw(member)
-            self._ledger.leave(ticket, kept)
+            self._call_off(self._ledger.leave(ticket, kept), orders)
         self._outside.add(member)
-        self._num_unused += self._ledger.close()
-        orders: list[Order] = []
         self._settle(at_s, orders)
         return orders
 
@@ -232,14 +231,11 @@ class Coordinator:
             is_weightless = not fact.share
             if is_weightless:
                 self._weightless.add(fact.ticket)
-            for beaten in self._ledger.gather(
+            beaten = self._ledger.gather(
                 granted, fact.ticket, kept=fact.kept, unused=fact.unused,
                 is_weightless=is_weightless,
-            ):  # fmt: skip
-                members.withdraw(beaten.member)
-                self._ledger.give_up(beaten, is_abandoned=False)
-                self.last_stats.cancelled += 1
-                orders.append(Cancel(beaten.member))
+            )  # fmt: skip
+            self._call_off(beaten, orders)
         elif isinstance(fact, Joined):
             members.join(fact.member)
         elif isinstance(fact, Left):
@@ -249,6 +245,14 @@ class Coordinator:
             self._ledger.forget(fact.member, is_for_good=not self.is_epoch_open)
         elif isinstance(fact, Stalled):
             self._ledger.take_back(fact.member)
+
+    def _call_off(self, beaten: Sequence[Ticket], orders: list[Order]) -> None:
+        """Another was first with a lease that these hold copies of."""
+        for ticket in beaten:
+            self._members.withdraw(ticket.member)
+            self._ledger.give_up(ticket, is_abandoned=False)
+            self.last_stats.cancelled += 1
+            orders.append(Cancel(ticket.member))
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -324,6 +328,8 @@ class Coordinator:
         if not self.is_epoch_open:
             return
         ledger, members = self._ledger, self._members
+        if self._outside:
+            self._num_unused += ledger.close()
         self._serve(orders)  # 1
         if not members.num_at_work and not ledger.has_free:  # 2
             if ledger.has_gathered or members.num_waiting:
@@ -343,13 +349,13 @@ class Coordinator:
         pending = self._members.pending
         if not pending:
             return
-        may_copy = self._protocol.copies_in_tail
-        if self._ledger.has_free or (may_copy and self._members.num_at_work):
+        ledger, may_copy = self._ledger, self._protocol.copies_in_tail
+        if ledger.has_free or ledger.has_again or (may_copy and self._members.num_at_work):
             for member in sorted(pending):
                 if member in self._outside:
                     continue
                 is_served = self._grant(member, orders, may_copy=may_copy)
-                if not is_served and not self._ledger.has_again:
+                if not is_served and not ledger.has_again:
                     return
 
     def _grant(self, member: int, orders: list[Order], *, may_copy: bool = False) -> bool:

@@ -140,9 +140,13 @@ class Ledger:
         while len(leases) < num_steps and (lease := self._next_lease(ticket.member)) is not None:
             self._held[lease.id] = holder
             leases += (lease,)
-        self._work[ticket] = leases
+        return self._give(ticket, leases)
+
+    def _give(self, ticket: Ticket, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        """All that a ticket is to have: what rides on its push, and these."""
         if self._riding and (riding := self._riding.pop(ticket.member, None)) is not None:
-            return self._hold(ticket, riding + leases)
+            leases = self._hold(ticket, riding) + leases
+        self._work[ticket] = leases
         return leases
 
     def _hold(self, ticket: Ticket, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
@@ -162,9 +166,7 @@ class Ledger:
             return ()
         lease_id = min(self._held, key=lambda held: len(self._held[held]))  # the first of equals
         self._held[lease_id] += (ticket,)
-        leases = (self._cuts.by_id(lease_id),)
-        self._work[ticket] = leases
-        return leases
+        return self._give(ticket, (self._cuts.by_id(lease_id),))
 
     def extend(self, ticket: Ticket, in_step_with: Sequence[int] = ()) -> Lease | None:
         """Give a ticket at work one more lease; None if none is free.
@@ -229,13 +231,24 @@ class Ledger:
             if self._is_of_this_epoch(lease):
                 self._fate[self._cuts.index(lease.id)] = version
 
-    def leave(self, ticket: Ticket, kept: Sequence[int]) -> None:
-        """The script left the loop with this ticket: but for what it keeps, nothing came of it."""
-        leases = self._work.pop(ticket)
-        for lease in leases:
-            self._held.pop(lease.id, None)
-        unused = [lease.id for lease in leases if lease.id not in kept]
-        self._set_apart(ticket.member, leases, kept, unused, is_weightless=True)
+    def leave(self, ticket: Ticket, kept: Sequence[int]) -> list[Ticket]:
+        """The script left the loop with this ticket: but for what it keeps, nothing came of it.
+
+        Returns the tickets that it beat to what it keeps; of the rest others may hold copies.
+        """
+        beaten: list[Ticket] = []
+        mine: list[Lease] = []
+        for lease in self._work.pop(ticket):
+            others = tuple(one for one in self._held.pop(lease.id, ()) if one != ticket)
+            if lease.id in kept:
+                beaten += [one for one in others if one not in beaten]
+            elif others:
+                self._held[lease.id] = others
+                continue
+            mine.append(lease)
+        unused = [lease.id for lease in mine if lease.id not in kept]
+        self._set_apart(ticket.member, tuple(mine), kept, unused, is_weightless=True)
+        return beaten
 
     def close(self) -> int:
         """Hand nothing out any more in this epoch; how many samples never were."""
@@ -279,9 +292,10 @@ class Ledger:
             heappush(self._returned, lease_id)
 
     def take_back(self, member: int) -> None:
-        """Keep nothing more for `member` to fetch ahead."""
-        for lease in self.lookahead.forget(member):
-            heappush(self._returned, lease.id)
+        """Keep nothing more for `member`, neither to fetch ahead nor to step on once more."""
+        for lease in (*self.lookahead.forget(member), *self._again.pop(member, ())):
+            if self._is_of_this_epoch(lease):
+                heappush(self._returned, lease.id)
 
     def forget(self, member: int, *, is_for_good: bool) -> None:
         """`member` is gone, with what rode on its next push: that returns.
@@ -289,8 +303,7 @@ class Ledger:
         What is of an epoch that is over is in no update then, where it is gone `is_for_good`.
         """
         self.take_back(member)
-        riding = self._again.pop(member, ()) + self._riding.pop(member, ())
-        for lease in filter(self._is_of_this_epoch, riding):
+        for lease in filter(self._is_of_this_epoch, self._riding.pop(member, ())):
             if is_for_good:
                 self._fate[self._cuts.index(lease.id)] = _IS_UNUSED
             else:
@@ -305,7 +318,7 @@ class Ledger:
     @property
     def has_free(self) -> bool:
         """Whether somebody could be handed a lease now."""
-        return bool(self._returned or self._cuts.has_more or self.lookahead or self._again)
+        return bool(self._returned or self._cuts.has_more or self.lookahead)
 
     @property
     def has_again(self) -> bool:
@@ -330,7 +343,7 @@ class Ledger:
     @property
     def is_done(self) -> bool:
         """Whether every lease of the epoch is retired or dropped."""
-        return not (self._held or self._pushed or self.has_free)
+        return not (self._held or self._pushed or self._again or self.has_free)
 
     def is_gathered(self, ticket: Ticket) -> bool:
         """Whether the push of this ticket waits for its update."""

@@ -425,9 +425,9 @@ def test_a_damaged_trace_is_cut_off_and_the_run_goes_on(tmp_path: Path, share: f
 def test_a_trace_of_another_format_is_refused_and_nothing_is_taken_away(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, updates=9, workers=2, engine="inline")
     path = run.folder / "trace.jsonl"
-    path.write_text(path.read_text().replace('"format":2', '"format":1', 1))
+    path.write_text(path.read_text().replace('"format":3', '"format":1', 1))
     before = sorted(one.name for one in run.folder.rglob("*"))
-    with pytest.raises(ConfigError, match="of format 1, this paceline reads 2"):
+    with pytest.raises(ConfigError, match="of format 1, this paceline reads 3"):
         go(ADAM, tmp_path, resume=str(run.folder), updates=10**6)
     assert sorted(one.name for one in run.folder.rglob("*")) == before
 

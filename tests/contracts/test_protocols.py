@@ -65,9 +65,10 @@ def _driver(text: str, num_workers: int, rng: random.Random) -> Driver:
 def _random_event(driver: Driver, rng: random.Random) -> None:
     """One thing that may happen, most often a push."""
     what = rng.choices(
-        ("push", "late", "crash", "join", "stall", "extend", "give back", "look ahead", "save"),
-        (60, 4, 4, 4, 2, 6, 3, 3, 2),
-    )[0]
+        ("push", "late", "crash", "join", "stall", "extend", "give back", "look ahead", "save",
+         "push some", "step again", "leave"),
+        (60, 4, 4, 4, 2, 6, 3, 3, 2, 8, 3, 1),
+    )[0]  # fmt: skip
     at_work, live = sorted(driver.at_work), sorted(driver.live)
     if what == "push" and at_work:
         driver.push(rng.choice(at_work), is_newest_pulled=rng.random() < 0.2)
@@ -85,6 +86,12 @@ def _random_event(driver: Driver, rng: random.Random) -> None:
         driver.give_back(rng.choice(at_work))
     elif what == "look ahead" and live:
         driver.look_ahead(rng.choice(live), rng.randint(0, 4))
+    elif what == "push some" and at_work:
+        driver.push_some(rng.choice(at_work), rng)
+    elif what == "step again" and at_work and driver.protocol.is_spmd:
+        driver.step_again(rng.choice(at_work))
+    elif what == "leave" and at_work:
+        driver.leave(rng.choice(at_work), keeps=rng.random() < 0.5)
     elif what == "save":
         driver.save_and_load(continue_from_copy=rng.random() < 0.5)
     if not driver.is_epoch_open:
