@@ -277,7 +277,7 @@ class Driver:
         assert grant.ticket.version == self.version
         riding = self.riding.pop(member, [])
         assert list(grant.leases[: len(riding)]) == riding, "what rides comes first"
-        assert 1 <= len(grant.leases)
+        assert len(grant.leases) >= 1
         self.next_serial[member] += 1
         self.at_work[member] = (grant.ticket, list(grant.leases))
         queue = self.upcoming.setdefault(member, [])

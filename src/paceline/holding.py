@@ -55,7 +55,7 @@ class Holding:
 
     Attributes:
         current: what the loop has in its hands, or had last; None: nothing of this work.
-        steps_a_batch: how often the script steps on a batch, as it did on the last one.
+        steps_a_batch: how often the script steps on a batch at most, as far as it is known.
     """
 
     def __init__(self, *, is_local: bool) -> None:
@@ -130,8 +130,7 @@ class Holding:
         one = self.current
         if one is not None and not one.is_closed:
             one.is_closed = True
-            if one.num_steps:
-                self.steps_a_batch = one.num_steps
+            self.steps_a_batch = max(self.steps_a_batch, one.num_steps)
         if not self._is_local or not self._held or self._coming:
             return False
         num_done = sum(bool(one.num_steps) or not one.has_gradient for one in self._held)

@@ -1,0 +1,109 @@
+"""One batch, one block, one lease: loops that do not step once on every batch are plain PyTorch's.
+
+Alone to the last bit; in step with others to the rounding of a mean; else as far as any protocol
+can: each sample is used as often as the script says, and every epoch ends.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import leasing
+import loops
+from paceline.errors import ConfigError
+from reference import differ
+from runs import Run, run_script
+from tiny import BATCH_SIZE, EPOCHS, NUM_SAMPLES
+
+CLOSE = 1e-9
+SCRIPT = Path(leasing.__file__)
+PATHS = [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}]
+NUM_BATCHES = NUM_SAMPLES // BATCH_SIZE
+
+
+def _plain(case: str) -> dict[str, Tensor]:
+    result = leasing.CASES[case](loops.Plain())
+    result.pop("version", None)
+    return result
+
+
+def _run(case: str, folder: Path, **settings: object) -> tuple[Run, list[dict[str, Tensor]]]:
+    run = run_script(SCRIPT, folder, case, str(folder), **{"workers": 2, **settings})
+    results = [torch.load(folder / f"{case}-{seat}.pt") for seat in range(run.summary.workers)]
+    for result in results:
+        result.pop("version", None)
+    return run, results
+
+
+@pytest.mark.parametrize("case", leasing.CASES)
+def test_one_worker_alone_is_plain_pytorch_to_the_last_bit(tmp_path: Path, case: str) -> None:
+    subprocess.run([sys.executable, str(SCRIPT), case, str(tmp_path)], check=True, timeout=60)
+    result, plain = torch.load(tmp_path / f"{case}-0.pt"), _plain(case)
+    assert all(torch.equal(result[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("where", PATHS, ids=str)
+@pytest.mark.parametrize("case", sorted(set(leasing.CASES) - {"weighing"}))
+def test_workers_in_step_compute_what_plain_pytorch_does(
+    tmp_path: Path, case: str, where: dict[str, str]
+) -> None:
+    _, results = _run(case, tmp_path, protocol="full-sync", **where)
+    for result in results:
+        assert differ(result, _plain(case)) < CLOSE
+
+
+@pytest.mark.parametrize("where", PATHS, ids=str)
+def test_a_step_is_weighted_as_it_says(tmp_path: Path, where: dict[str, str]) -> None:
+    run, results = _run("weighing", tmp_path, protocol="full-sync", **where)
+    assert any(push.share != push.num_samples for push in run.pushes)
+    for result in results:
+        assert differ(result, _plain("weighing")) < CLOSE
+
+
+def test_an_update_of_nothing_is_no_update(tmp_path: Path) -> None:
+    run, _ = _run("filtering", tmp_path, protocol="full-sync", path="peers")
+    num_used = sum(1 for number in range(NUM_BATCHES) if number % 3 == 0)
+    assert run.summary.updates == EPOCHS * num_used
+    assert run.summary.dropped_samples == EPOCHS * BATCH_SIZE * (NUM_BATCHES - num_used)
+    assert run.num_epochs_ended() == EPOCHS
+
+
+def test_what_a_loop_left_is_reported_as_not_used(tmp_path: Path) -> None:
+    run, _ = _run("breaking", tmp_path, protocol="full-sync", path="peers")
+    assert run.summary.updates == EPOCHS * 3
+    assert run.summary.dropped_samples == EPOCHS * BATCH_SIZE * (NUM_BATCHES - 3)
+    assert run.num_epochs_ended() == EPOCHS
+
+
+OTHERS = [
+    {"protocol": "k-sync:1"},
+    {"protocol": "k-batch-async:2"},
+    {"protocol": "async", "engine": "inline"},
+    {"protocol": "local-sgd:4"},
+    {"protocol": "local-sgd:3", "path": "store"},
+]
+
+
+@pytest.mark.parametrize("how", OTHERS, ids=str)
+@pytest.mark.parametrize("case", ["filtering", "breaking", "nesting", "outside", "caught"])
+def test_every_epoch_ends_and_no_sample_is_used_twice(
+    tmp_path: Path, case: str, how: dict[str, str]
+) -> None:
+    run, results = _run(case, tmp_path, **how)
+    assert run.num_epochs_ended() == EPOCHS
+    assert all(max(epoch.values()) == 1 for epoch in run.used())
+    used = sum(sum(epoch.values()) for epoch in run.used())
+    assert used + run.summary.dropped_samples == EPOCHS * NUM_SAMPLES
+    assert differ(*({k: v for k, v in one.items() if k[0].isalpha()} for one in results)) == 0.0
+
+
+@pytest.mark.parametrize("protocol", ["k-sync:1", "k-batch-async:2", "async"])
+def test_a_second_step_on_a_batch_is_refused_where_members_are_not_in_step(
+    tmp_path: Path, protocol: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"twice for one mini-batch; .* only full-sync"):
+        _run("stepping twice", tmp_path, protocol=protocol, engine="inline")
