@@ -14,7 +14,9 @@ from torch import Tensor
 
 import leasing
 import loops
+from paceline.engines.describe import Description, _notes
 from paceline.errors import ConfigError
+from paceline.protocols import parse
 from reference import differ
 from runs import Run, run_script
 from tiny import BATCH_SIZE, EPOCHS, NUM_SAMPLES
@@ -99,6 +101,19 @@ def test_every_epoch_ends_and_no_sample_is_used_twice(
     used = sum(sum(epoch.values()) for epoch in run.used())
     assert used + run.summary.dropped_samples == EPOCHS * NUM_SAMPLES
     assert differ(*({k: v for k, v in one.items() if k[0].isalpha()} for one in results)) == 0.0
+
+
+def test_the_plan_says_whose_count_an_index_is() -> None:
+    """Of members that are in step it is everybody's."""
+    description = Description(
+        digest="", task="train", source="", program="script train.py", threads=1, device="cpu",
+        num_parameters=1, update_bytes=4, arena_bytes=4, pinned_bytes=0, num_samples=8,
+        batch_size=4, drop_last=False, has_own_batches=False, order="in order", lookahead=0,
+        learning_rates=(), epochs=1, grain="", can_share=True, notes=(),
+    )  # fmt: skip
+    said = " ".join(_notes(description, parse("async", 2)))
+    assert "each worker's loop counts its own batches" in said
+    assert _notes(description, parse("full-sync", 2)) == ()
 
 
 @pytest.mark.parametrize("protocol", ["k-sync:1", "k-batch-async:2", "async"])

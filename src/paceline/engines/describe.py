@@ -182,6 +182,11 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
             f"{protocol} changes the pushes or steps of an update as the loss falls: the "
             "updates are those at its first choice"
         )
+    if first.program.startswith("script ") and not protocol.is_spmd and protocol.num_workers > 1:
+        notes.append(
+            f"under {protocol} each worker's loop counts its own batches: enumerate(loader) gives "
+            "no number of updates, pace.version does"
+        )
     if protocol.idle_rule:
         notes.append(protocol.idle_note())
     elif protocol.staleness is not WHOLE:
