@@ -70,15 +70,23 @@ class Holding:
 
     # -- grants and batches -----------------------------------------------------------------------
 
-    def follow(self, grant: Grant | None) -> None:
-        """This is the session's grant now; what came with it and is not here yet comes next."""
+    def follow(self, grant: Grant | None) -> bool:
+        """This is the session's grant now; what came with it and is not here yet comes next.
+
+        False: what was held has gone to others meanwhile, since the push that kept it came late.
+        """
         if grant is self._grant:
-            return
+            return True
         self._grant = grant
-        known = {one.lease.id for one in self._held}
         leases = () if grant is None else grant.leases
+        known = {one.lease.id for one in self._held}
+        is_lost = grant is not None and not known.issubset(one.id for one in leases)
+        if is_lost:
+            self.forget()
+            self._grant, known = grant, set()
         self._coming = deque(one for one in leases if one.id not in known)
         self._num_granted = len(self._coming)
+        return not is_lost
 
     def add(self, lease: Lease) -> None:
         """One more lease for this ticket."""

@@ -33,7 +33,7 @@ from .data.loader import LeasedLoader
 from .data.plain import plain_batches, plain_sizes
 from .data.trees import apply
 from .errors import ConfigError
-from .events import Lease
+from .events import Grant, Lease
 from .fast import Script, Settled, settle
 from .holding import Holding
 from .keeper import Keeper, groups_of, random_states, restore_random_states, set_groups
@@ -268,7 +268,7 @@ class Prepared:
         self.is_failing = False
         self.close()
         while (grant := member.grant()) is not None:
-            holding.follow(grant)
+            self._follow(grant)
             if depth := self.leased.lookahead:
                 self.leased.reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
@@ -307,7 +307,11 @@ class Prepared:
             self.superseded()
             return
         self.holding.pushed(work)
-        self.holding.follow(self._member.grant())
+        self._follow(self._member.grant())
+
+    def _follow(self, grant: Grant | None) -> None:
+        if not self.holding.follow(grant):
+            self._drop_gradients()
 
     def superseded(self) -> None:
         """The work in flight is another's: forget it and wait for what comes next."""
@@ -380,8 +384,11 @@ class Prepared:
 
     def replica_drop(self) -> None:
         """Forget the gradients of work that does not count."""
-        self._asked = Work()
         self.holding.forget()
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        self._asked = Work()
         self.loss = None
         self.amp.is_waiting = False
         for parameter in self._parameters:
