@@ -5,11 +5,14 @@ family's end. ``python -m scripts`` in tests/ runs all of them everywhere and wr
 docs/scripts.md.
 """
 
-from . import schedules
+from . import accumulation, gradients, optimizers, schedules
 from .base import Script
 
 FAMILIES: dict[str, tuple[Script, ...]] = {
     "Schedules": schedules.SCRIPTS,
+    "Gradients": gradients.SCRIPTS,
+    "Accumulation": accumulation.SCRIPTS,
+    "Optimizers": optimizers.SCRIPTS,
 }
 SCRIPTS = tuple(script for family in FAMILIES.values() for script in family)
 
