@@ -5,14 +5,29 @@ family's end. ``python -m scripts`` in tests/ runs all of them everywhere and wr
 docs/scripts.md.
 """
 
-from . import accumulation, gradients, optimizers, schedules
+from . import (
+    accumulation,
+    checkpoints,
+    control,
+    evaluation,
+    gradients,
+    layers,
+    losses,
+    optimizers,
+    schedules,
+)
 from .base import Script
 
 FAMILIES: dict[str, tuple[Script, ...]] = {
+    "Loops": control.SCRIPTS,
+    "Losses": losses.SCRIPTS,
+    "Layers and buffers": layers.SCRIPTS,
     "Schedules": schedules.SCRIPTS,
     "Gradients": gradients.SCRIPTS,
     "Accumulation": accumulation.SCRIPTS,
     "Optimizers": optimizers.SCRIPTS,
+    "Evaluation": evaluation.SCRIPTS,
+    "Checkpoints": checkpoints.SCRIPTS,
 }
 SCRIPTS = tuple(script for family in FAMILIES.values() for script in family)
 

@@ -153,8 +153,9 @@ Refusals: TypeAlias = Mapping[str, Refusal]
 
 
 def everywhere(says: str, **options: bool) -> Refusals:
-    """Also by one worker."""
-    return {one.name: Refusal(says, **options) for one in CONFIGURATIONS}
+    """By several workers surely; one may do as plain PyTorch does."""
+    alone = Refusal(says, is_sure=False)
+    return {PLAIN.name: alone, **several(says, **options)}
 
 
 def several(says: str, **options: bool) -> Refusals:

@@ -181,13 +181,18 @@ def subclass_of_sgd(record: Record) -> None:
     training(record, Subclassed, lr=0.2, momentum=0.9)
 
 
-def step_hooks(record: Record) -> None:
+def step_hook(record: Record) -> None:
     """A hook behind every optimizer step shrinks the weights a little."""
     pace = paceline.connect()
     model = network()
     optimizer = SGD(model.parameters(), lr=0.3)
-    called = []
-    optimizer.register_step_post_hook(lambda *_: called.append(1))
+
+    def shrink(optimizer: Optimizer, *_: Any) -> None:
+        with torch.no_grad():
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.mul_(0.99)
+
+    optimizer.register_step_post_hook(shrink)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         one_epoch(pace, model, optimizer, loader)
@@ -328,7 +333,7 @@ SCRIPTS = (
     Script(tensor_rate),
     Script(own_optimizer),
     Script(subclass_of_sgd),
-    Script(step_hooks, refused=several("hook", is_sure=False)),
+    Script(step_hook, refused=several("hook", is_sure=False)),
     Script(lbfgs, refused=everywhere("LBFGS", is_early=True)),
     Script(closure, refused=everywhere(r"step\(closure\)", is_early=True)),
     Script(two_optimizers, refused=everywhere(SECOND, is_early=True)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -93,6 +94,7 @@ class Plain:
         return
 
     def save(self, name: str = "model.safetensors") -> Path:
+        save_model(self._modules[0], name)
         return Path(name)
 
     def keep(self, **things: Any) -> None:
