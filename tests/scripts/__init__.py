@@ -7,27 +7,35 @@ docs/scripts.md.
 
 from . import (
     accumulation,
+    chance,
     checkpoints,
     control,
     evaluation,
     gradients,
     layers,
     losses,
+    machinery,
     optimizers,
+    samples,
     schedules,
+    weights,
 )
 from .base import Script
 
 FAMILIES: dict[str, tuple[Script, ...]] = {
     "Loops": control.SCRIPTS,
+    "Data and order": samples.SCRIPTS,
     "Losses": losses.SCRIPTS,
-    "Layers and buffers": layers.SCRIPTS,
-    "Schedules": schedules.SCRIPTS,
     "Gradients": gradients.SCRIPTS,
     "Accumulation": accumulation.SCRIPTS,
     "Optimizers": optimizers.SCRIPTS,
+    "Schedules": schedules.SCRIPTS,
+    "Layers and buffers": layers.SCRIPTS,
+    "Weights": weights.SCRIPTS,
     "Evaluation": evaluation.SCRIPTS,
     "Checkpoints": checkpoints.SCRIPTS,
+    "Chance": chance.SCRIPTS,
+    "Machinery": machinery.SCRIPTS,
 }
 SCRIPTS = tuple(script for family in FAMILIES.values() for script in family)
 

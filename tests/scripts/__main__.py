@@ -48,9 +48,10 @@ evaluation and schedules exact, a loss that falls.
 
 def run_all(scripts: Sequence[Script]) -> Iterator[tuple[Script, list[Cell]]]:
     """Each script in every configuration, said line by line."""
+    said = io.StringIO()  # what scripts print
     for number, script in enumerate(scripts, 1):
         begun_s = time.perf_counter()
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             row = [cell(script, one) for one in CONFIGURATIONS]
         words = "  ".join(f"{one.verdict:8}" for one in row)
         took_s = time.perf_counter() - begun_s

@@ -195,10 +195,14 @@ class Script:
         like_several: the same for several workers only.
         is_exact: whether full-sync computes what one process does. Where it does not (dropout,
             batch norm, random augmentation), it is compared with the inline engine instead.
+        is_repeatable: whether two runs of it are the same; of one that draws from what no seed
+            reaches, full-sync must use the samples that its twin uses, in whatever order.
         shuffles: whether the order is drawn: under full-sync the twin draws it as Paceline does,
             from the seed and the epoch.
         falls: whether the loss falls.
         uses_all: whether every epoch uses each sample once; otherwise each at most once.
+        counts_itself: whether it ends by a worker's own count of steps; where workers go at their
+            own pace nothing more can be asked of it than that it ends.
         num_samples: an epoch has, as positions of its sampler.
         epochs: that come to their end.
         refused: by which configurations, and how.
@@ -208,9 +212,11 @@ class Script:
     like: Text | None = None
     like_several: Text | None = None
     is_exact: bool = True
+    is_repeatable: bool = True
     shuffles: bool = False
     falls: bool = True
     uses_all: bool = True
+    counts_itself: bool = False
     num_samples: int = SAMPLES
     epochs: int = EPOCHS
     refused: Refusals = field(default_factory=dict)

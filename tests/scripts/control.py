@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import paceline
 
-from .base import Record, Script, several
+from .base import Record, Script, not_lockstep, several
 from .usual import Numbered, count_right, held_out, loss_of, network, one_epoch, points, tensors
 
 
@@ -181,7 +181,7 @@ def stopped(record: Record) -> None:
                 optimizer.zero_grad()
                 loss_of(model(inputs), targets).backward()
                 optimizer.step()
-            if epoch == 2 and number == 3:
+            if epoch == 2 and number == 2:
                 pace.stop()
     record.state(model, optimizer)
 
@@ -190,7 +190,7 @@ def stopped_plainly(record: Record) -> None:
     """What ``stopped`` comes to."""
     pace, model, optimizer, loader = started()
     for epoch in range(3):
-        for inputs, targets in itertools.islice(loader, 4 if epoch == 2 else 8):
+        for inputs, targets in itertools.islice(loader, 3 if epoch == 2 else 8):
             with pace.step():
                 optimizer.zero_grad()
                 loss_of(model(inputs), targets).backward()
@@ -440,7 +440,7 @@ SCRIPTS = (
     Script(while_epochs),
     Script(range_of_epochs),
     Script(epochs_from_one),
-    Script(cycled_to_a_number, uses_all=False),
+    Script(cycled_to_a_number, counts_itself=True),
     Script(broken_off, uses_all=False),
     Script(broken_off_in_the_block, uses_all=False),
     Script(islice, uses_all=False),
@@ -453,7 +453,7 @@ SCRIPTS = (
     Script(last_skipped, uses_all=False),
     Script(nan_skipped, uses_all=False),
     Script(filtered, is_exact=False, uses_all=False),
-    Script(step_twice, refused=several(TWICE)),
+    Script(step_twice, refused=not_lockstep(TWICE)),
     Script(sharpness_aware, is_exact=False, refused=several("weights|gradient", is_sure=False)),
     Script(without_a_block, refused=several(r"pace\.step", is_sure=False)),
     Script(trainer_class),

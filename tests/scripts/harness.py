@@ -184,9 +184,14 @@ def differences(script: Script, at: Configuration, found: Outcome, folder: Path)
     if at == PLAIN:
         yield from unequal(plain, found.noted[0], 0.0)
         return
+    if script.counts_itself and not at.is_lockstep:
+        return
     yield from facts_differ(plain, found.noted)
     yield from run_differs(script, found)
     if not at.is_lockstep:
+        return
+    if not script.is_repeatable:
+        yield from numbers_differ("used", all_used([plain]), all_used(found.noted), 0.0)
         return
     if script.is_exact:
         yield from lockstep_differs(plain, found.noted)
@@ -261,18 +266,18 @@ def run_differs(script: Script, found: Outcome) -> Iterator[str]:
     losses = losses_by_epoch(found.run)
     if any(math.isinf(loss) for loss in losses):
         yield f"the losses of the epochs are {losses}"
-    if script.falls and not losses[-1] < losses[0]:
+    if script.falls and losses and not losses[-1] < losses[0]:
         yield f"the loss does not fall: {losses}"
 
 
 def losses_by_epoch(run: Run) -> list[float]:
-    """The mean over an epoch's pushes."""
+    """The mean over an epoch's pushes; empty where the script's way of going back tells no loss."""
     leases = leases_of(run.every_order())
     losses: dict[int, list[float]] = {}
     for push in run.pushes:
         if not math.isnan(push.loss) and leases[push.ticket[:2]]:
             losses.setdefault(leases[push.ticket[:2]][0].epoch, []).append(push.loss)
-    return [sum(epoch) / len(epoch) for _, epoch in sorted(losses.items())] or [math.inf]
+    return [sum(epoch) / len(epoch) for _, epoch in sorted(losses.items())]
 
 
 def lockstep_differs(plain: Noted, found: Sequence[Noted]) -> Iterator[str]:
@@ -287,6 +292,11 @@ def lockstep_differs(plain: Noted, found: Sequence[Noted]) -> Iterator[str]:
     used = {name: of_all(found, "used", name, joined) for name in plain.used}
     each = {name: [one.sort().values for one in plain.used[name]] for name in plain.used}
     yield from numbers_differ("used", each, used, 0.0)
+
+
+def all_used(noted: Sequence[Noted]) -> Numbers:
+    """The samples of a whole run, in order."""
+    return {"samples": [joined([step for one in noted for step in one.used["samples"]])]}
 
 
 def of_all(
