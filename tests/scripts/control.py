@@ -453,7 +453,7 @@ SCRIPTS = (
     Script(last_skipped, uses_all=False),
     Script(nan_skipped, uses_all=False),
     Script(filtered, is_exact=False, uses_all=False),
-    Script(step_twice, refused=not_lockstep(TWICE)),
+    Script(step_twice, falls=False, refused=not_lockstep(TWICE)),
     Script(sharpness_aware, is_exact=False, refused=several("weights|gradient", is_sure=False)),
     Script(without_a_block, refused=several(r"pace\.step", is_sure=False)),
     Script(trainer_class),

@@ -215,6 +215,20 @@ def a_first_look(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def a_first_look_by_the_main_worker(record: Record) -> None:
+    """next(iter(loader)) before the first epoch, by the main worker alone."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    if pace.is_main:
+        inputs, _ = next(iter(loader))
+        record.fact(width=inputs.shape[1])
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
 def sum_over_workers(record: Record) -> None:
     """Right answers in training, added up by pace.sum."""
     pace = paceline.connect()
@@ -249,6 +263,7 @@ SCRIPTS = (
     Script(accuracy_on_training_data),
     Script(inside_its_own_loop),
     Script(nested, is_exact=False),
-    Script(a_first_look),
+    Script(a_first_look, epochs=4, uses_all=False),
+    Script(a_first_look_by_the_main_worker, refused=several("loader", is_sure=False)),
     Script(sum_over_workers),
 )
