@@ -187,7 +187,11 @@ SCRIPTS = (
     Script(rest_kept, uses_all=False),
     Script(every_five_over_epochs, uses_all=False, falls=False),
     Script(or_the_last, uses_all=False),
-    Script(rest_stepped_after_the_loop, refused=several("outside"), uses_all=False),
+    Script(
+        rest_stepped_after_the_loop,
+        refused=several("outside|after the epoch's last"),
+        uses_all=False,
+    ),
     Script(with_clip_and_schedule, uses_all=False),
     Script(two_batches_a_block, refused=several(BLOCK, is_sure=False)),
     Script(micro_batches),

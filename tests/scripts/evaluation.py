@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 import paceline
 
-from .base import Record, Script
+from .base import Record, Script, several
 from .usual import count_right, held_out, loss_of, network, one_epoch, points
 
 
