@@ -14,7 +14,7 @@ def every_two(record: Record) -> None:
     """Two batches an update."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         for number, (inputs, targets) in enumerate(loader):
@@ -30,7 +30,7 @@ def accumulating(record: Record, every: int, *, drops_rest: bool) -> None:
     """Several batches an update, which do not divide the epoch's 8."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         if drops_rest:
@@ -149,7 +149,7 @@ def micro_batches(record: Record) -> None:
     """Each batch goes through the network in two halves."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         for inputs, targets in loader:

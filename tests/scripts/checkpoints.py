@@ -236,7 +236,7 @@ def gone_on_from_a_file(record: Record) -> None:
     """A script that goes on from its own checkpoint: epochs begin with the second."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     scheduler = lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     optimizer.step()
     scheduler.step()

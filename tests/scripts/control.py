@@ -1,5 +1,8 @@
 """Scripts whose loops are not the README's: enumerate, while, break, continue, filters, functions,
-stopping, epochs of their own."""
+stopping, epochs of their own.
+
+Longer than a file should be: one script after the other, each to be read by itself.
+"""
 
 import itertools
 import math
@@ -20,7 +23,7 @@ def started() -> Any:
     """What all of these begin with."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     loader = DataLoader(points(), batch_size=8)
     return pace, *pace.prepare(model, optimizer, loader)
 
@@ -269,7 +272,7 @@ def nan_skipped(record: Record) -> None:
     """A batch whose loss is NaN is left by continue."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(Poisoned(), batch_size=8))
     for _ in pace.epochs(3):
         for inputs, targets in loader:

@@ -19,7 +19,7 @@ def with_each_gradient(record: Record, change: Any, learning_rate: float = 0.3) 
     """The loop of the README; ``change(pace, model)`` between backward and step."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=learning_rate, momentum=0.5)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         for inputs, targets in loader:

@@ -7,6 +7,8 @@
 
 A run that takes longer than LIMIT_S is ended and is a finding like any other. This module must not
 know any script by name.
+
+Longer than a file should be: one script after the other, each to be read by itself.
 """
 
 import contextlib

@@ -35,7 +35,7 @@ def frozen_in_the_optimizer(record: Record) -> None:
     """The first layer is frozen and given to the optimizer all the same."""
     model = network()
     model[0].requires_grad_(False)
-    trained(record, model, SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01))
+    trained(record, model, SGD(model.parameters(), lr=0.2, momentum=0.5, weight_decay=0.01))
 
 
 def not_in_the_optimizer(record: Record) -> None:
@@ -51,7 +51,7 @@ def groups(record: Record) -> None:
         {"params": model[0].parameters(), "lr": 0.1, "weight_decay": 0.05},
         {"params": model[-1].parameters()},
     ]
-    trained(record, model, SGD(several_groups, lr=0.3, momentum=0.9))
+    trained(record, model, SGD(several_groups, lr=0.2, momentum=0.5))
 
 
 def unfrozen_later(record: Record) -> None:
@@ -112,7 +112,7 @@ def tied_weights(record: Record) -> None:
     """Two layers share a weight."""
     torch.manual_seed(3)
     model = Tied().double()
-    trained(record, model, SGD(model.parameters(), lr=0.3, momentum=0.9))
+    trained(record, model, SGD(model.parameters(), lr=0.2, momentum=0.5))
 
 
 class Heads(nn.Module):
@@ -133,7 +133,7 @@ def head_by_turns(record: Record) -> None:
     pace = paceline.connect()
     torch.manual_seed(3)
     model = Heads().double()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         for number, (inputs, targets) in enumerate(loader):

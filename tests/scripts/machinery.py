@@ -1,5 +1,8 @@
 """Scripts that use more of PyTorch around the step: scalers, autocast, compiled models, hooks,
-checkpointing, functional calls, devices, copies of things to keep."""
+checkpointing, functional calls, devices, copies of things to keep.
+
+Longer than a file should be: one script after the other, each to be read by itself.
+"""
 
 from typing import Any
 

@@ -1,5 +1,8 @@
 """Scripts that differ in their optimizer: every common one, one of the user's own, and those that
-cannot be carried."""
+cannot be carried.
+
+Longer than a file should be: one script after the other, each to be read by itself.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,8 @@
 """Scripts that differ in their data: samplers, batch samplers, data sets, collate functions, loader
-workers, sizes that do not divide."""
+workers, sizes that do not divide.
+
+Longer than a file should be: one script after the other, each to be read by itself.
+"""
 
 import os
 import random

@@ -1,4 +1,7 @@
-"""Scripts with learning-rate schedules: once an epoch, once a step, both, by a metric, by hand."""
+"""Scripts with learning-rate schedules: once an epoch, once a step, both, by a metric, by hand.
+
+Longer than a file should be: one script after the other, each to be read by itself.
+"""
 
 import math
 from typing import Any
@@ -21,7 +24,7 @@ def step_lr_unprepared(record: Record) -> None:
     """StepLR once an epoch, not prepared."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     scheduler = lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.3)
     loader = DataLoader(points(), batch_size=8)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
@@ -36,7 +39,7 @@ def step_lr_prepared(record: Record) -> None:
     """StepLR once an epoch, prepared."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     scheduler = lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
     loader = DataLoader(points(), batch_size=8)
     model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
@@ -51,7 +54,7 @@ def stepping(record: Record, make: Any, **options: Any) -> None:
     """A prepared scheduler, stepped after every optimizer step."""
     pace = paceline.connect()
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
     scheduler = make(optimizer, **options)
     loader = DataLoader(points(), batch_size=8)
     model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
