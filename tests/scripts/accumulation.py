@@ -189,7 +189,7 @@ SCRIPTS = (
     Script(or_the_last, uses_all=False),
     Script(
         rest_stepped_after_the_loop,
-        refused=several("outside|after the epoch's last"),
+        refused=several("outside|after the epoch's last|twice"),
         uses_all=False,
     ),
     Script(with_clip_and_schedule, uses_all=False),

@@ -8,7 +8,7 @@
 A run that takes longer than LIMIT_S is ended and is a finding like any other. This module must not
 know any script by name.
 
-Longer than a file should be: one script after the other, each to be read by itself.
+Longer than a file should be: the one place that says what right is.
 """
 
 import contextlib
