@@ -5,6 +5,7 @@
 #   make check   ruff and mypy
 #   make data    get Fashion-MNIST
 #   make paper   make the paper's figures: results/paper.md
+#   make scripts run small scripts of every kind under every protocol: docs/scripts.md
 #   make venv    install only
 #
 # PYTHON=python3.12 make train   uses another interpreter (3.11 or newer).
@@ -16,7 +17,7 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: train test check data paper venv
+.PHONY: train test check data paper scripts venv
 .DEFAULT_GOAL := train
 
 train: $(CORE) data
@@ -32,6 +33,10 @@ data: $(CORE)
 paper: $(CORE)
 	@echo "== making the paper's figures"
 	@$(BIN)/python -m paper $(ARGS)
+
+# ARGS="NAME ..." runs these and writes nothing.
+scripts: $(DEV)
+	@cd tests && ../$(BIN)/python -m scripts $(ARGS)
 
 test: $(DEV)
 	@$(BIN)/pytest $(ARGS)

@@ -1,0 +1,24 @@
+"""One worker's part of a script of the corpus: ``python one_script.py NAME FOLDER``.
+
+What it noted goes to FOLDER/worker-N.pt, also where it was refused.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+import paceline
+from scripts import find
+from scripts.base import Record
+
+
+def main() -> None:
+    name, folder = sys.argv[1:]
+    record = Record(Path(folder))
+    find(name).text(record)
+    torch.save(record.noted, Path(folder) / f"worker-{paceline.connect().worker}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Runs every script in every configuration and writes docs/scripts.md: ``make scripts``.
+
+    python -m scripts               all of them, and the page
+    python -m scripts NAME ...      these; nothing is written
+
+Exits with 1 where a cell differs.
+"""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from paceline.engines.cradle import warm
+
+from . import FAMILIES, SCRIPTS
+from .base import CONFIGURATIONS, Script
+from .harness import DIFFERS, REFUSED, RIGHT, Cell, cell
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "scripts.md"
+
+HEAD = """\
+# Small scripts of every kind
+
+Made by `make scripts` at {commit}, torch {torch}, on {processors} cores. A script trains a network
+of a few hundred parameters in float64 for three epochs. Each is run by itself under plain `python`
+and by several workers, and compared with the same text without Paceline: by itself to the last
+bit; under full-sync to 1e-9, or with the inline engine where a part of a batch is not what one
+process would see (dropout, augmentation, batch norm). Under the other protocols it must hold what
+holds under any: each sample once an epoch, equal parameters in all workers between epochs,
+evaluation and schedules exact, a loss that falls.
+
+{counts}
+
+`=` is right, `refused` with the sentence below, `DIFFERS` is a fault. The texts are in
+[tests/scripts](../tests/scripts).
+
+"""
+
+
+def run_all(scripts: Sequence[Script]) -> Iterator[tuple[Script, list[Cell]]]:
+    """Each script in every configuration, said line by line."""
+    said = io.StringIO()  # what scripts print
+    for number, script in enumerate(scripts, 1):
+        begun_s = time.perf_counter()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            row = [cell(script, one) for one in CONFIGURATIONS]
+        words = "  ".join(f"{one.verdict:8}" for one in row)
+        took_s = time.perf_counter() - begun_s
+        print(f"{number:4} {script.name:32} {words} {took_s:5.1f} s", flush=True)
+        for one, configuration in zip(row, CONFIGURATIONS, strict=True):
+            if one.verdict == DIFFERS:
+                print(f"     {configuration.name}: {one.words}", flush=True)
+        yield script, row
+
+
+def page(rows: dict[str, list[Cell]]) -> str:
+    """docs/scripts.md."""
+    notes: dict[str, int] = {}
+    lines: list[str] = []
+    for family, scripts in FAMILIES.items():
+        lines += [f"## {family}", "", *table(scripts, rows, notes), ""]
+    lines += ["## What is refused", ""]
+    lines += [f"{number}. {words}" for words, number in notes.items()]
+    return HEAD.format(**about(rows)) + "\n".join(lines) + "\n"
+
+
+def table(
+    scripts: Sequence[Script], rows: dict[str, list[Cell]], notes: dict[str, int]
+) -> list[str]:
+    """A family's scripts, a row each."""
+    names = " | ".join(one.name for one in CONFIGURATIONS)
+    lines = [f"| script | what it does | {names} |", "|---" * (2 + len(CONFIGURATIONS)) + "|"]
+    for script in scripts:
+        cells = " | ".join(written(one, notes) for one in rows[script.name])
+        lines.append(f"| `{script.name}` | {script.summary} | {cells} |")
+    return lines
+
+
+def written(one: Cell, notes: dict[str, int]) -> str:
+    """A cell, with the number of its sentence where it was refused."""
+    if one.verdict != REFUSED:
+        return one.verdict
+    return f"refused [{notes.setdefault(one.words, len(notes) + 1)}]"
+
+
+def about(rows: dict[str, list[Cell]]) -> dict[str, str]:
+    """Where the page was made, and how many cells are what."""
+    counts = Counter(one.verdict for row in rows.values() for one in row)
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    total = f"{len(rows)} scripts in {len(CONFIGURATIONS)} configurations: {counts[RIGHT]} right, "
+    return {
+        "commit": commit or "no commit",
+        "torch": torch.__version__,
+        "processors": str(os.cpu_count()),
+        "counts": total + f"{counts[REFUSED]} refused by name, {counts[DIFFERS]} different.",
+    }
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    names = sys.argv[1:]
+    with warm():
+        chosen = [one for one in SCRIPTS if not names or one.name in names]
+        rows = {script.name: row for script, row in run_all(chosen)}
+    if not names:
+        PAGE.write_text(page(rows))
+    print(about(rows)["counts"])
+    return any(one.verdict == DIFFERS for row in rows.values() for one in row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

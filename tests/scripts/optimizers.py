@@ -1,0 +1,346 @@
+"""Scripts that differ in their optimizer: every common one, one of the user's own, and those that
+cannot be carried.
+
+Longer than a file should be: one script after the other, each to be read by itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader
+
+import paceline
+
+from .base import Record, Script, everywhere, several
+from .usual import loss_of, network, one_epoch, points
+
+
+def training(record: Record, make: Callable[..., Optimizer], **options: Any) -> None:
+    """The loop of the README with this optimizer, weights with decay and biases without."""
+    pace = paceline.connect()
+    model = network()
+    groups = [
+        {"params": [one for one in model.parameters() if one.ndim > 1], "weight_decay": 0.01},
+        {"params": [one for one in model.parameters() if one.ndim == 1]},
+    ]
+    optimizer = make(groups, **options)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
+def sgd(record: Record) -> None:
+    """SGD."""
+    training(record, SGD, lr=0.3)
+
+
+def nesterov(record: Record) -> None:
+    """SGD with Nesterov's momentum."""
+    training(record, SGD, lr=0.1, momentum=0.9, nesterov=True)
+
+
+def dampened(record: Record) -> None:
+    """SGD with dampening: its first step is another."""
+    training(record, SGD, lr=0.2, momentum=0.9, dampening=0.5)
+
+
+def adam(record: Record) -> None:
+    """Adam."""
+    training(record, torch.optim.Adam, lr=0.03)
+
+
+def adamw_amsgrad(record: Record) -> None:
+    """AdamW with amsgrad."""
+    training(record, torch.optim.AdamW, lr=0.03, amsgrad=True)
+
+
+def adam_foreach(record: Record) -> None:
+    """Adam with foreach=True."""
+    training(record, torch.optim.Adam, lr=0.03, foreach=True)
+
+
+def adam_fused(record: Record) -> None:
+    """AdamW with fused=True."""
+    training(record, torch.optim.AdamW, lr=0.03, fused=True)
+
+
+def adamax(record: Record) -> None:
+    """Adamax."""
+    training(record, torch.optim.Adamax, lr=0.03)
+
+
+def nadam(record: Record) -> None:
+    """NAdam."""
+    training(record, torch.optim.NAdam, lr=0.03)
+
+
+def radam(record: Record) -> None:
+    """RAdam."""
+    training(record, torch.optim.RAdam, lr=0.05)
+
+
+def rmsprop(record: Record) -> None:
+    """RMSprop, centred, with momentum."""
+    training(record, torch.optim.RMSprop, lr=0.003, momentum=0.5, centered=True)
+
+
+def adagrad(record: Record) -> None:
+    """Adagrad."""
+    training(record, torch.optim.Adagrad, lr=0.1)
+
+
+def adadelta(record: Record) -> None:
+    """Adadelta."""
+    training(record, torch.optim.Adadelta, lr=1.0)
+
+
+def asgd(record: Record) -> None:
+    """ASGD."""
+    training(record, torch.optim.ASGD, lr=0.2)
+
+
+def rprop(record: Record) -> None:
+    """Rprop, whose steps depend on signs alone."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = torch.optim.Rprop(model.parameters(), lr=0.001)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
+def adafactor(record: Record) -> None:
+    """Adafactor, which needs whole matrices."""
+    training(record, torch.optim.Adafactor, lr=0.03)
+
+
+def maximize(record: Record) -> None:
+    """maximize=True, on the negative of the loss."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.3, maximize=True)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                (-loss_of(model(inputs), targets)).backward()
+                optimizer.step()
+    record.state(model, optimizer)
+
+
+def tensor_rate(record: Record) -> None:
+    """The learning rate is a tensor."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.03, dtype=torch.float64))
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
+class Lion(Optimizer):
+    """A user's own: steps by the sign of an interpolation."""
+
+    def __init__(self, params: Any, lr: float = 0.003, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["mean"] = torch.zeros_like(parameter)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                both = state["mean"].mul(0.9).add(parameter.grad, alpha=0.1)
+                parameter.add_(both.sign(), alpha=-group["lr"])
+                state["mean"].mul_(0.99).add_(parameter.grad, alpha=0.01)
+
+
+def own_optimizer(record: Record) -> None:
+    """An optimizer class of the user's own (Lion)."""
+    training(record, Lion, lr=0.003)
+
+
+class Subclassed(SGD):
+    """A user's own on top of torch's: counts its steps."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.num_steps = getattr(self, "num_steps", 0) + 1
+        return super().step(closure)
+
+
+def subclass_of_sgd(record: Record) -> None:
+    """A subclass of SGD with a step of its own."""
+    training(record, Subclassed, lr=0.2, momentum=0.9)
+
+
+def step_hook(record: Record) -> None:
+    """A hook behind every optimizer step shrinks the weights a little."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.3)
+
+    def shrink(optimizer: Optimizer, *_: Any) -> None:
+        with torch.no_grad():
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.mul_(0.99)
+
+    optimizer.register_step_post_hook(shrink)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        one_epoch(pace, model, optimizer, loader)
+    record.state(model, optimizer)
+
+
+def lbfgs(record: Record) -> None:
+    """LBFGS, which calls the model several times."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+
+            def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs), targets)
+                loss.backward()
+                return loss
+
+            with pace.step():
+                optimizer.step(closure)
+    record.state(model, optimizer)
+
+
+def closure(record: Record) -> None:
+    """SGD.step(closure)."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.2)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+
+            def again(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs), targets)
+                loss.backward()
+                return loss
+
+            with pace.step():
+                optimizer.step(again)
+    record.state(model, optimizer)
+
+
+def two_optimizers(record: Record) -> None:
+    """One optimizer a half of the network."""
+    pace = paceline.connect()
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.3), SGD(model[-1].parameters(), lr=0.1)
+    loader = DataLoader(points(), batch_size=8)
+    model, first, second, loader = pace.prepare(model, first, second, loader)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                loss_of(model(inputs), targets).backward()
+                first.step()
+                second.step()
+                model.zero_grad()
+    record.state(model)
+
+
+def gan(record: Record) -> None:
+    """Two networks that play against each other, each with its optimizer."""
+    pace = paceline.connect()
+    maker, judge = nn.Linear(2, 6).double(), nn.Linear(6, 1).double()
+    making, judging = (torch.optim.Adam(one.parameters(), lr=0.01) for one in (maker, judge))
+    prepared = pace.prepare(maker, judge, making, judging, DataLoader(points(), batch_size=8))
+    maker, judge, making, judging, loader = prepared
+    for _ in pace.epochs(3):
+        for inputs, _targets in loader:
+            with pace.step():
+                made = maker(torch.ones(len(inputs), 2, dtype=torch.float64))
+                judging.zero_grad()
+                (judge(made.detach()).mean() - judge(inputs).mean()).backward()
+                judging.step()
+                making.zero_grad()
+                (-judge(made).mean()).backward()
+                making.step()
+    record.state(maker)
+
+
+def unprepared_optimizer(record: Record) -> None:
+    """A second optimizer is not prepared and steps in the same loop."""
+    pace = paceline.connect()
+    model, extra = network(), nn.Linear(6, 3).double()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    other = SGD(extra.parameters(), lr=0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                other.zero_grad()
+                loss_of(model(inputs) + extra(inputs), targets).backward()
+                optimizer.step()
+                other.step()
+    record.state(model, optimizer)
+
+
+def sparse_embedding(record: Record) -> None:
+    """An embedding with sparse gradients."""
+    pace = paceline.connect()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(6, 3, sparse=True)).double()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs.argmax(dim=1)), targets).backward()
+                optimizer.step()
+    record.state(model, optimizer)
+
+
+SECOND = r"second optimizer|one optimizer|one model"
+
+SCRIPTS = (
+    Script(sgd),
+    Script(nesterov),
+    Script(dampened),
+    Script(adam),
+    Script(adamw_amsgrad),
+    Script(adam_foreach),
+    Script(adam_fused),
+    Script(adamax),
+    Script(nadam),
+    Script(radam),
+    Script(rmsprop),
+    Script(adagrad),
+    Script(adadelta),
+    Script(asgd),
+    Script(rprop),
+    Script(adafactor),
+    Script(maximize, falls=False),
+    Script(tensor_rate),
+    Script(own_optimizer),
+    Script(subclass_of_sgd),
+    Script(step_hook, refused=several("hook", is_sure=False)),
+    Script(lbfgs, refused=everywhere("LBFGS", is_early=True)),
+    Script(closure, refused=everywhere(r"step\(closure\)", is_early=True)),
+    Script(two_optimizers, refused=everywhere(SECOND, is_early=True)),
+    Script(gan, refused=everywhere(SECOND, is_early=True)),
+    Script(unprepared_optimizer, refused=several("not prepared")),
+    Script(sparse_embedding, refused=everywhere("sparse", is_early=True)),
+)

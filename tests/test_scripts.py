@@ -1,0 +1,62 @@
+"""Every script of the corpus is right, or refused by name: alone, and by several workers in turn.
+
+All configurations of every script: ``make scripts``.
+"""
+
+import itertools
+
+import pytest
+
+from scripts import SCRIPTS, harness
+from scripts.base import PLAIN, SEVERAL, Record, Script, everywhere, several
+from scripts.harness import DIFFERS, REFUSED, RIGHT, Cell, cell
+from scripts.optimizers import adam, sgd, two_optimizers
+from scripts.usual import network
+
+EACH = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+
+
+TWO = SEVERAL[0]
+
+
+def test_a_script_that_computes_something_else_differs(one_thread: None) -> None:
+    assert cell(Script(sgd, like=adam), PLAIN).verdict == DIFFERS
+    assert cell(Script(sgd, like=adam), TWO).words.startswith("weights 0.weight, entry 0: ")
+
+
+def test_a_refusal_counts_only_by_its_sentence_and_when_it_was_announced(one_thread: None) -> None:
+    assert cell(Script(two_optimizers, refused=several("one optimizer")), TWO).verdict == REFUSED
+    assert cell(Script(two_optimizers, refused=several("one model")), TWO).verdict == DIFFERS
+    assert cell(Script(two_optimizers), TWO).verdict == DIFFERS
+    assert cell(Script(sgd, refused=several("anything")), TWO).verdict == DIFFERS
+    assert cell(Script(sgd, refused=everywhere("anything", is_sure=False)), TWO) == Cell(RIGHT)
+
+
+def for_ever(record: Record) -> None:
+    """Never ends."""
+    for number in itertools.count():
+        record.noted.facts["numbers"] = [network()[0].weight * number]
+
+
+def test_a_script_that_does_not_end_is_a_finding(
+    one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "LIMIT_S", 0.2)
+    assert "did not end within 0.2 s" in cell(Script(for_ever), PLAIN).words
+
+
+def test_names_tell_scripts_apart() -> None:
+    assert len({script.name for script in SCRIPTS}) == len(SCRIPTS)
+    assert all(script.summary for script in SCRIPTS)
+
+
+@EACH
+def test_a_script_alone_is_its_plain_twin(script: Script, one_thread: None) -> None:
+    found = cell(script, PLAIN)
+    assert found.verdict != DIFFERS, found.words
+
+
+@EACH
+def test_a_script_by_several_workers_is_right_or_refused(script: Script, one_thread: None) -> None:
+    found = cell(script, SEVERAL[SCRIPTS.index(script) % len(SEVERAL)])
+    assert found.verdict != DIFFERS, found.words
