@@ -154,6 +154,8 @@ class Prepared:
             watch_forward(self.model, session.check)
         if self._schedules:
             session.advance_schedule = self.advance
+        self.leased.seeds_between = session.num_workers > 1
+        session.order_digest = self.leased.order.fingerprint
         session.adopt = lambda text: adopt(text, self.optimizer, self._schedules)
         at = pinned_at(replica.layout, session.num_workers)
         session.snapshots.write_own = self._keeper.write

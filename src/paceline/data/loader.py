@@ -27,7 +27,7 @@ from .order import EpochOrder
 from .transfer import Arriving, Transfer, move
 from .trees import apply
 
-_FETCH_SALT, _STEP_SALT = 1, 2
+_FETCH_SALT, _STEP_SALT, _BETWEEN_SALT = 1, 2, 5
 _CACHE_LINE = 64
 _GATHERED_BYTES = 2 << 20
 _PREFETCH = 2
@@ -53,6 +53,8 @@ class LeasedLoader:
         self.dataset = loader.dataset
         self.order = EpochOrder(loader, seed)
         self._seed = seed
+        self.seeds_between = False
+        """Whether an epoch's end leaves the same random state in every worker."""
         self._device = device
         is_own = speed.loader_workers < 0
         num_workers = loader.num_workers if is_own else speed.loader_workers
@@ -169,10 +171,12 @@ class LeasedLoader:
         return self.dataset.__getitems__(indices)
 
     def end_epoch(self) -> None:
-        """Forget what was fetched ahead."""
+        """Forget what was fetched ahead; what the script draws until the next one is seeded."""
         self._workers.end_epoch()
         self._known.clear()
         self._arriving = None
+        if self.seeds_between:
+            seed_all(mix(self._seed, self.order.epoch, _BETWEEN_SALT))
 
     def _indices(self, lease: Lease) -> Indices:
         indices = Indices(self.order.indices[lease.start : lease.stop])
@@ -204,5 +208,12 @@ def _refuse(loader: DataLoader[Any]) -> None:
         raise ConfigError(
             "the loader has batch_size=None: give it a batch size, the samples of one update"
         )
+    for one in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if getattr(one, "num_replicas", 1) != 1:
+            raise ConfigError(
+                f"the loader has the sampler {type(one).__name__}, which gives each worker a part "
+                "of its own; leave it out: Paceline shares the samples out (DataLoader(data, "
+                "batch_size=..., shuffle=True))"
+            )
     if getattr(loader, "in_order", True) is False:
         raise ConfigError("the loader has in_order=False; batches are matched to leases in order")
