@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from .compute.accelerators import find_device
 from .compute.candidate import Forward
-from .compute.seeding import seed_all
+from .compute.seeding import seed_host
 from .context import Context
 from .data.feed import fetch
 from .errors import ConfigError
@@ -54,7 +54,12 @@ _here = _Here()
 
 
 def start_context(session: MediatedSession, context: Context) -> None:
-    """Called once in a member before the script runs: what ``connect`` will find."""
+    """Called once in a member before the script runs: what ``connect`` will find.
+
+    From here on all members draw the same random numbers, until the script seeds otherwise.
+    """
+    seed_host(context.seed)
+    torch.manual_seed(context.seed)  # also of accelerators that nobody has touched yet
     _here.session, _here.context, _here.pace = session, context, None
 
 
@@ -138,7 +143,8 @@ class Pace:
         device: where this worker computes.
         worker, num_workers: this worker's number, and how many there are.
         is_main: whether this worker prints and saves.
-        seed: of the run.
+        seed: of the run. A member of it begins seeded with it, before the script does; what the
+            script seeds itself counts from there on. A script that ``python`` runs is not seeded.
     """
 
     def __init__(self, session: Session, context: Context) -> None:
@@ -155,7 +161,6 @@ class Pace:
         self.num_workers = session.num_workers
         self.seed = context.seed
         self.device = find_device(context.device, session.seat)
-        seed_all(context.seed)
 
     @property
     def is_main(self) -> bool:
