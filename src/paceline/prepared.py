@@ -29,6 +29,7 @@ from .conditions.faults import FaultPlan
 from .conditions.holdup import Holdup
 from .conditions.mishaps import Mishaps
 from .context import Context
+from .data.likeness import sample_digests
 from .data.loader import LeasedLoader
 from .data.plain import plain_batches, plain_sizes
 from .data.trees import apply
@@ -211,6 +212,7 @@ class Prepared:
             "notes": [*context.notes, *self.settled.notes],
             "could_try": list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
+            "samples": sample_digests(self.leased.loader) if context.workers > 1 else [],
         }
 
     def advance(self, version: int) -> bool:

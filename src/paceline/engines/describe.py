@@ -18,6 +18,12 @@ from ..protocols.base import SyncProtocol
 from ..staleness import WHOLE
 from .base import Traits
 
+_REMEDY = (
+    "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
+    "no fixed order: write random_split(data, lengths, torch.Generator().manual_seed(0)), "
+    "sorted(files), and leave out a split by worker: Paceline shares the samples out"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
@@ -53,13 +59,30 @@ class Description:
     """What ``--fast auto`` would try, where it was not asked for."""
     rounding: tuple[str, ...] = ()
     """What is in effect that rounds otherwise than plain code does."""
+    samples: tuple[tuple[int, str], ...] = ()
+    """Numbers of samples, each with a digest; an empty one: not to be compared."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
         values = json.loads(text)
         for name in ("learning_rates", "notes", "could_try", "rounding"):
             values[name] = tuple(values[name])
+        values["samples"] = tuple((index, digest) for index, digest in values["samples"])
         return cls(**values)
+
+    def difference(self, other: "Description") -> str:
+        """What another member prepared otherwise, in words; empty: nothing that is known."""
+        if self.num_samples != other.num_samples:
+            return f"different data: {self.num_samples} and {other.num_samples} samples{_REMEDY}"
+        if self.digest != other.digest:
+            return (
+                "different models or batches (names, shapes or sizes differ); build them the "
+                "same way in every worker"
+            )
+        for (index, mine), (_, theirs) in zip(self.samples, other.samples, strict=False):
+            if mine and theirs and mine != theirs:
+                return f"different data: sample {index} of {self.num_samples:,} differs{_REMEDY}"
+        return ""
 
     def write(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
