@@ -23,7 +23,8 @@ class Described(Dataset):
         return len(self.data)
     def __getitem__(self, index):
         if self.generator is not None:
-            return self.data[index][0] + float(self.generator.random()), index
+            sign = 1 if self.generator.random() < 0.5 else -1
+            return self.data[index][0] * sign, index
         return {{"inputs": self.data[index][0], "name": f"{{self.data[index][1]}}.png"}}
 
 torch.manual_seed(1)

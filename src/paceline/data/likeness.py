@@ -1,16 +1,19 @@
 """Whether workers hold the same data: digests of a few samples, to be compared.
 
-    first, middle, last sample -> fetched twice under one seed -> digest of the contents
+    first, middle, last sample -> fetched again and again under one seed -> digest of the contents
 
 A sample that differs when it is fetched again has random numbers of its own, and is not compared.
-Tensors and arrays count by their bytes, numbers and texts by their value, containers by what is in
-them, anything else by its type. This module must not know workers.
+One that is flipped in half of all cases may come out alike a few times in one worker, and flipped
+as often in another: ``are_others`` weighs that. Tensors and arrays count by their bytes, numbers
+and texts by their value, containers by what is in them, anything else by its type. This module must
+not know workers.
 """
 
 import hashlib
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +24,35 @@ from .feed import fetch
 from .listed import length_of
 
 _SEED = 0
-Samples = list[tuple[int, str]]
-"""Numbers of samples, each with its digest; an empty one: not to be compared."""
+_LEAST_TIMES, _MOST_TIMES, _PATIENCE_S = 3, 8, 0.05
+"""How often a sample is fetched: more than the least only within this time."""
+_LEAST_BITS = 14
+"""Different samples are other data where chance does that less than once in 16,000 runs."""
 
 
-def sample_digests(loader: DataLoader[Any]) -> Samples:
+class Likeness(NamedTuple):
+    """A sample: its number, a digest of it, and how often it came out so; 0: not to be compared."""
+
+    index: int
+    digest: str
+    times: int
+
+
+def are_others(mine: Sequence[Likeness], theirs: Sequence[Likeness]) -> int | None:
+    """The number of a sample that shows that data differ; None: none does.
+
+    A sample with two outcomes of its own choice is k times the one here, and k times the other
+    there, with a probability of at most 2 / 4^k.
+    """
+    differing = [
+        (one.index, 2 * min(one.times, other.times) - 1)
+        for one, other in zip(mine, theirs, strict=False)
+        if one.times and other.times and one.digest != other.digest
+    ]
+    return differing[0][0] if sum(bits for _, bits in differing) >= _LEAST_BITS else None
+
+
+def sample_digests(loader: DataLoader[Any]) -> list[Likeness]:
     """Of the first, the middle and the last sample of the loader's data set.
 
     Where the loader has workers, one of its own fetches: a data set may open its files in the
@@ -62,12 +89,20 @@ class _Probe:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: int) -> tuple[int, str]:
+    def __getitem__(self, index: int) -> Likeness:
         try:
-            one, again = (self._digest(index) for _ in range(2))
+            return self._fetched(index)
         except Exception:  # a sample that the sampler leaves out may be one that cannot be read
-            return index, ""
-        return index, one if one == again else ""
+            return Likeness(index, "", 0)
+
+    def _fetched(self, index: int) -> Likeness:
+        end_s = time.perf_counter() + _PATIENCE_S
+        digest, times = self._digest(index), 1
+        while times < _LEAST_TIMES or (times < _MOST_TIMES and time.perf_counter() < end_s):
+            if self._digest(index) != digest:
+                return Likeness(index, "", 0)
+            times += 1
+        return Likeness(index, digest, times)
 
     def _digest(self, index: int) -> str:
         seed_all(_SEED)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..compute.cores import num_cores
 from ..config import RunSettings
+from ..data.likeness import Likeness, are_others
 from ..errors import ConfigError
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
@@ -59,15 +60,14 @@ class Description:
     """What ``--fast auto`` would try, where it was not asked for."""
     rounding: tuple[str, ...] = ()
     """What is in effect that rounds otherwise than plain code does."""
-    samples: tuple[tuple[int, str], ...] = ()
-    """Numbers of samples, each with a digest; an empty one: not to be compared."""
+    samples: tuple[Likeness, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> "Description":
         values = json.loads(text)
         for name in ("learning_rates", "notes", "could_try", "rounding"):
             values[name] = tuple(values[name])
-        values["samples"] = tuple((index, digest) for index, digest in values["samples"])
+        values["samples"] = tuple(Likeness(*one) for one in values["samples"])
         return cls(**values)
 
     def difference(self, other: "Description") -> str:
@@ -79,10 +79,8 @@ class Description:
                 "different models or batches (names, shapes or sizes differ); build them the "
                 "same way in every worker"
             )
-        for (index, mine), (_, theirs) in zip(self.samples, other.samples, strict=False):
-            if mine and theirs and mine != theirs:
-                return f"different data: sample {index} of {self.num_samples:,} differs{_REMEDY}"
-        return ""
+        index = are_others(self.samples, other.samples)
+        return "" if index is None else f"different data: sample {index} differs{_REMEDY}"
 
     def write(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

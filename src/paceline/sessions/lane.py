@@ -15,7 +15,7 @@ tables below are the whole language. This module must not know what a message le
                                                   each with the checkpoint taken after it, or 0
         interrupted (push, pushes, needs_store)   express: left; its own push, and those it saw
         mended    ()                              the shares of dead members are put back
-        count     (num_samples, batch_size)       an evaluation
+        count     (num_samples, batch_size, ends, digest)   an evaluation, of these positions
         counted   (start, totals)
         sum       (values)
         log       (values)

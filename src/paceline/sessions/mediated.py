@@ -356,8 +356,11 @@ class MediatedSession(Session):
         """The scale of this member's own GradScaler: the run's, if it has none yet."""
         self.store.scales.offer(self.seat, scale)
 
-    def census(self, num_samples: int, batch_size: int) -> Census:
-        self._lane.send(("count", num_samples, batch_size))
+    def census(
+        self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
+    ) -> Census:
+        own = list(ends) if ends is not None else None
+        self._lane.send(("count", num_samples, batch_size, own, digest))
         return LaneCensus(self._lane, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
