@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from .compute.amp import Amp
 from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
+from .compute.norms import batch_norm_note
 from .compute.replica import Replica, refuse_what_cannot_be_carried
 from .compute.scalers import reset_scalers
 from .compute.schedule import Schedule
@@ -209,7 +210,11 @@ class Prepared:
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
             "can_share": self._device.type == "cpu" or context.path == "collective",
-            "notes": [*context.notes, *self.settled.notes],
+            "notes": [
+                *context.notes,
+                *self.settled.notes,
+                *batch_norm_note(self.model, self.shape.batch_size, context.parts),
+            ],
             "could_try": list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "samples": sample_digests(self.leased.loader) if context.workers > 1 else [],

@@ -31,7 +31,7 @@ def likeness(make: Callable[[int], Any], **options: Any) -> list[Likeness]:
 
 
 def test_the_first_the_middle_and_the_last_sample_are_looked_at() -> None:
-    assert [one.index for one in likeness(lambda index: index)] == [0, 4, 8]
+    assert [one.number for one in likeness(lambda index: index)] == [0, 4, 8]
 
 
 def test_one_sample_that_differs_is_told() -> None:

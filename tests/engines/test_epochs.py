@@ -1,4 +1,4 @@
-"""``pace.epochs`` yields what ``range`` or a list of the script's own yields, and goes on rightly."""
+"""``pace.epochs`` yields what a range or a list of the script's own does, and goes on rightly."""
 
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,7 @@ def test_the_command_line_replaces_the_number(of: Any, num_epochs: int, wanted: 
     ("of", "wanted"), [(4, [2, 3]), (range(1, 5), [3, 4]), ([5, 7, 9, 11], [9, 11]), (2, [])],
     ids=str,
 )  # fmt: skip
-def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(
-    of: Any, wanted: list[int]
-) -> None:
+def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(of: Any, wanted: list[int]) -> None:
     assert epochs(of, first_epoch=2) == wanted
 
 
@@ -98,7 +96,7 @@ def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(
     ids=str,
 )
 def test_anything_else_is_refused_in_one_sentence(of: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"pace.epochs.*a number of epochs, a range or a.*{words}"):
+    with pytest.raises(ConfigError, match=f"a number of epochs, a range or a list.*{words}"):
         epochs(of)
 
 

@@ -33,7 +33,7 @@ _LEAST_BITS = 14
 class Likeness(NamedTuple):
     """A sample: its number, a digest of it, and how often it came out so; 0: not to be compared."""
 
-    index: int
+    number: int
     digest: str
     times: int
 
@@ -45,7 +45,7 @@ def are_others(mine: Sequence[Likeness], theirs: Sequence[Likeness]) -> int | No
     there, with a probability of at most 2 / 4^k.
     """
     differing = [
-        (one.index, 2 * min(one.times, other.times) - 1)
+        (one.number, 2 * min(one.times, other.times) - 1)
         for one, other in zip(mine, theirs, strict=False)
         if one.times and other.times and one.digest != other.digest
     ]

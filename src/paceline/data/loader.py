@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..compute.seeding import kept_random_state, mix, seed_all, seed_host
+from ..compute.seeding import kept_random_state, mix, seed_all, seed_host, step_seed
 from ..compute.speed import Speed
 from ..errors import ConfigError
 from ..events import Lease
@@ -27,7 +27,7 @@ from .order import EpochOrder
 from .transfer import Arriving, Transfer, move
 from .trees import apply
 
-_FETCH_SALT, _STEP_SALT, _BETWEEN_SALT = 1, 2, 5
+_BETWEEN_SALT = 5
 _CACHE_LINE = 64
 _GATHERED_BYTES = 2 << 20
 _PREFETCH = 2
@@ -97,7 +97,7 @@ class LeasedLoader:
         return batch if scale is None else (as_input(batch[0], scale), batch[1])
 
     def _seed_step(self, lease: Lease) -> None:
-        seed_all(mix(self._seed, lease.epoch, lease.start, _STEP_SALT))
+        seed_all(step_seed(self._seed, lease.epoch, lease.start))
 
     def fetch_ahead(self) -> None:
         """Load the batch that comes next and start its copy; for a moment in which one waits."""
@@ -180,7 +180,7 @@ class LeasedLoader:
 
     def _indices(self, lease: Lease) -> Indices:
         indices = Indices(self.order.indices[lease.start : lease.stop])
-        indices.seed = mix(self._seed, lease.epoch, lease.start, _FETCH_SALT)
+        indices.seed = step_seed(self._seed, lease.epoch, lease.start, is_loading=True)
         return indices
 
     def _collate(self, samples: Any) -> Any:

@@ -9,6 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -172,6 +173,32 @@ class EpochOrder:
                     "or does the sampler keep a state of its own? pace.keep(sampler=sampler)"
                 )
             self._expected = None
+
+
+def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
+    """The order of an epoch of a run with several workers, drawn once more.
+
+    The loader's own sampler draws it, under a random state that follows from seed and epoch alone:
+    Python's, NumPy's and torch's generators and those of loader and sampler are seeded, and stand
+    afterwards where they stood.
+
+    Args:
+        loader: as it was given to ``prepare``.
+        seed: of the run: ``pace.seed``.
+        epoch: counted from 0.
+
+    Returns:
+        The data set's indices, in order; with a batch sampler of your own a list of them a batch.
+
+    Raises:
+        ConfigError: it has no end, or another length than the sampler says.
+    """
+    order = EpochOrder(loader, seed)
+    ends = order.draw(epoch)
+    indices = list(order.indices)
+    if ends is None:
+        return indices
+    return [indices[start:stop] for start, stop in pairwise([0, *ends])]
 
 
 def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:

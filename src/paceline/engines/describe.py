@@ -79,8 +79,8 @@ class Description:
                 "different models or batches (names, shapes or sizes differ); build them the "
                 "same way in every worker"
             )
-        index = are_others(self.samples, other.samples)
-        return "" if index is None else f"different data: sample {index} differs{_REMEDY}"
+        number = are_others(self.samples, other.samples)
+        return "" if number is None else f"different data: sample {number} differs{_REMEDY}"
 
     def write(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
