@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .compute.seeding import kept_random_state, mix, seed_all
 from .data.feed import fetch
+from .data.loader import refuse_shares
 from .data.order import EpochOrder
 from .errors import ConfigError
 from .granted import PreparedLoader
@@ -64,6 +65,7 @@ class Evaluation:
                 "share its samples out to evaluate them; make it map-style (__len__ and "
                 "__getitem__), or use one worker"
             )
+        refuse_shares(loader)
         return self._in_parts(fn, loader, to_device)
 
     def _plainly(self, fn: Counts, loader: DataLoader[Any], to_device: Any) -> Totals:

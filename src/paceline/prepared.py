@@ -91,6 +91,7 @@ class Prepared:
         self.settled = self._settle(loader, *fast)
         speed = self.settled.speed
         self.leased = LeasedLoader(loader, context.seed, device, speed)
+        self.leased.order = counted.order  # it knows how many positions an epoch has
         is_chosen = context.precision is not None
         self.amp = Amp(optimizer, device, speed.precision if is_chosen else None)
         self.is_iterating = False

@@ -28,6 +28,7 @@ import json, random
 import numpy as np, torch, paceline
 from torch import nn
 from torch.utils.data import *
+from torch.utils.data.distributed import DistributedSampler
 
 class Noisy(Dataset):
     def __len__(self):
@@ -141,6 +142,14 @@ def test_workers_that_draw_other_samples_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"workers evaluate different samples.*of its own"):
         told(tmp_path, monkeypatch, "DataLoader(data, 4, sampler=Own())")
+
+
+def test_a_sampler_that_shares_samples_out_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "DataLoader(data, 4, sampler=DistributedSampler(data, pace.num_workers, pace.worker))"
+    with pytest.raises(ConfigError, match=r"DistributedSampler.*leave it out: Paceline shares"):
+        told(tmp_path, monkeypatch, other)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -34,6 +34,15 @@ class OwnBatches(Own):
     def __len__(self):
         return 3
 
+class Fewer(Own):
+    epoch = 0
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __len__(self):
+        return 40 - self.epoch
+    def __iter__(self):
+        return iter(range(len(self)))
+
 class ByAddress(Own):
     def __iter__(self):
         names = {{object(): number for number in range(40)}}
@@ -119,6 +128,15 @@ def test_data_that_are_shuffled_between_epochs_are_shuffled_alike(
     )
     run(tmp_path, monkeypatch, engine="inline", protocol="async", between=between)
     assert used(tmp_path, 1) == Counter(range(NUM_SAMPLES))
+
+
+def test_epochs_of_different_numbers_of_samples_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second epoch would leave samples out, or ask for some that are not there."""
+    sampler = "batch_size=8, sampler=Fewer()"
+    with pytest.raises(ConfigError, match="Fewer gave 39 samples for epoch 2, and 40 before"):
+        run(tmp_path, monkeypatch, engine="inline", sampler=sampler)
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])

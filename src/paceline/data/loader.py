@@ -208,6 +208,13 @@ def _refuse(loader: DataLoader[Any]) -> None:
         raise ConfigError(
             "the loader has batch_size=None: give it a batch size, the samples of one update"
         )
+    refuse_shares(loader)
+    if getattr(loader, "in_order", True) is False:
+        raise ConfigError("the loader has in_order=False; batches are matched to leases in order")
+
+
+def refuse_shares(loader: DataLoader[Any]) -> None:
+    """Say by name that the loader's sampler gives each worker a part of its own."""
     for one in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         if getattr(one, "num_replicas", 1) != 1:
             raise ConfigError(
@@ -215,5 +222,3 @@ def _refuse(loader: DataLoader[Any]) -> None:
                 "of its own; leave it out: Paceline shares the samples out (DataLoader(data, "
                 "batch_size=..., shuffle=True))"
             )
-    if getattr(loader, "in_order", True) is False:
-        raise ConfigError("the loader has in_order=False; batches are matched to leases in order")
