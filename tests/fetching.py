@@ -4,6 +4,7 @@ It must not know how anything is run.
 """
 
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -18,10 +19,17 @@ from tiny import BATCH_SIZE, EPOCHS, grouped
 
 
 class Signed(Numbered):
-    """Samples with their index and the process that they were made in."""
+    """Samples with their index, the process that they were made in, and a number of their own.
+
+    The last makes each fetch another one: so workers' samples, which differ, are not compared.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_made = itertools.count()
 
     def __getitem__(self, index: int) -> Any:
-        return (*super().__getitem__(index), os.getpid())
+        return (*super().__getitem__(index), os.getpid(), next(self._num_made))
 
 
 def signed(pace: Any, steps_a_push: int = 1, **options: Any) -> Results:
@@ -32,7 +40,7 @@ def signed(pace: Any, steps_a_push: int = 1, **options: Any) -> Results:
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     rows = []
     for epoch in pace.epochs(EPOCHS):
-        for number, (inputs, targets, index, pid) in enumerate(loader):
+        for number, (inputs, targets, index, pid, _) in enumerate(loader):
             rows += [(epoch, int(i), int(p)) for i, p in zip(index, pid, strict=True)]
             with pace.step():
                 loss_of(model(inputs), targets).backward()

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "fields", "values"),
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
-    ("batches", "stats", "signals", "tail", "lookahead", "membership", "staleness"),
+    ("batches", "epochs", "stats", "signals", "tail", "lookahead", "membership", "staleness"),
     ("trace", "ledger", "protocols", "syntax", "theory", "convergence"),
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),
@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("exports",),
     ("sessions", "replaced"),
     ("scaling", "fast", "keeper"),
-    ("prepared", "granted"),
+    ("prepared", "granted", "evaluation"),
     ("worker",),
     ("engines", "trainer"),
     ("launcher", "replay"),

@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .bench.clock import Benchmark
+    from .compute.seeding import step_seed
     from .config import RunSettings
+    from .data.order import epoch_order
     from .errors import ConfigError, LinkError, PacelineError, ProtocolError, WorkerError
     from .report.summary import Summary
     from .store.kv import KVStore
@@ -35,6 +37,8 @@ _HOMES = {
     "Task": "workloads.base",
     "WorkerError": "errors",
     "connect": "worker",
+    "epoch_order": "data.order",
+    "step_seed": "compute.seeding",
     "train": "trainer",
 }
 
@@ -52,6 +56,8 @@ __all__ = [
     "WorkerError",
     "__version__",
     "connect",
+    "epoch_order",
+    "step_seed",
     "train",
 ]
 

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from .compute.amp import Amp
 from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
+from .compute.norms import batch_norm_note
 from .compute.replica import Replica, refuse_what_cannot_be_carried
 from .compute.scalers import reset_scalers
 from .compute.schedule import Schedule
@@ -29,6 +30,7 @@ from .conditions.faults import FaultPlan
 from .conditions.holdup import Holdup
 from .conditions.mishaps import Mishaps
 from .context import Context
+from .data.likeness import sample_digests
 from .data.loader import LeasedLoader
 from .data.plain import plain_batches, plain_sizes
 from .data.trees import apply
@@ -89,6 +91,7 @@ class Prepared:
         self.settled = self._settle(loader, *fast)
         speed = self.settled.speed
         self.leased = LeasedLoader(loader, context.seed, device, speed)
+        self.leased.order = counted.order  # it knows how many positions an epoch has
         is_chosen = context.precision is not None
         self.amp = Amp(optimizer, device, speed.precision if is_chosen else None)
         self.is_iterating = False
@@ -154,6 +157,8 @@ class Prepared:
             watch_forward(self.model, session.check)
         if self._schedules:
             session.advance_schedule = self.advance
+        self.leased.seeds_between = session.num_workers > 1
+        session.order_digest = self.leased.order.fingerprint
         session.adopt = lambda text: adopt(text, self.optimizer, self._schedules)
         at = pinned_at(replica.layout, session.num_workers)
         session.snapshots.write_own = self._keeper.write
@@ -206,9 +211,14 @@ class Prepared:
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
             "can_share": self._device.type == "cpu" or context.path == "collective",
-            "notes": [*context.notes, *self.settled.notes],
+            "notes": [
+                *context.notes,
+                *self.settled.notes,
+                *batch_norm_note(self.model, self.shape.batch_size, context.parts),
+            ],
             "could_try": list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
+            "samples": sample_digests(self.leased.loader) if context.workers > 1 else [],
         }
 
     def advance(self, version: int) -> bool:

@@ -13,7 +13,6 @@ The script is the same for one worker and for many; what differs is the session 
 module must not know processes, sockets or how a run is started.
 """
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,15 +25,16 @@ from torch.utils.data import DataLoader
 
 from .compute.accelerators import find_device
 from .compute.candidate import Forward
-from .compute.seeding import seed_all
+from .compute.seeding import seed_host
 from .context import Context
-from .data.feed import fetch
+from .data.trees import apply
+from .epochs import values_of
 from .errors import ConfigError
+from .evaluation import Evaluation
 from .granted import PreparedLoader
 from .keeper import Keeper
 from .prepared import Prepared
 from .sessions.base import Session, Superseded, Totals
-from .sessions.census import LocalCensus
 from .sessions.mediated import MediatedSession
 from .sessions.solo import SoloSession
 
@@ -54,7 +54,12 @@ _here = _Here()
 
 
 def start_context(session: MediatedSession, context: Context) -> None:
-    """Called once in a member before the script runs: what ``connect`` will find."""
+    """Called once in a member before the script runs: what ``connect`` will find.
+
+    From here on all members draw the same random numbers, until the script seeds otherwise.
+    """
+    seed_host(context.seed)
+    torch.manual_seed(context.seed)  # also of accelerators that nobody has touched yet
     _here.session, _here.context, _here.pace = session, context, None
 
 
@@ -138,7 +143,8 @@ class Pace:
         device: where this worker computes.
         worker, num_workers: this worker's number, and how many there are.
         is_main: whether this worker prints and saves.
-        seed: of the run.
+        seed: of the run. A member of it begins seeded with it, before the script does; what the
+            script seeds itself counts from there on. A script that ``python`` runs is not seeded.
     """
 
     def __init__(self, session: Session, context: Context) -> None:
@@ -155,7 +161,6 @@ class Pace:
         self.num_workers = session.num_workers
         self.seed = context.seed
         self.device = find_device(context.device, session.seat)
-        seed_all(context.seed)
 
     @property
     def is_main(self) -> bool:
@@ -237,21 +242,29 @@ class Pace:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
+    def epochs(self, epochs: int | Sequence[int]) -> Iterator[int]:
         """The numbers of the epochs; ends early when the run is stopped.
 
         A run that goes on begins with the epoch that was cut off, and the loader has its rest.
 
-        ``--epochs`` of the command line replaces ``num_epochs``.
+        Args:
+            epochs: how many, numbered from 0; or the values themselves, as ``range(1, n + 1)`` or
+                a list. ``--epochs`` of the command line replaces their number.
+
+        Raises:
+            ConfigError: it is neither, or a list has fewer values than ``--epochs`` asks for.
         """
-        count = self._context.epochs or num_epochs
+        values = values_of(epochs, self._context.epochs)
+        return self._each_epoch(values)
+
+    def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
         gone = max(0, self._session.first_epoch - self._next_epoch)
-        self._next_epoch = min(count, self._next_epoch + gone)  # before this worker joined
-        for epoch in range(min(count, self._context.first_epoch + gone), count):
+        self._next_epoch = min(len(values), self._next_epoch + gone)  # before this worker joined
+        for value in values[self._context.first_epoch + gone :]:
             if self._session.is_stopped:
                 return
-            yield epoch
-        self._session.rest(num_epochs)
+            yield value
+        self._session.rest(len(values))
 
     def step(self) -> Step:
         """One step on one mini-batch; left early when its work is superseded.
@@ -284,48 +297,39 @@ class Pace:
     # -- beside the loop ------------------------------------------------------------------------
 
     def evaluate(
-        self, fn: Callable[[Any], Mapping[str, tuple[Value, Value]]], loader: DataLoader[Any]
+        self,
+        fn: Callable[[Any], Mapping[str, tuple[Value, Value]]],
+        loader: DataLoader[Any] | PreparedLoader,
     ) -> Totals:
-        """Sums over a data set: each sample once, at one version, the same totals in all workers.
+        """Sums over what ``loader`` gives, at one version, the same totals in all workers.
 
-        Between epochs all workers share the work; inside one, the caller does it alone at the
-        version that it holds.
+        Its sampler, batch sampler and ``drop_last`` count. Between epochs all workers share the
+        work, each batch once; inside one, the caller does it alone at the version that it holds.
+        With several workers the order is drawn once and alike, and each batch is made under a
+        random state of its own, which depends on seed, version and position alone; one worker
+        iterates the loader as plain PyTorch does. What was drawn by several changes nothing that
+        the script draws afterwards.
 
         Args:
             fn: batch -> {name: (sum over samples, number of samples)}; run without gradients and
-                with the model in evaluation mode.
-            loader: over a map-style data set; its order does not matter.
+                with the model in evaluation mode. Afterwards each module is in its own mode again.
+            loader: a DataLoader; the prepared one counts as the plain one that it was. Over an
+                iterable data set with one worker only.
 
         Returns:
             name -> (sum, number of samples).
-        """
-        dataset: Any = loader.dataset
-        num_samples, size = len(dataset), loader.batch_size or 1
-        if not num_samples:
-            raise ConfigError("the data set to evaluate on is empty")
-        is_alone = hasattr(self, "_prepared") and self._prepared.is_iterating
-        census = (
-            LocalCensus(num_samples, size) if is_alone else self._session.census(num_samples, size)
-        )
-        collate: Callable[[Any], Any] = loader.collate_fn
-        with self._evaluating():
-            while (one := census.next()) is not None:
-                self._session.beat()
-                batch = self._prepared.to_device(collate(fetch(dataset, list(range(*one)))))
-                totals = fn(batch)
-                census.report({k: (float(v[0]), float(v[1])) for k, v in totals.items()})
-        return census.totals()
 
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        model = self._prepared.model
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            model.train(was_training)
+        Raises:
+            ConfigError: ``fn`` returns something else; the loader gives nothing, or other samples
+                in each worker; several workers were not prepared yet.
+        """
+        prepared: Prepared | None = getattr(self, "_prepared", None)
+        return Evaluation(self._session, prepared, self.seed).totals(fn, loader, self._to_device)
+
+    def _to_device(self, batch: Any) -> Any:
+        if self.device.type == "cpu":
+            return batch
+        return apply(lambda tensor: tensor.to(self.device), batch)
 
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs."""

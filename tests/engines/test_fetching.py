@@ -96,7 +96,7 @@ def test_a_loader_that_ran_empty_goes_on_with_the_same_workers() -> None:
     for part in (leases[:2], leases[2:]):
         leased.reserve(part)
         for lease in part:
-            _, _, index, pid = leased.fetch(lease)
+            _, _, index, pid, _ = leased.fetch(lease)
             assert index.tolist() == list(range(lease.start, lease.stop))
             makers.update(pid.tolist())
     leased.end_epoch()

@@ -12,6 +12,7 @@ from torch import nn
 
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 63) - 1
+_FETCH_SALT, _STEP_SALT = 1, 2
 
 _DRAW_NOTHING = frozenset((
     nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Embedding, nn.LayerNorm,
@@ -31,6 +32,28 @@ def mix(*numbers: int) -> int:
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB & ((1 << 64) - 1)
         state ^= state >> 31
     return state & _MASK
+
+
+def step_seed(seed: int, epoch: int, position: int, *, is_loading: bool = False) -> int:
+    """What the generators are seeded with before the step on one mini-batch.
+
+    With several workers each mini-batch has random state of its own, so dropout and augmentation
+    do not depend on who computes it, or how often. Before its samples are fetched (``is_loading``)
+    and again before the step, each with its own number::
+
+        random.seed(number)
+        torch.manual_seed(number)
+        numpy.random.seed(number & 0xFFFFFFFF)
+
+    Args:
+        seed: of the run: ``pace.seed``.
+        epoch: counted from 0.
+        position: of the mini-batch's first sample in the epoch's order, counted from 0.
+
+    Returns:
+        A number of 63 bits.
+    """
+    return mix(seed, epoch, position, _FETCH_SALT if is_loading else _STEP_SALT)
 
 
 def seed_host(seed: int) -> None:

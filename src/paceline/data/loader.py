@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..compute.seeding import kept_random_state, mix, seed_all, seed_host
+from ..compute.seeding import kept_random_state, mix, seed_all, seed_host, step_seed
 from ..compute.speed import Speed
 from ..errors import ConfigError
 from ..events import Lease
@@ -27,7 +27,7 @@ from .order import EpochOrder
 from .transfer import Arriving, Transfer, move
 from .trees import apply
 
-_FETCH_SALT, _STEP_SALT = 1, 2
+_BETWEEN_SALT = 5
 _CACHE_LINE = 64
 _GATHERED_BYTES = 2 << 20
 _PREFETCH = 2
@@ -53,6 +53,8 @@ class LeasedLoader:
         self.dataset = loader.dataset
         self.order = EpochOrder(loader, seed)
         self._seed = seed
+        self.seeds_between = False
+        """Whether an epoch's end leaves the same random state in every worker."""
         self._device = device
         is_own = speed.loader_workers < 0
         num_workers = loader.num_workers if is_own else speed.loader_workers
@@ -95,7 +97,7 @@ class LeasedLoader:
         return batch if scale is None else (as_input(batch[0], scale), batch[1])
 
     def _seed_step(self, lease: Lease) -> None:
-        seed_all(mix(self._seed, lease.epoch, lease.start, _STEP_SALT))
+        seed_all(step_seed(self._seed, lease.epoch, lease.start))
 
     def fetch_ahead(self) -> None:
         """Load the batch that comes next and start its copy; for a moment in which one waits."""
@@ -169,14 +171,16 @@ class LeasedLoader:
         return self.dataset.__getitems__(indices)
 
     def end_epoch(self) -> None:
-        """Forget what was fetched ahead."""
+        """Forget what was fetched ahead; what the script draws until the next one is seeded."""
         self._workers.end_epoch()
         self._known.clear()
         self._arriving = None
+        if self.seeds_between:
+            seed_all(mix(self._seed, self.order.epoch, _BETWEEN_SALT))
 
     def _indices(self, lease: Lease) -> Indices:
         indices = Indices(self.order.indices[lease.start : lease.stop])
-        indices.seed = mix(self._seed, lease.epoch, lease.start, _FETCH_SALT)
+        indices.seed = step_seed(self._seed, lease.epoch, lease.start, is_loading=True)
         return indices
 
     def _collate(self, samples: Any) -> Any:
@@ -204,5 +208,17 @@ def _refuse(loader: DataLoader[Any]) -> None:
         raise ConfigError(
             "the loader has batch_size=None: give it a batch size, the samples of one update"
         )
+    refuse_shares(loader)
     if getattr(loader, "in_order", True) is False:
         raise ConfigError("the loader has in_order=False; batches are matched to leases in order")
+
+
+def refuse_shares(loader: DataLoader[Any]) -> None:
+    """Say by name that the loader's sampler gives each worker a part of its own."""
+    for one in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if getattr(one, "num_replicas", 1) != 1:
+            raise ConfigError(
+                f"the loader has the sampler {type(one).__name__}, which gives each worker a part "
+                "of its own; leave it out: Paceline shares the samples out (DataLoader(data, "
+                "batch_size=..., shuffle=True))"
+            )

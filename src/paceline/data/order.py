@@ -7,7 +7,9 @@ This module must not know leases, nor what a sample is.
 
 import hashlib
 from array import array
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from ..compute.seeding import kept_random_state, mix, seed_all
 from ..errors import ConfigError
+from .listed import MOST_POSITIONS, length_of, list_positions, too_many
 
-_ORDER_SALT = 3
+_ORDER_SALT, _EVALUATION_SALT = 3, 4
 
 
 class EpochOrder:
@@ -26,7 +29,8 @@ class EpochOrder:
         seed: of the run: orders follow from it and the epoch.
 
     Attributes:
-        indices: of the data set's samples, by position; of the epoch that was drawn last.
+        epoch: the one that was drawn last.
+        indices: of the data set's samples, by position in that epoch.
         has_own_batches: whether the user's batch sampler decides where batches end.
     """
 
@@ -34,14 +38,17 @@ class EpochOrder:
         self._loader = loader
         self._seed = seed
         own = loader.batch_sampler
-        self.has_own_batches = loader.batch_size is None or type(own) is not BatchSampler
+        is_plain = own is None or (loader.batch_size is not None and type(own) is BatchSampler)
+        self.has_own_batches = not is_plain
         self._generators = [
             (one, one.initial_seed())
             for source in (loader, loader.sampler, own)
             if isinstance(one := getattr(source, "generator", None), torch.Generator)
         ]
-        self._epoch = 0
+        self.epoch = 0
+        self._num_positions: int | None = None
         self.indices: Sequence[int] = ()
+        self._ends: list[int] | None = None
         self._digest: str | None = None
         self._expected: list[Any] | None = None
 
@@ -58,48 +65,98 @@ class EpochOrder:
         return "shuffled" if has_all else "own"
 
     def count(self) -> tuple[int, int]:
-        """Positions and batches an epoch; of the first one, where the user's differ."""
-        sampler = self._loader.sampler
-        if not self.has_own_batches and isinstance(sampler, Sized):
-            return len(sampler), len(self._loader)
-        ends = self.draw(0)
-        return len(self.indices), len(ends) if ends is not None else len(self._loader)
+        """Positions and batches an epoch; of the first one, where the user's differ.
+
+        Raises:
+            ConfigError: an epoch has no end, or too many positions to be listed.
+        """
+        num_positions = length_of(self._loader.sampler)
+        if self.has_own_batches or num_positions is None:
+            ends = self.draw(0)
+            self._num_positions = None if self.has_own_batches else len(self.indices)
+            return len(self.indices), len(ends) if ends is not None else self._num_batches()
+        if num_positions > MOST_POSITIONS:
+            name = type(self._loader.sampler).__name__
+            raise ConfigError(f"the sampler {name} has {too_many(num_positions)}")
+        self._num_positions = num_positions
+        return num_positions, self._num_batches()
+
+    def _num_batches(self) -> int:
+        """As ``len(loader)``, which a sampler without a length has not."""
+        size, num = self._loader.batch_size or 1, len(self.indices)
+        if length_of(self._loader.sampler) is not None:
+            return len(self._loader)
+        return num // size if self._loader.drop_last else -(-num // size)
 
     def draw(self, epoch: int) -> list[int] | None:
         """Draw the order of ``epoch``; the ends of the user's own batches, where there are any.
 
-        A pure function of the seed and the epoch: every member draws the same.
+        A pure function of the seed and the epoch, where the sampler draws from Python's, NumPy's
+        or torch's own generator, from a ``torch.Generator`` of the sampler or the loader, or
+        follows ``set_epoch``: every member draws the same.
+
+        Raises:
+            ConfigError: the order has no end, or another number of samples than an epoch has.
         """
-        self._epoch, self._digest = epoch, None
-        loader = self._loader
+        self.epoch = epoch
+        with self._seeded(mix(self._seed, epoch, _ORDER_SALT)):
+            if hasattr(self._loader.sampler, "set_epoch"):
+                self._loader.sampler.set_epoch(epoch)
+            self._list()
+        expected, found = self._num_positions, len(self.indices)
+        if expected is not None and found != expected:
+            raise ConfigError(
+                f"the sampler {type(self._loader.sampler).__name__} gave {found} samples for "
+                f"epoch {epoch + 1}, and {expected} before: an epoch must always have as many"
+            )
+        return self._ends
+
+    def draw_for_evaluation(self, version: int) -> list[int] | None:
+        """As ``draw``, once for an evaluation at this version; nobody is told of an epoch."""
+        with self._seeded(mix(self._seed, version, _EVALUATION_SALT)):
+            self._list()
+        return self._ends
+
+    @contextmanager
+    def _seeded(self, seed: int) -> Iterator[None]:
+        """Every generator that is known starts from here, and stands afterwards where it stood."""
+        states = [(one, one.get_state()) for one, _ in self._generators]
         with kept_random_state():
-            seed = mix(self._seed, epoch, _ORDER_SALT)
             seed_all(seed)
             for generator, first_seed in self._generators:
                 generator.manual_seed(mix(first_seed, seed))
-            if hasattr(loader.sampler, "set_epoch"):
-                loader.sampler.set_epoch(epoch)
-            if not self.has_own_batches:
-                self.indices = list(loader.sampler)
-                return None
+            try:
+                yield
+            finally:
+                for generator, state in states:
+                    generator.set_state(state)
+
+    def _list(self) -> None:
+        """Keep what the sampler gives now."""
+        loader, self._digest, self._ends = self._loader, None, None
+        if self.has_own_batches:
             assert loader.batch_sampler is not None
-            batches = [list(batch) for batch in loader.batch_sampler]
-        self.indices = [index for batch in batches for index in batch]
-        ends, end = [], 0
-        for batch in batches:
-            end += len(batch)
-            ends.append(end)
-        return ends
+            self._ends = []
+            self.indices = list_positions(loader.batch_sampler, loader.dataset, self._ends)
+        else:
+            self.indices = list_positions(loader.sampler, loader.dataset)
+
+    def fingerprint(self) -> str:
+        """A digest of the order that was drawn last and of the ends of its batches."""
+        digest: str = self.digest()[1]
+        if self._ends is None:
+            return digest
+        return hashlib.sha256(digest.encode() + array("q", self._ends)).hexdigest()
 
     def digest(self) -> list[Any]:
         """The epoch that was drawn last, and a digest of its order."""
         if self._digest is None:
             try:
-                data = array("q", self.indices).tobytes()
+                data: Any = _whole_numbers(self.indices)
             except (TypeError, OverflowError):  # indices of a data set of the user's own kind
                 data = repr(list(self.indices)).encode()
             self._digest = hashlib.sha256(data).hexdigest()
-        return [self._epoch, self._digest]
+        return [self.epoch, self._digest]
 
     def expect(self, digest: list[Any]) -> None:
         """Refuse another order than this when its epoch is drawn: the run goes on inside it."""
@@ -108,14 +165,47 @@ class EpochOrder:
     def check(self) -> None:
         """Raise ConfigError where another order was drawn than when the run was cut off."""
         expected = self._expected
-        if expected is not None and expected[0] == self._epoch:
+        if expected is not None and expected[0] == self.epoch:
             if expected != self.digest():
                 raise ConfigError(
-                    f"the sampler gave another order for epoch {self._epoch + 1} than before the "
+                    f"the sampler gave another order for epoch {self.epoch + 1} than before the "
                     "run was cut off, so some samples would be used twice: has the data changed, "
                     "or does the sampler keep a state of its own? pace.keep(sampler=sampler)"
                 )
             self._expected = None
+
+
+def _whole_numbers(indices: Sequence[int]) -> Any:
+    """The bytes of these numbers, 8 each."""
+    if isinstance(indices, range):  # ten million from a range take a second, this way a hundredth
+        return torch.arange(indices.start, indices.stop, indices.step).numpy()
+    return indices if isinstance(indices, array) else array("q", indices)
+
+
+def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
+    """The order of an epoch of a run with several workers, drawn once more.
+
+    The loader's own sampler draws it, under a random state that follows from seed and epoch alone:
+    Python's, NumPy's and torch's generators and those of loader and sampler are seeded, and stand
+    afterwards where they stood.
+
+    Args:
+        loader: as it was given to ``prepare``.
+        seed: of the run: ``pace.seed``.
+        epoch: counted from 0.
+
+    Returns:
+        The data set's indices, in order; with a batch sampler of your own a list of them a batch.
+
+    Raises:
+        ConfigError: it has no end, or another length than the sampler says.
+    """
+    order = EpochOrder(loader, seed)
+    ends = order.draw(epoch)
+    indices = list(order.indices)
+    if ends is None:
+        return indices
+    return [indices[start:stop] for start, stop in pairwise([0, *ends])]
 
 
 def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:

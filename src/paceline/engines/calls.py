@@ -7,6 +7,7 @@ This module must not know pushes or epochs.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import ConfigError
 from ..sessions.base import Totals
@@ -26,21 +27,28 @@ class Calls:
         self._run = run
         self._evaluated = evaluated
         self._census: CensusBook | None = None
+        self._asked: tuple[Any, str] = (), ""
+        """Which positions the members evaluate, and a digest of what these are."""
         self._sums: dict[int, list[float]] = {}
         self._alone: dict[int, CensusBook] = {}
         """Of newcomers, before their first epoch: the others have done the same without them."""
 
     def count(self, member: int, message: Message) -> None:
-        shape = (message[1], message[2])
+        _, *shape, digest = message
         if not self._run.roster[member].has_arrived:
             self._alone[member] = CensusBook(*shape)
             self._next_range_alone(member)
             return
         if self._census is None:
-            self._census = CensusBook(*shape)
-        if self._census.shape != shape:
+            self._census, self._asked = CensusBook(*shape), (shape, digest)
+        first = self._census.num_samples
+        if shape[0] != first:
+            raise ConfigError(f"workers evaluate different data: {first} and {shape[0]} samples")
+        if self._asked != (shape, digest):
             raise ConfigError(
-                f"workers evaluate different data: {self._census.shape[0]} and {shape[0]} samples"
+                "workers evaluate different samples or batches: the loader's sampler has random "
+                "numbers of its own, or lists what has no order; let it draw from torch, random or "
+                "numpy.random themselves, which are seeded alike for an evaluation"
             )
         self._next_range(member)
 

@@ -5,8 +5,10 @@ order of positions, so they do not depend on who was faster. Pure: no messages, 
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from ..sessions.base import Totals
+from ..sessions.census import ranges_of
 
 
 class CensusBook:
@@ -15,14 +17,14 @@ class CensusBook:
     Args:
         num_samples: positions 0..num_samples.
         batch_size: positions a range.
+        ends: where ranges end that are not all of one size.
     """
 
-    def __init__(self, num_samples: int, batch_size: int) -> None:
-        self.shape = (num_samples, batch_size)
-        self._free = deque(
-            (start, min(start + batch_size, num_samples))
-            for start in range(0, num_samples, batch_size)
-        )
+    def __init__(
+        self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None
+    ) -> None:
+        self.num_samples = num_samples
+        self._free = deque(ranges_of(num_samples, batch_size, ends))
         self._held: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, Totals] = {}
         self._num_ranges = len(self._free)

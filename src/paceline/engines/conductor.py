@@ -205,11 +205,8 @@ class Conductor:
             return
         first = self._descriptions[min(self._descriptions)]
         for number, other in self._descriptions.items():
-            if other.digest != first.digest:
-                raise ConfigError(
-                    f"workers 0 and {run.roster[number].seat} prepared different models or data "
-                    "(names, shapes or sizes differ); build them the same way in every worker"
-                )
+            if difference := first.difference(other):
+                raise ConfigError(f"workers 0 and {run.roster[number].seat} have {difference}")
         run.plan = make_plan(first, self._protocol, run.settings, run.engine.traits)
         identity = first.identity(run.plan, self._protocol)
         if self._origin.resumption is not None:

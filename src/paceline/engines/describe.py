@@ -12,11 +12,18 @@ from typing import Any
 
 from ..compute.cores import num_cores
 from ..config import RunSettings
+from ..data.likeness import Likeness, are_others
 from ..errors import ConfigError
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..staleness import WHOLE
 from .base import Traits
+
+_REMEDY = (
+    "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
+    "no fixed order: write random_split(data, lengths, torch.Generator().manual_seed(0)), "
+    "sorted(files), and leave out a split by worker: Paceline shares the samples out"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +60,27 @@ class Description:
     """What ``--fast auto`` would try, where it was not asked for."""
     rounding: tuple[str, ...] = ()
     """What is in effect that rounds otherwise than plain code does."""
+    samples: tuple[Likeness, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> "Description":
         values = json.loads(text)
         for name in ("learning_rates", "notes", "could_try", "rounding"):
             values[name] = tuple(values[name])
+        values["samples"] = tuple(Likeness(*one) for one in values["samples"])
         return cls(**values)
+
+    def difference(self, other: "Description") -> str:
+        """What another member prepared otherwise, in words; empty: nothing that is known."""
+        if self.num_samples != other.num_samples:
+            return f"different data: {self.num_samples} and {other.num_samples} samples{_REMEDY}"
+        if self.digest != other.digest:
+            return (
+                "different models or batches (names, shapes or sizes differ); build them the "
+                "same way in every worker"
+            )
+        number = are_others(self.samples, other.samples)
+        return "" if number is None else f"different data: sample {number} differs{_REMEDY}"
 
     def write(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

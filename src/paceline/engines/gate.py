@@ -1,7 +1,7 @@
 """The borders of epochs: members arrive, wait for each other, and go in together.
 
-    "arrive" -> all here? -> a checkpoint, where one is due -> newcomers join -> "open"
-    "rested" -> all here? -> the last checkpoint            -> "goodbye"
+    "arrive" -> all here? -> one order? -> a checkpoint, where due -> newcomers join -> "open"
+    "rested" -> all here? -> the last checkpoint -> "goodbye"
 
 This module must not know processes, sockets, tensors or terminals.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..sessions.lane import Message
 from .newcomers import Newcomers
+from .orders import Orders
 from .peers import Peers
 from .run import Run
 from .snapshots import Snapshots
@@ -36,7 +37,8 @@ class Gate:
         self._peers = peers
         self._newcomers = newcomers
         self._stop = stop
-        self._arrived: dict[int, tuple[int, Any]] = {}
+        self._orders = Orders(run)
+        self._arrived: dict[int, tuple[int, Any, str]] = {}
         self._rested: dict[int, int] = {}
         self._has_opened = False
 
@@ -60,11 +62,15 @@ class Gate:
         if run.ending:
             run.engine.tell(member, ("stop", run.coordinator.version))
             return
-        if not run.roster[member].has_arrived and self._newcomers.arrived(member, message[1]):
-            return
+        _, epoch, batch_ends, digest = message
+        if not run.roster[member].has_arrived:
+            if self._orders.is_other(member, epoch, digest):
+                return
+            if self._newcomers.arrived(member, epoch):
+                return
         if run.is_open:
             raise self.left_early(member)
-        self._arrived[member] = (message[1], message[2])
+        self._arrived[member] = (epoch, batch_ends, digest)
         self.open_if_all_arrived()
 
     def open_if_all_arrived(self) -> None:
@@ -74,7 +80,9 @@ class Gate:
         epochs = {self._arrived[number][0] for number in live}
         if len(epochs) > 1:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
-        epoch, batch_ends = self._arrived[live[0]]
+        epoch, batch_ends, _ = self._arrived[live[0]]
+        if not self._orders.compare(epoch, {number: self._arrived[number][2] for number in live}):
+            return  # somebody leaves: then it opens
         run.script_epoch = epoch
         if run.has_all_updates:  # of a run that goes on and has nothing left to do
             self._stop(f"{run.settings.updates} updates are done")

@@ -81,7 +81,7 @@ class Newcomers:
         """``describe`` of a newcomer: it gets the store, and the epoch to begin with."""
         run = self._run
         one = run.roster[member]
-        if run.ending or own.digest != first.digest:
+        if run.ending or first.difference(own):
             if not run.ending:
                 run.observer.note(
                     f"worker {one.seat} came back with another model or other data than the run "

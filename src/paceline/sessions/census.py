@@ -3,6 +3,7 @@
 This module must not know what is counted.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .base import Census, Totals
@@ -12,14 +13,19 @@ if TYPE_CHECKING:  # a worker alone has neither
     from .mailbox import Mailbox
 
 
+def ranges_of(
+    num_samples: int, batch_size: int, ends: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
+    """The positions of each batch: ``[start, stop)``; ``ends``: of batches of the user's own."""
+    stops = ends or [*range(batch_size, num_samples, batch_size), num_samples]
+    return [(a, b) for a, b in zip([0, *stops], stops, strict=False) if a < b]
+
+
 class LocalCensus(Census):
     """An evaluation by one member alone."""
 
-    def __init__(self, num_samples: int, batch_size: int) -> None:
-        self._ranges = iter(
-            (start, min(start + batch_size, num_samples))
-            for start in range(0, num_samples, batch_size)
-        )
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._ranges = iter(ranges)
         self._totals: Totals = {}
 
     def next(self) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ tables below are the whole language. This module must not know what a message le
 
     member -> coordinator
         describe  (text)                          what prepare() found, as JSON
-        arrive    (epoch, batch_ends)             at the loader, waiting for the epoch
+        arrive    (epoch, batch_ends, digest)     at the loader, waiting for the epoch; of its order
         push      (serial, version, told, clock, hyper, max_norm)
         extend    (serial)                        one more lease for the ticket at work
         giveback  (serial)
@@ -15,7 +15,7 @@ tables below are the whole language. This module must not know what a message le
                                                   each with the checkpoint taken after it, or 0
         interrupted (push, pushes, needs_store)   express: left; its own push, and those it saw
         mended    ()                              the shares of dead members are put back
-        count     (num_samples, batch_size)       an evaluation
+        count     (num_samples, batch_size, ends, digest)   an evaluation, of these positions
         counted   (start, totals)
         sum       (values)
         log       (values)
@@ -30,6 +30,7 @@ tables below are the whole language. This module must not know what a message le
         laid      (arena_bytes, is_first, num_steps, is_difference, is_error, first_epoch,
                    distance_limit)                the store's memory has this size
         adopt     (text)                          the optimizer's settings, for a newcomer
+        away      ()                              to a newcomer: it drew another order, it ends
         open      (epoch, mode, last_round, phase, seats, position)
         grant     (serial, version, leases, upcoming)
         add       (job, seat, weight, scale, is_first)

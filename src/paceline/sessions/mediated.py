@@ -33,6 +33,7 @@ from .base import (
     Clock,
     Session,
     Shape,
+    Stopped,
     Superseded,
     Told,
     Work,
@@ -96,6 +97,8 @@ class MediatedSession(Session):
         """Bring prepared schedulers to this version; whether there are any."""
         self.adopt: Callable[[str], None] = lambda text: None
         """Take over the settings of a worker that is there already."""
+        self.order_digest: Callable[[], str] = lambda: ""
+        """Of the epoch's order that was drawn last; all members' are compared."""
         self._first_skipped = 0
         self.first_scale: LossScale | None = None
         """Of a run that goes on; None: the scalers' own."""
@@ -152,11 +155,15 @@ class MediatedSession(Session):
         if self._mail.has_stopped:
             return False
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
-        self._lane.send(("arrive", epoch, list(batch_ends) if batch_ends is not None else None))
+        ends = list(batch_ends) if batch_ends is not None else None
+        digest = self.order_digest() if self.num_workers > 1 else ""
+        self._lane.send(("arrive", epoch, ends, digest))
         while (message := self._mail.next())[0] == "adopt":
             self.adopt(message[1])
         if message[0] == "end":  # a newcomer that came too late for this epoch
             self._end_at(message[2])
+        if message[0] == "away":
+            raise Stopped
         if message[0] != "open":
             return False
         self._opened(message)
@@ -349,8 +356,11 @@ class MediatedSession(Session):
         """The scale of this member's own GradScaler: the run's, if it has none yet."""
         self.store.scales.offer(self.seat, scale)
 
-    def census(self, num_samples: int, batch_size: int) -> Census:
-        self._lane.send(("count", num_samples, batch_size))
+    def census(
+        self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
+    ) -> Census:
+        own = list(ends) if ends is not None else None
+        self._lane.send(("count", num_samples, batch_size, own, digest))
         return LaneCensus(self._lane, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:

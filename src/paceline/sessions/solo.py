@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from .base import Census, Session
-from .census import LocalCensus
+from .census import LocalCensus, ranges_of
 
 
 class SoloSession(Session):
@@ -47,7 +47,7 @@ class SoloSession(Session):
         return self._version
 
     def census(self, num_samples: int, batch_size: int) -> Census:
-        return LocalCensus(num_samples, batch_size)
+        return LocalCensus(ranges_of(num_samples, batch_size))
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(value) for value in values]

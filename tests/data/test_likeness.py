@@ -1,0 +1,105 @@
+"""Samples that tell whether two workers hold the same data, and are not fooled by chance."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from paceline.data.likeness import Likeness, are_others, digest_of, sample_digests
+
+
+class Made(Dataset[Any]):
+    """Samples that a function makes."""
+
+    def __init__(self, make: Callable[[int], Any], num_samples: int = 9) -> None:
+        self._make = make
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make(index)
+
+
+def likeness(make: Callable[[int], Any], **options: Any) -> list[Likeness]:
+    return sample_digests(DataLoader(Made(make), **options))
+
+
+def test_the_first_the_middle_and_the_last_sample_are_looked_at() -> None:
+    assert [one.number for one in likeness(lambda index: index)] == [0, 4, 8]
+
+
+def test_one_sample_that_differs_is_told() -> None:
+    mine = likeness(lambda index: torch.full((2,), index))
+    theirs = likeness(lambda index: torch.full((2,), index + (index == 4)))
+    assert are_others(mine, mine) is None
+    assert are_others(mine, theirs) == 4
+
+
+def test_random_numbers_of_the_known_generators_are_compared() -> None:
+    def draw(index: int) -> Any:
+        return random.random(), np.random.random(), torch.rand(2)
+
+    first = likeness(draw)
+    assert all(one.times for one in first)
+    assert are_others(first, likeness(draw)) is None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_samples_with_random_numbers_of_their_own_are_never_told_apart(seed: int) -> None:
+    """A flip in half of all cases is the hardest: it often comes out alike."""
+    one, other = random.Random(seed), random.Random(seed + 1000)
+    mine = likeness(lambda index: (index, one.random() < 0.5))
+    theirs = likeness(lambda index: (index, other.random() < 0.5))
+    assert are_others(mine, theirs) is None
+
+
+def test_slow_samples_are_fetched_thrice_and_must_all_differ() -> None:
+    def slow(*digests: str) -> list[Likeness]:
+        return [Likeness(i, digest, 3) for i, digest in enumerate(digests)]
+
+    assert are_others(slow("a", "b", "c"), slow("a", "x", "y")) is None
+    assert are_others(slow("a", "b", "c"), slow("z", "x", "y")) == 0
+
+
+def test_a_sample_that_cannot_be_read_is_not_compared() -> None:
+    found = likeness(lambda index: {4: 1, 8: 1}[index])
+    assert [one.times > 0 for one in found] == [False, True, True]
+
+
+def test_nothing_is_drawn_from_the_script() -> None:
+    random.seed(1)
+    torch.manual_seed(1)
+    before = random.getstate(), torch.get_rng_state()
+    likeness(lambda index: torch.rand(2) + random.random())
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        (np.zeros(2), np.ones(2)),
+        ({"a": [1, 2.0]}, {"a": [1, 2.5]}),
+        ((1, "x"), (1, "y")),
+        (1, True),
+        (None, 0),
+    ],
+    ids=str,
+)
+def test_contents_that_differ_have_different_digests(one: Any, other: Any) -> None:
+    assert digest_of(one) == digest_of(one)
+    assert digest_of(one) != digest_of(other)
+
+
+def test_what_is_neither_number_nor_container_counts_by_its_type() -> None:
+    assert digest_of(object()) == digest_of(object())
+    sparse = torch.eye(2).to_sparse()
+    assert digest_of(sparse) == digest_of(sparse * 2)

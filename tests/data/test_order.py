@@ -1,0 +1,132 @@
+"""An epoch's order is drawn once, held in 8 bytes a position, and it ends."""
+
+import itertools
+import random
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from paceline.data.order import EpochOrder
+from paceline.errors import ConfigError
+
+
+class Listed:
+    """A sampler of so many positions, which says that it has as many or others."""
+
+    def __init__(self, positions: Any, says: int | None = None) -> None:
+        self._positions = positions
+        self._says = says
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        if self._says is None:
+            raise TypeError
+        return self._says
+
+
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(8))
+
+
+class EndlessBatches:
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.repeat([1, 2])
+
+
+def order_of(**options: Any) -> EpochOrder:
+    if "batch_sampler" not in options:
+        options["batch_size"] = 2
+    loader: DataLoader[Any] = DataLoader(range(8), **options)  # type: ignore[arg-type]
+    return EpochOrder(loader, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sampler": Endless()}, "the sampler Endless has no __len__ and gave more than"),
+        ({"batch_sampler": EndlessBatches()}, "the batch sampler EndlessBatches has no __len__"),
+        (
+            {"sampler": Listed(itertools.count(), 8)},
+            r"Listed.* 8 samples \(__len__\) and gave more",
+        ),
+        ({"sampler": Listed(range(8), 9)}, r"Listed.* 9 samples \(__len__\) and gave 8"),
+        (
+            {"sampler": RandomSampler(range(8), replacement=True, num_samples=10**12)},
+            "RandomSampler has 1,000,000,000,000 samples an epoch: at most",
+        ),
+    ],
+    ids=["endless", "endless batches", "says too few", "says too many", "huge"],
+)
+def test_an_order_without_an_end_is_refused_by_name(options: Any, words: str) -> None:
+    order = order_of(**options)
+
+    def begin() -> None:
+        order.count()
+        order.draw(0)
+
+    with pytest.raises(ConfigError, match=words):
+        begin()
+
+
+def test_a_sampler_whose_epochs_differ_in_number_is_refused() -> None:
+    positions = [0, 1, 2, 3]
+    order = order_of(sampler=Listed(positions))
+    assert order.count()[0] == 4
+    order.draw(0)
+    positions.append(4)
+    with pytest.raises(ConfigError, match="Listed gave 5 samples for epoch 2, and 4 before"):
+        order.draw(1)
+
+
+def test_positions_are_held_in_eight_bytes_each() -> None:
+    order = order_of(shuffle=True)
+    order.draw(0)
+    assert isinstance(order.indices, array)
+    assert order.indices.itemsize == 8
+    assert sorted(order.indices) == list(range(8))
+    in_order = order_of()
+    in_order.draw(0)
+    assert in_order.indices == range(8)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [["a", "b"], [torch.tensor(1), torch.tensor(0)], [(0, "left"), (1, "right")], [True, False]],
+    ids=str,
+)
+def test_positions_of_the_users_own_kind_stay_as_they_are(positions: list[Any]) -> None:
+    order = order_of(sampler=Listed(positions, len(positions)))
+    order.draw(0)
+    assert list(order.indices) == positions
+    assert [type(one) for one in order.indices] == [type(one) for one in positions]
+
+
+def test_drawing_leaves_every_generator_as_it_was() -> None:
+    own = torch.Generator().manual_seed(5)
+    order = order_of(shuffle=True, generator=own)
+    before = torch.get_rng_state(), own.get_state(), random.getstate()
+    order.draw(3)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(own.get_state(), before[1])
+    assert random.getstate() == before[2]
+    assert own.initial_seed() == 5
+
+
+def test_the_digest_tells_orders_and_batches_apart() -> None:
+    def digest(**options: Any) -> str:
+        order = order_of(**options)
+        order.draw(0)
+        return order.fingerprint()
+
+    assert digest() == digest() == digest(sampler=Listed(range(8), 8))
+    assert digest() != digest(sampler=Listed(range(7, -1, -1), 8))
+    one = digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
+    assert one == digest(batch_sampler=Listed([[0, 1], [2, 3]], 2))
+    assert one != digest(batch_sampler=Listed([[0], [1, 2, 3]], 2))
