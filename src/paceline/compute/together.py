@@ -190,10 +190,9 @@ class SharedSchedule(Schedule):
     def opened(self) -> None:
         """An epoch begins: who took no part in the last update takes the steps that it missed."""
         self._was_active, self._is_active = self._is_active, False
+        self._index, self._given = self._count, ()
         if not (self._place.is_lockstep and self._place.was_current):
-            self._bring_between(self._words.end)
-        self._index = self._count
-        self._given = ()
+            self._index = self._bring_between(self._words.end)
 
     def end(self) -> None:
         """The loop has no more: every worker shows the same rate now."""
@@ -203,15 +202,19 @@ class SharedSchedule(Schedule):
         else:
             self._bring_between(self._count)
 
-    def _bring_between(self, other: int) -> None:
+    def _bring_between(self, other: int) -> int:
         """Be what it is between the last call of one epoch and the first of the next.
 
         Args:
             other: steps taken by then, if it is not stepped each version.
+
+        Returns:
+            The steps taken by then: less than were taken, where a checkpoint came in between.
         """
         word = self._words.rhythm
-        is_each = word > _OTHER
-        self._bring(self._wanted(self._place.version) - (word & 1) if is_each else other)
+        count = self._wanted(self._place.version) - (word & 1) if word > _OTHER else other
+        self._bring(count)
+        return min(count, self._count) if word > _OTHER else self._count
 
     @property
     def mark(self) -> tuple[Any, ...]:
