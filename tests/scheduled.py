@@ -73,6 +73,32 @@ def train(
     }
 
 
+def scaled(pace: Any, made: Any, after: After, *, looks: bool) -> dict[str, Any]:
+    """With a GradScaler of the script's own; the gradient of every seventh batch is inf.
+
+    Args:
+        looks: whether the loop leaves its scheduler out after a step that the scaler skipped.
+    """
+    model, optimizer, loader = make(80)
+    own = made(optimizer)
+    model, optimizer, loader, *own = pace.prepare(model, optimizer, loader, *own)
+    scaler, rates = torch.amp.GradScaler("cpu", init_scale=64.0), []
+    for epoch in pace.epochs(EPOCHS):
+        for index, (inputs, targets) in enumerate(loader):
+            with pace.step():
+                optimizer.zero_grad()
+                loss = ((model(inputs) - targets) ** 2).mean()
+                scaler.scale(loss * float("inf") if index % 7 == 0 else loss).backward()
+                scaler.step(optimizer)
+                before = scaler.get_scale()
+                scaler.update()
+                if not looks or scaler.get_scale() == before:
+                    after(own, epoch, index, len(loader))
+                rates.append([group["lr"] for group in optimizer.param_groups])
+    parameters = {name: value.clone() for name, value in model.state_dict().items()}
+    return {"parameters": parameters, "rates": rates}
+
+
 def each(own: Schedulers, *_: int) -> None:
     for one in own:
         one.step()
@@ -158,6 +184,36 @@ def one_cycle(optimizer: Optimizer) -> Schedulers:
     return [lr.OneCycleLR(optimizer, max_lr=[0.1, 0.05], total_steps=31)]
 
 
+def loading(own: Schedulers, epoch: int, *_: int) -> None:
+    """Between epochs the state of one that is ten steps further is loaded."""
+    if epoch == 0:
+        _, optimizer, _ = make(8)
+        further = lr.CosineAnnealingLR(optimizer, T_max=40)
+        for _ in range(10):
+            optimizer.step()
+            further.step()
+        own[0].load_state_dict(further.state_dict())
+
+
+def loading_inside(own: Schedulers, epoch: int, index: int, number: int) -> None:
+    own[0].load_state_dict(own[0].state_dict())
+
+
+def loaded(optimizer: Optimizer) -> Schedulers:
+    """With a state that was loaded before it is prepared."""
+    scheduler = lr.CosineAnnealingLR(optimizer, T_max=40)
+    scheduler.load_state_dict({**scheduler.state_dict(), "last_epoch": 7, "_step_count": 8})
+    return [scheduler]
+
+
+def cosine(optimizer: Optimizer) -> Schedulers:
+    return [lr.CosineAnnealingLR(optimizer, T_max=40)]
+
+
+def nine(optimizer: Optimizer) -> Schedulers:
+    return [lr.ExponentialLR(optimizer, 0.99) for _ in range(9)]
+
+
 CASES: dict[str, dict[str, Any]] = {
     "each": {"made": exponential, "after": each},
     "each, before": {"made": exponential, "before": each},
@@ -175,6 +231,8 @@ CASES: dict[str, dict[str, Any]] = {
     "warming up": {"made": exponential, "after": warming},
     "at the end, inside": {"made": exponential, "after": at_the_end},
     "twice": {"made": exponential, "after": twice},
+    "loaded before": {"made": loaded, "after": each},
+    "loaded between": {"made": cosine, "after": each, "after_epoch": loading},
     "plateau inside": {"made": plateau, "after": metric},
 }
 EACH = [name for name in CASES if "after" in CASES[name] and CASES[name]["after"] in (each, first)]
@@ -185,9 +243,20 @@ OTHER = [
 ]  # fmt: skip
 
 
+REFUSED: dict[str, dict[str, Any]] = {
+    "loaded inside": {"made": cosine, "after": loading_inside},
+    "nine": {"made": nine},
+}
+
+
 def run(pace: Any, case: str) -> dict[str, Any]:
     name, _, size = case.partition(" / ")
-    return train(pace, size=size or "whole", **CASES[name])
+    if name.startswith("scaled, "):
+        looks, name = name.startswith("scaled, looking, "), name.rpartition(", ")[2]
+        return scaled(pace, CASES[name]["made"], CASES[name]["after"], looks=looks)
+    if name == "a metric of one's own":
+        return train(pace, made=plateau, after=lambda own, *_: own[0].step(1.0 + pace.worker))
+    return train(pace, size=size or "whole", **(CASES | REFUSED)[name])
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Learning-rate schedulers: each has its own rhythm, which is that of plain PyTorch."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,87 @@ def _rates_of_steps(case: str, num_steps: int, number: int) -> list[list[float]]
             scheduled.CASES[case]["after"](own, epoch, index, number)
             rates.append([group["lr"] for group in optimizer.param_groups])
     return rates
+
+
+# -- what is refused, and what is left as it is ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("nine", "takes at most 8 schedulers, got 9; .*ChainedScheduler"),
+        ("loaded inside", r"CosineAnnealingLR.load_state_dict\(\) was called while"),
+        ("a metric of one's own", r"a metric that it is stepped with must be the same in all"),
+    ],
+)
+@pytest.mark.parametrize("where", [PEERS, INLINE], ids=str)
+def test_what_cannot_be_carried_is_refused_by_name(
+    tmp_path: Path, case: str, says: str, where: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        _run(case, tmp_path, **where)
+
+
+def test_nothing_is_put_on_the_scheduler_of_one_worker() -> None:
+    model, optimizer, loader = scheduled.make(80)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    before = dict(vars(scheduler))
+    Pace(SoloSession(), Context()).prepare(model, optimizer, loader, scheduler)
+    assert vars(scheduler) == before
+
+
+@pytest.mark.parametrize("where", [{"workers": 1}, INLINE, PEERS, STORE], ids=str)
+def test_a_state_can_be_pickled_and_is_that_of_plain_pytorch(
+    tmp_path: Path, where: dict[str, Any]
+) -> None:
+    """The states are saved with ``torch.save`` by every case."""
+    (state,) = _plain("sequential")["states"]
+    for result in _run("sequential", tmp_path, **where):
+        (mine,) = result["states"]
+        assert mine.keys() == state.keys()
+        torch.save(mine, io.BytesIO())
+        _, optimizer, _ = scheduled.make(8)
+        (fresh,) = scheduled.sequential(optimizer)
+        fresh.load_state_dict(mine)
+        assert_close(fresh.state_dict(), state)
+
+
+# -- updates that are skipped ----------------------------------------------------------------------
+
+SCALED = ["scaled, each", "scaled, looking, each", "scaled, twice", "scaled, restarts"]
+
+
+@pytest.mark.parametrize("where", [INLINE, PEERS, STORE], ids=str)
+@pytest.mark.parametrize("case", SCALED)
+def test_with_a_scaler_of_its_own_a_script_counts_as_it_says(
+    tmp_path: Path, case: str, where: dict[str, str]
+) -> None:
+    plain = _plain(case)
+    for result in _run(case, tmp_path, **where):
+        assert_close(result, plain)
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_so_does_one_worker_to_the_last_bit(case: str) -> None:
+    alone = scheduled.run(Pace(SoloSession(), Context()), case)
+    assert_close(alone, _plain(case), 0.0)
+
+
+@pytest.mark.parametrize(("made", "num_counted"), [("each", 9), ("every fourth, last", 2)])
+def test_one_worker_does_not_count_an_update_that_paceline_skipped(
+    made: str, num_counted: int
+) -> None:
+    """The gradient of the fourth batch is inf: a scheduler that steps every fourth goes on."""
+    model, optimizer, loader = scheduled.make(80)
+    own = scheduled.CASES[made]["made"](optimizer)
+    pace = Pace(SoloSession(), Context(nonfinite="skip"))
+    model, optimizer, loader, *own = pace.prepare(model, optimizer, loader, *own)
+    for epoch in pace.epochs(1):
+        for index, (inputs, targets) in enumerate(loader):
+            with pace.step():
+                optimizer.zero_grad()
+                loss = ((model(inputs) - targets) ** 2).mean()
+                (loss * float("inf") if index == 3 else loss).backward()
+                optimizer.step()
+                scheduled.CASES[made]["after"](own, epoch, index, 10)
+    assert own[0].last_epoch == num_counted

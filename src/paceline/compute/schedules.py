@@ -85,6 +85,8 @@ class Schedules:
 
     def begin_step(self, version: int, *, found_inf: bool, has_scaled: bool) -> None:
         """The loop steps its optimizer, with a gradient of ``version``; see ``Place``."""
+        if not self._every and self._is_alone:
+            return
         if self._every:
             if not self._is_replaced and (self._skips or has_scaled):
                 self._replace()  # one worker: not before something may be skipped
@@ -94,6 +96,8 @@ class Schedules:
 
     def end_step(self) -> None:
         """That is done, and was not called off."""
+        if not self._every and self._is_alone:
+            return
         for one in self._every:
             one.end_step()
         self.place.end_step()
