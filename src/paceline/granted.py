@@ -71,13 +71,13 @@ class PreparedLoader:
         assert isinstance(session, MediatedSession)
         prepared.finish_leaving()
         epoch = self._take_epoch()
-        if prepared.tells_settings:
-            prepared.tell_settings()
+        prepared.schedules.open()
+        prepared.tell_settings()
         ends = leased.order.draw(epoch)
         leased.order.check()
         if not session.open_epoch(epoch, ends):
-            prepared.advance(session.version)
             return
+        prepared.schedules.opened()
         prepared.is_iterating = True
         try:
             while (lease := prepared.next_lease()) is not None:
@@ -89,7 +89,7 @@ class PreparedLoader:
             prepared.is_iterating = False
             leased.end_epoch()
             if session.grant() is None:
-                prepared.advance(session.version)  # so that every worker shows the same rate now
+                prepared.schedules.end()  # so that every worker shows the same rate now
 
 
 def _with_those_given_back(batches: Iterator[Any], given_back: list[Any]) -> Iterator[Any]:

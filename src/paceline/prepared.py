@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from .compute.amp import Amp
 from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
 from .compute.norms import batch_norm_note
+from .compute.place import Place
 from .compute.replica import Replica, refuse_what_cannot_be_carried
 from .compute.scalers import reset_scalers
-from .compute.schedule import Schedule
+from .compute.schedules import Schedules
 from .compute.settings import adopt, settings_text
 from .conditions.faults import FaultPlan
 from .conditions.holdup import Holdup
@@ -44,6 +44,7 @@ from .scaling import Scaling
 from .sessions.base import Session, Shape, Stopped, Superseded, Work, not_finite
 from .sessions.mediated import MediatedSession
 from .sessions.solo import SoloSession
+from .store.control import MOST_SCHEDULES
 from .store.shared import arena_bytes, pinned_at
 
 
@@ -118,16 +119,25 @@ class Prepared:
         replace_step(optimizer, self._step)
         if not self.is_alone:
             optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
-        self._schedules = [
-            Schedule(
-                one,
-                is_iterating=lambda: self.is_iterating,
-                version=lambda: session.applied(session.version),
-                per_version=session.schedule_by_version,
-            )
-            for one in objects
-            if isinstance(one, LRScheduler | ReduceLROnPlateau)
-        ]
+        self.schedules = self._find_schedules(objects)
+
+    def _find_schedules(self, objects: tuple[Any, ...]) -> Schedules:
+        session, context = self._session, self._context
+        place = Place(
+            session,
+            lambda: self.is_iterating,
+            is_lockstep=context.is_spmd or context.workers == context.parts == 1,
+            is_local=context.is_difference,
+            is_newcomer=context.is_newcomer,
+        )
+        return Schedules(
+            objects,
+            place,
+            words=session.rhythm if isinstance(session, MediatedSession) else None,
+            most=MOST_SCHEDULES,
+            skips=context.nonfinite == "skip",
+            tell=self.tell_settings,
+        )
 
     def _settle(self, loader: DataLoader[Any], fast: str, forward: Forward | None) -> Settled:
         """How this worker computes: chosen by hand, by measuring, or as it is."""
@@ -155,11 +165,10 @@ class Prepared:
         replica = Replica(self.model, self.optimizer, rule)
         if self._context.cancels:
             watch_forward(self.model, session.check)
-        if self._schedules:
-            session.advance_schedule = self.advance
         self.leased.seeds_between = session.num_workers > 1
         session.order_digest = self.leased.order.fingerprint
-        session.adopt = lambda text: adopt(text, self.optimizer, self._schedules)
+        session.advance_schedule, session.marks = self.schedules.advance, self.schedules.marks
+        session.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         at = pinned_at(replica.layout, session.num_workers)
         session.snapshots.write_own = self._keeper.write
         session.snapshots.write_layout = lambda number: self._keeper.write_layout(
@@ -177,7 +186,7 @@ class Prepared:
         if self._context.is_difference:
             add("optimizer", optimizer.state_dict, optimizer.load_state_dict)
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
-        for number, schedule in enumerate(self._schedules):
+        for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
         add("scale", self.scaling.remember, self.scaling.go_on)
         if isinstance(self._session, MediatedSession):
@@ -221,21 +230,12 @@ class Prepared:
             "samples": sample_digests(self.leased.loader) if context.workers > 1 else [],
         }
 
-    def advance(self, version: int) -> bool:
-        """Bring the schedulers to this version, skipped updates not counted; whether any are."""
-        for schedule in self._schedules:
-            schedule.advance(self._session.applied(version))
-        return bool(self._schedules)
-
-    @property
-    def tells_settings(self) -> bool:
-        """Whether a worker that comes later will want them."""
-        return self._context.respawn and isinstance(self._session, MediatedSession)
-
     def tell_settings(self) -> None:
-        """What learning rates and schedules are, for a worker that comes later."""
-        assert isinstance(self._session, MediatedSession)
-        self._session.tell_settings(settings_text(self.optimizer, self._schedules))
+        """What learning rates and schedules are, for a worker that comes later, if one may."""
+        if not self._context.respawn or not isinstance(self._session, MediatedSession):
+            return
+        if self.schedules.knows:
+            self._session.tell_settings(settings_text(self.optimizer, self.schedules))
 
     def note_loss(self, loss: Tensor) -> None:
         """A backward pass begins; the loss is what the next push reports."""
@@ -306,8 +306,8 @@ class Prepared:
         elif self.holding.is_owed:
             self._push(Work())
 
-    def _push(self, work: Work) -> None:
-        """Push, wait for the release, pull."""
+    def _push(self, work: Work) -> bool:
+        """Push, wait for the release, pull; False: the work was called off before."""
         assert self._member is not None
         try:
             self._member.push(work)
@@ -315,9 +315,10 @@ class Prepared:
             if self._member.is_in_step:
                 raise
             self.superseded()
-            return
+            return False
         self.holding.pushed(work)
         self._follow(self._member.grant())
+        return True
 
     def _follow(self, grant: Grant | None) -> None:
         if not self.holding.follow(grant):
@@ -453,19 +454,26 @@ class Prepared:
             )
         self._hold_up(grant.ticket.serial)
         self.scaling.read(asked)
+        self._begin_step(grant.ticket.version, asked)
         if self._context.is_difference:
             if not asked.found_inf:
                 self._step_optimizer()
+            self.schedules.end_step()
             self._local_loss = asked.loss
             return
         keeps = num_steps < holding.steps_a_batch
         counts = holding.again() if is_more else holding.work(keeps=keeps)
-        self._push(
-            replace(
-                asked, num_samples=counts.num_samples, weight=counts.weight, kept=counts.kept,
-                unused=counts.unused,
-            )
+        work = replace(
+            asked, num_samples=counts.num_samples, weight=counts.weight, kept=counts.kept,
+            unused=counts.unused,
         )  # fmt: skip
+        if self._push(work):
+            self.schedules.end_step()
+
+    def _begin_step(self, version: int, work: Work) -> None:
+        """Schedulers count the steps of the loop."""
+        has_scaled = self.amp.has_scaled
+        self.schedules.begin_step(version, found_inf=work.found_inf, has_scaled=has_scaled)
 
     def _check_that_all_step_again(self, member: MediatedSession) -> None:
         """Raise ConfigError unless a second step on one batch is what all members do now."""
@@ -501,12 +509,13 @@ class Prepared:
         assert isinstance(session, SoloSession)
         self._hold_up(session.version)
         self.scaling.read(work)
+        self._begin_step(session.version, work)
         if work.found_inf or not self._is_finite(work):
             session.skip()
-            return
-        self.advance(session.version)
-        self._step_optimizer()
-        session.push()
+        else:
+            self._step_optimizer()
+            session.push()
+        self.schedules.end_step()
 
     def _is_finite(self, work: Work) -> bool:
         """Whether the update can be made: no gradient holds inf or nan, which sums spread."""

@@ -70,6 +70,11 @@ class Amp:
             loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
+    @property
+    def has_scaled(self) -> bool:
+        """Whether ``backward`` scales the losses: an overflow is its business, not the script's."""
+        return self._scaler is not None
+
     def unscale(self) -> float:
         """Unscale the gradients now, before they are clipped; the scale that they had."""
         if not self.is_waiting or self._scaler is None:

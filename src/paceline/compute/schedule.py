@@ -1,79 +1,158 @@
-"""Learning-rate schedules that count versions, not one worker's steps.
+"""A prepared scheduler: it steps as in plain PyTorch, in its own rhythm, found from its own calls.
 
-Called while the prepared loader is being iterated, ``scheduler.step()`` means "once a version":
-the schedule is brought to the version that an update starts from by whoever executes it. Called
-between epochs it means "once an epoch", in every member alike. The scheduler object stays the
-user's own. This module must not know the store or who executes.
+One worker, and members whose optimizers step locally, call it as the script does, call for call.
+Only a step that follows an update which Paceline skipped (``--nonfinite skip``, an overflow under
+``pace.backward``) is not counted, where it is taken once an update. What goes on between several
+members stands in ``together.py``. The scheduler object stays the user's own: ``step`` is replaced
+on it, and ``state_dict``, so that it gives what plain PyTorch gives. This module must not know
+sessions, the store or who executes.
 """
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from .place import Place
+
 AnyScheduler = LRScheduler | ReduceLROnPlateau
+_REPLACED = ("step", "state_dict", "load_state_dict")
+"""On the object, so that torch would take them for parts of its state."""
 
 
-class Schedule:
+class Nesting:
+    """Whether a scheduler steps now: those that it steps itself are its own business."""
+
+    is_stepping = False
+
+
+class Schedule(abc.ABC):
     """One prepared scheduler.
 
     Args:
-        scheduler: the user's; its ``step`` is replaced on the object.
-        is_iterating: whether the prepared loader is being iterated now.
-        version: the version that the model holds now.
-        per_version: reads or sets the run's word that says that some member schedules by version.
+        scheduler: the user's.
+        place: of the member's loop.
+        nesting: of all its schedulers.
+    """
+
+    def __init__(self, scheduler: AnyScheduler, place: Place, nesting: Nesting) -> None:
+        self._scheduler = scheduler
+        self._place = place
+        self._nesting = nesting
+        self._original: Callable[..., None] = scheduler.step
+        self._original_state: Callable[[], dict[str, Any]] = scheduler.state_dict
+        self._original_load: Callable[[dict[str, Any]], None] = scheduler.load_state_dict
+        self._num_calls = 0
+        """Since the last own step."""
+        self._has_called = False
+        self._is_before = False
+        """Whether the loop steps it before its optimizer."""
+
+    def replace(self) -> None:
+        """Hear of its steps from now on."""
+        self._scheduler.step = self._step  # type: ignore[method-assign]
+        self._scheduler.state_dict = self._state  # type: ignore[method-assign]
+
+    def _step(self, *arguments: Any, **options: Any) -> None:
+        place = self._place
+        if self._nesting.is_stepping or not place.is_iterating:
+            self.take(*arguments, **options)
+            return
+        self._num_calls += 1
+        self._is_before = place.num_steps == 0 or (self._is_before and self._num_calls == 1)
+        self._in_loop(arguments, options)
+        self._has_called = True
+
+    def take(self, *arguments: Any, **options: Any) -> None:
+        """The scheduler's own step."""
+        was_stepping, self._nesting.is_stepping = self._nesting.is_stepping, True
+        try:
+            self._original(*arguments, **options)
+        finally:
+            self._nesting.is_stepping = was_stepping
+
+    def _state(self) -> dict[str, Any]:
+        state = self._original_state()
+        return {name: value for name, value in state.items() if name not in _REPLACED}
+
+    @property
+    def name(self) -> str:
+        return type(self._scheduler).__name__
+
+    @abc.abstractmethod
+    def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """A call while the prepared loader is iterated."""
+
+    @abc.abstractmethod
+    def begin_step(self, version: int) -> None:
+        """The loop steps its optimizer, with a gradient of ``version``; it may be called off."""
+
+    def end_step(self) -> None:
+        """The step is done."""
+        self._num_calls = 0
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def remember(self) -> dict[str, Any]:
+        """The scheduler's own state, and its rhythm; the optimizer's rates are in its groups."""
+
+    @abc.abstractmethod
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Become what ``remember`` gave."""
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands, for a member that comes later."""
+        return self._state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Stand where ``state()`` said."""
+        self._original_load(state)
+
+
+class LocalSchedule(Schedule):
+    """The scheduler of a worker whose optimizer steps here: plain calls.
+
+    Args:
+        tell: tells a member that comes later of it, after every step in the loop.
     """
 
     def __init__(
         self,
         scheduler: AnyScheduler,
-        *,
-        is_iterating: Callable[[], bool],
-        version: Callable[[], int],
-        per_version: Callable[[bool], bool],
+        place: Place,
+        nesting: Nesting,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
-        self._scheduler = scheduler
-        self._original: Callable[..., None] = scheduler.step
-        self._count = 0
-        self._is_iterating = is_iterating
-        self._version = version
-        self._per_version = per_version
-        scheduler.step = self._step  # type: ignore[method-assign]
+        super().__init__(scheduler, place, nesting)
+        self._tell = tell
+        self._steps_since = 0
+        self._is_each = False
+        """Whether it was stepped once after the own step before the last."""
 
-    def _step(self, *arguments: Any, **options: Any) -> None:
-        if self._is_iterating() and not arguments and not options:
-            self._per_version(True)
-            self.advance(self._version())
-        else:
-            self._original(*arguments, **options)
+    def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        is_each = self._steps_since == 1 and self._num_calls == 1
+        self._steps_since = 0
+        is_bare = not arguments and not options
+        if is_each and is_bare and self._place.was_skipped_for_the_script:
+            return
+        self.take(*arguments, **options)
+        self._tell()
+
+    def begin_step(self, version: int) -> None:
+        self._is_each = self._num_calls == 1
+
+    def end_step(self) -> None:
+        self._steps_since += 1
+        super().end_step()
 
     def remember(self) -> dict[str, Any]:
-        """The scheduler's own state, and how far it was brought."""
-        own = {
-            name: value for name, value in self._scheduler.state_dict().items() if name != "step"
-        }
-        return {"own": own, "count": self._count, "by_version": self._per_version(False)}
+        """A checkpoint may be taken before the call that follows an own step: it is owed."""
+        owes = self._place.is_iterating and self._is_each and not self._num_calls
+        return {"own": self._state(), "owes": owes and not self._is_before}
 
     def go_on(self, state: dict[str, Any]) -> None:
-        """Become what ``remember`` gave; the optimizer's rates come back with its groups."""
-        self._scheduler.load_state_dict(state["own"])
-        self._count = state["count"]
-        if state["by_version"]:
-            self._per_version(True)
-
-    def advance(self, version: int) -> None:
-        """Bring the learning rate to what it is at ``version``, if it is scheduled by version."""
-        if not self._per_version(False):
-            return
-        while self._count < version:
-            self._count += 1
-            self._original()
-
-    def state(self) -> dict[str, Any]:
-        """Where it stands."""
-        return {**self._scheduler.state_dict(), "paceline_count": self._count}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Stand where `state()` said."""
-        self._count = state.pop("paceline_count", self._count)
-        self._scheduler.load_state_dict(state)
+        self._original_load(state["own"])
+        if state["owes"]:
+            self.take()

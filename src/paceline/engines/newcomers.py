@@ -104,7 +104,6 @@ class Newcomers:
         """A newcomer is at its loop; False when it waits for this epoch like all the others."""
         run = self._run
         run.roster[member].has_arrived = True
-        run.engine.tell(member, ("adopt", self._settings)) if self._settings else None
         if epoch > run.coordinator.epoch:
             return False
         if run.is_open and self._peers.are_express:
@@ -122,6 +121,7 @@ class Newcomers:
         run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
         words = (run.coordinator.epoch, "mediated", run.updates_left, 0, seats, 0)
+        self._tell_settings(member)
         run.engine.tell(member, ("open", *words))
         self._join(member)
 
@@ -130,7 +130,13 @@ class Newcomers:
         known = self._run.coordinator_members
         for one in self._run.roster.live:
             if one.number not in known:
+                self._tell_settings(one.number)
                 self._join(one.number)
+
+    def _tell_settings(self, member: int) -> None:
+        """As they are now: the others may have stepped a scheduler since it arrived."""
+        if self._settings:
+            self._run.engine.tell(member, ("adopt", self._settings))
 
     def _join(self, member: int) -> None:
         run = self._run

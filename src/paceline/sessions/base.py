@@ -129,7 +129,8 @@ def conflict(worker: int, other: int) -> ConfigError:
     return ConfigError(
         f"workers {worker} and {other} pushed into one update with different optimizer settings "
         "(lr, momentum, ...); change them in all workers at the same place, best between epochs, "
-        "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler)"
+        "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler); a metric "
+        "that it is stepped with must be the same in all: pace.evaluate(fn, loader)"
     )
 
 
@@ -167,6 +168,11 @@ class Session(abc.ABC):
         """Version of the parameters that the model holds."""
         return 0
 
+    @property
+    def serial(self) -> int:
+        """Of the work that was granted last."""
+        return 0
+
     def applied(self, version: int) -> int:
         """Updates up to ``version`` that were not skipped: what schedules count."""
         return version
@@ -179,13 +185,6 @@ class Session(abc.ABC):
     def sleep(self, seconds: float) -> None:
         """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""
         time.sleep(seconds)
-
-    def schedule_by_version(self, set_it: bool) -> bool:
-        """Whether schedules count versions; ``set_it`` says so for the whole run."""
-        self._by_version = set_it or self._by_version
-        return self._by_version
-
-    _by_version = False
 
     first_epoch: int = 0
     """The epoch to begin with: a worker may join a run that is under way."""

@@ -173,13 +173,12 @@ class ExpressSession(MediatedSession):
         clock, control = self._clock, self._control
         if work.num_samples:
             self._fill(work)
-        uses_schedule = self.advance_schedule(self._version)
         self._board.show(Line(
             num_samples=work.num_samples, weight=work.weight, loss=work.loss,
             fault=FOUND_INF if work.found_inf else OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
             squared_norm=0.0, max_norm=work.max_norm,
-            hyper=0 if uses_schedule else self._digest_hyper(), bad_version=-1.0,
+            hyper=self._digest_hyper() if work.weight else 0, bad_version=-1.0,
             leaves=control[ALARM], snapshot=control[SNAPSHOT],
         ))  # fmt: skip
         self._loss = work.loss

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..compute.replica import Hyper, Replica
+from ..compute.replica import Replica
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease, Ticket
-from ..store.control import BEGAN, BY_VERSION, LAYOUT, NORM, SKIPPED, VERSION, Control
+from ..store.control import BEGAN, LAYOUT, NORM, SKIPPED, VERSION, Control
 from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import Memory
+from ..store.rhythms import RhythmWords
 from ..store.scale import LossScale
 from ..store.shared import SharedStore
 from ..store.update import Updater
@@ -91,10 +92,12 @@ class MediatedSession(Session):
         self._grant: Grant | None = None
         self._serial = -1
         self._version = 0
-        self._hyper: Hyper = ()
+        self._hyper: object = ()
         self._hyper_digest = 0
         self.advance_schedule: Callable[[int], bool] = lambda version: False
-        """Bring prepared schedulers to this version; whether there are any."""
+        """Bring prepared schedulers to this version; whether members' rates may differ by then."""
+        self.marks: Callable[[], object] = lambda: None
+        """What of prepared schedulers must be the same in members that push into one update."""
         self.adopt: Callable[[str], None] = lambda text: None
         """Take over the settings of a worker that is there already."""
         self.order_digest: Callable[[], str] = lambda: ""
@@ -184,7 +187,7 @@ class MediatedSession(Session):
         fault, hyper = OK, 0
         if work.weight:
             fault = self._fill_slot(work)
-            hyper = 0 if self.advance_schedule(self._version) else self._digest_hyper()
+            hyper = self._digest_hyper()
         told = Told(work.num_samples, work.loss, fault, work.weight, work.kept, work.unused)
         clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
         if not self._is_dropped():
@@ -291,10 +294,9 @@ class MediatedSession(Session):
             self._told = news[-1].stop
         return news
 
-    def schedule_by_version(self, set_it: bool) -> bool:
-        if set_it:
-            self._control[BY_VERSION] = 1
-        return bool(self._control[BY_VERSION])
+    def rhythm(self, number: int) -> RhythmWords:
+        """What all members see of the prepared scheduler of this number."""
+        return RhythmWords(self._control, number)
 
     def optimizer_state(self) -> dict[nn.Parameter, dict[str, Any]]:
         """Clones of the optimizer's whole state at the newest version, by the user's parameters."""
@@ -344,6 +346,10 @@ class MediatedSession(Session):
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def serial(self) -> int:
+        return self._serial
 
     def applied(self, version: int) -> int:
         return self.store.applied.of(version)
@@ -453,9 +459,21 @@ class MediatedSession(Session):
         return self.store.blocks[self.store.current], None
 
     def _digest_hyper(self) -> int:
-        """A number that is equal for two members exactly when their optimizers' settings are."""
-        hyper = self._replica.hyper()
+        """A number that is equal for two members exactly when their optimizers' settings are.
+
+        0: they may differ, since members step by themselves, or are at different versions.
+        """
+        if self.advance_schedule(self._version) or self._is_difference:
+            return 0
+        hyper = (self._replica.hyper(), self.marks())
         if hyper != self._hyper:
             self._hyper = hyper
-            self._hyper_digest = zlib.crc32(repr(hyper).encode())
+            self._hyper_digest = zlib.crc32(_said(hyper).encode())
         return self._hyper_digest
+
+
+def _said(value: object) -> str:
+    """Rates that were reached in another order differ in their last digits."""
+    if isinstance(value, tuple):
+        return f"({','.join(map(_said, value))})"
+    return f"{value:.10g}" if isinstance(value, float) else repr(value)

@@ -1,6 +1,6 @@
 """The page of words through which the members of one machine see each other.
 
-    line 0..15   the run: version, jobs, alarm, ...
+    line 0..17   the run: version, jobs, alarm, ...
     then 6 lines a seat: [cancelled, gone, beats] [arrived] [undo mark]
                          [what it pushed last: numbers] [the loss scale that it began with]
 
@@ -13,7 +13,7 @@ from typing import Final
 from .memory import LINE_BYTES, Memory, Words
 
 _WORDS_A_LINE = LINE_BYTES // 4
-_RUN_LINES = 16
+_RUN_LINES = 18
 _SEAT_LINES = 6
 
 VERSION: Final = 0 * _WORDS_A_LINE
@@ -33,8 +33,15 @@ CHUNK_UNDO: Final = 6 * _WORDS_A_LINE + 1
 """Number of the chunk (from 1) whose old content lies in the undo area."""
 PASS: Final = 6 * _WORDS_A_LINE + 2
 """Number of the pass under way over the accumulator."""
-BY_VERSION: Final = 7 * _WORDS_A_LINE
-"""1 when some member's schedule counts versions (writer: any member)."""
+MOST_SCHEDULES: Final = 8
+"""Prepared schedulers: each has a word on each of the three lines below, or two."""
+RHYTHMS: Final = 7 * _WORDS_A_LINE
+"""A word for each scheduler: its rhythm (writer: any member that found it; all find the same)."""
+COUNTS: Final = 16 * _WORDS_A_LINE
+"""Two words for each scheduler: its steps by now, and when the last epoch ended (writer: any member
+that takes them in its own loop; all take the same)."""
+ARGUMENTS: Final = 17 * _WORDS_A_LINE
+"""A float64 for each scheduler: the argument of the last of its steps (likewise)."""
 NORM: Final = 8 * _WORDS_A_LINE
 """A float64: the norm of the last averaged gradient that was clipped (writer: who executes)."""
 PUSH_SCALE: Final = 8 * _WORDS_A_LINE + 2
