@@ -155,9 +155,11 @@ def _die_with_parent() -> None:
         # A sleep ends when it is over, not up to 50 us later.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _let_forks_die_too(os.getpid())
-    # A batch system sends them to every process: the launcher decides when the run ends.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    # A batch system sends them to every process: the launcher decides when the run ends. A handler
+    # that does nothing, since what a script begins would inherit that they are ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # else a library's read or wait fails with EINTR
 
 
 def _set_death_signal() -> None:
