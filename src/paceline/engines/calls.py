@@ -37,7 +37,7 @@ class Calls:
             self._next_range_alone(member)
             return
         if self._census is None:
-            self._census = CensusBook(*shape)
+            self._census = CensusBook(*shape, lambda one: self._run.roster[one].seat)
         if self._census.shape != shape:
             raise ConfigError(
                 f"workers evaluate different data: {self._census.shape[0]} and {shape[0]} samples"
