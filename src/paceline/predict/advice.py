@@ -161,11 +161,12 @@ def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
     """A short run of workers on this machine; the folder where it lies."""
     workers = min(asked.workers, max(2, num_cores()))
     say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
-    flags = {
+    stamp = f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    flags = {  # with a folder of its own: runs/latest stays where it was
         "workers": workers, "protocol": "k-batch-async:2", "path": "store",
         "mini_batch_size": size,
         "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
-        "nonfinite": "skip", "name": f"profile-{task.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+        "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     settings = resolve(given, env={}, is_call=True).settings
