@@ -331,6 +331,35 @@ class Pace:
         """The sum of ``value`` over all workers; all must call it between epochs."""
         return self._session.sum([float(value)])[0]
 
+    @contextlib.contextmanager
+    def once(self) -> Iterator[bool]:
+        """A block that the main worker goes through first, and all others after it.
+
+        For what must not happen in several workers at the same time: a download, preprocessing
+        into a cache, making a folder. It may stand anywhere between ``connect`` and the end but
+        inside the loader's loop; all workers must come by. If the main worker dies inside,
+        another one becomes the main one and goes first. With one worker it costs nothing.
+
+        Returns:
+            (as ``with ... as is_first``) whether this worker goes first.
+
+        Raises:
+            ConfigError: it stands inside the loader's loop.
+
+        Example::
+
+            with pace.once():
+                data = MNIST("data", download=True)
+        """
+        if hasattr(self, "_prepared") and self._prepared.is_iterating:
+            raise ConfigError(
+                "pace.once() stands inside the loader's loop, where each worker has batches of its "
+                "own and not all come by; put it before the loop or between epochs, or write "
+                "if pace.is_main:"
+            )
+        with self._session.once() as is_first:
+            yield is_first
+
     def save(self, name: str = "model.safetensors") -> Path:
         """Save the model's parameters and buffers into the run's folder (main worker only).
 

@@ -50,6 +50,8 @@ SKIPPED: Final = (12 * _WORDS_A_LINE, 13 * _WORDS_A_LINE)
 """For even and odd versions: updates until then that changed nothing (writer: who executes)."""
 SNAPSHOT: Final = 15 * _WORDS_A_LINE
 """Number of the checkpoint that was asked for last (writer: coordinator)."""
+ONCE: Final = 15 * _WORDS_A_LINE + 1
+"""Blocks of ``pace.once()`` that somebody has gone through (writer: the main member)."""
 
 
 class Control(Words):
