@@ -16,6 +16,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
     ("batches", "stats", "signals", "tail", "lookahead", "membership", "staleness"),
     ("trace", "ledger", "protocols", "syntax", "theory", "convergence"),
+    ("dataflow",),
+    ("ungroup",),
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),
     ("store", "data", "compute"),
