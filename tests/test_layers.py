@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
     ("batches", "stats", "signals", "tail", "lookahead", "membership", "staleness"),
     ("trace", "ledger", "protocols", "syntax", "theory", "convergence"),
-    ("dataflow",),
+    ("dataflow", "overwriting"),
     ("ungroup",),
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),

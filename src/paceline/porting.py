@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import ConfigError
+from .overwriting import note_of_writes
 from .program import ScriptProgram
 from .rewrite import CannotDerive, parts_of, port
 from .syntax import Source
@@ -39,10 +40,12 @@ class Reading(NamedTuple):
     Attributes:
         has_group: whether it can also make a process group of torch's own: for its other starts.
         notes: sentences that the user should read before the run.
+        writes: the sentence on what several workers would write at the same time; or empty.
     """
 
     has_group: bool = False
     notes: tuple[str, ...] = ()
+    writes: str = ""
 
 
 def check_script(program: ScriptProgram) -> Reading:
@@ -71,15 +74,15 @@ def check_script(program: ScriptProgram) -> Reading:
 
 def read(source: Source, name: str) -> Reading:
     """What is to be known of a script that can be launched."""
-    group = next(source.calls(INIT), None)
+    group, writes = next(source.calls(INIT), None), note_of_writes(source, name)
     if group is None:
-        return Reading()
+        return Reading(writes=writes)
     note = (
         f"{name}:{group.lineno} makes a process group of torch's own, for other launchers: RANK "
         "and WORLD_SIZE are not set here, so that a branch which looks for them is not taken "
         "(pace.worker, pace.num_workers and pace.is_main say who is who)"
     )
-    return Reading(True, (note,))
+    return Reading(True, (note,), writes)
 
 
 def advise(source: Source, name: str) -> str | None:

@@ -54,3 +54,13 @@ def test_a_group_that_is_made_all_the_same_is_named_with_the_line_to_leave_out(
     assert "MASTER_ADDR expected" in said
     assert "leave that line out where the script calls paceline.connect()" in said
     assert len(said.splitlines()) <= 12
+
+
+def test_what_all_workers_would_write_is_said_once_where_there_are_several(
+    say: Callable[[str], tuple[int, str, str]], tmp_path: Path
+) -> None:
+    script = SCRIPT.format(asked="False") + 'torch.save(model.state_dict(), "model.pt")\n'
+    (tmp_path / "train.py").write_text(script)
+    said = "note: train.py:20 torch.save(...) runs in every worker, on the same files"
+    assert say("launch --workers 2 --device cpu train.py")[1].count(said) == 1
+    assert said not in say("launch --workers 1 --device cpu train.py")[1]

@@ -38,4 +38,7 @@ def launch(
     program = ScriptProgram(path=script or "", args=args, is_module=module)
     settings = settings_of(flags, config)
     found = check_script(program)
-    run_program(replace(program, has_ranks=not found.has_group), settings, found.notes)
+    notes = found.notes
+    if settings.workers > 1 and found.writes:
+        notes = (*notes, found.writes)
+    run_program(replace(program, has_ranks=not found.has_group), settings, notes)
