@@ -3,7 +3,6 @@
 This module must not know engines; ``train`` imports the launcher when it is called.
 """
 
-import math
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +83,6 @@ def train_here(spec: "str | Task", context: Context) -> None:
 
     model, optimizer, loader = pace.prepare(model, optimizer, loader, forward=forward)
     autocast = pace.autocast if context.precision else nullcontext
-    best = _Best()
-    pace.keep(best=best)
     for _ in pace.epochs(task.epochs):
         for inputs, targets in loader:
             with pace.step():
@@ -97,36 +94,18 @@ def train_here(spec: "str | Task", context: Context) -> None:
         if splits.test is None:
             continue
         with autocast():
-            accuracy = evaluate(pace, model, task, splits.test)
-        if context.keep_best and accuracy > best.accuracy:
-            best.accuracy = accuracy
-            pace.save("best.safetensors")
+            evaluate(pace, model, task, splits.test)
     pace.save("model.safetensors")
 
 
-class _Best:
-    """The best accuracy so far."""
-
-    accuracy = -math.inf
-
-    def state_dict(self) -> dict[str, float]:
-        return {"accuracy": self.accuracy}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.accuracy = state["accuracy"]
-
-
-def evaluate(pace: Pace, model: torch.nn.Module, task: Task, test: Any) -> float:
-    """Exact metrics of the whole test set; the accuracy, or minus the loss where there is none."""
+def evaluate(pace: Pace, model: torch.nn.Module, task: Task, test: Any) -> None:
+    """Exact metrics of the whole test set, for the run's log and its best parameters."""
 
     def measure(batch: tuple[Tensor, Tensor]) -> dict[str, tuple[float, float]]:
         inputs, targets = batch
         return task.metrics(model(inputs), targets)
 
-    totals = pace.evaluate(measure, make_loader(test, _EVALUATION_BATCH))
-    name, sign = ("acc", 1.0) if "acc" in totals else ("loss", -1.0)
-    value, count = totals[name]
-    return sign * value / count
+    pace.evaluate(measure, make_loader(test, _EVALUATION_BATCH))
 
 
 def make_loader(dataset: Any, batch_size: int, *, is_shuffled: bool = False) -> DataLoader[Any]:

@@ -14,6 +14,7 @@ module must not know processes, sockets or how a run is started.
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from .data.feed import fetch
 from .errors import ConfigError
 from .granted import PreparedLoader
 from .keeper import Keeper
+from .metrics import better_of
 from .prepared import Prepared
 from .sessions.base import Session, Superseded, Totals
 from .sessions.census import LocalCensus
@@ -151,6 +153,10 @@ class Pace:
             Path(context.resume) if context.resume else None,
             session.seat,
         )
+        self._best = -math.inf
+        """What the best evaluation came to, where its parameters are kept."""
+        if context.keep_best:
+            self._keeper.add("best", lambda: self._best, self._go_on_with_best)
         self.worker = session.seat
         self.num_workers = session.num_workers
         self.seed = context.seed
@@ -314,7 +320,19 @@ class Pace:
                 batch = self._prepared.to_device(collate(fetch(dataset, list(range(*one)))))
                 totals = fn(batch)
                 census.report({k: (float(v[0]), float(v[1])) for k, v in totals.items()})
-        return census.totals()
+        found = census.totals()
+        if self._context.keep_best and not is_alone:
+            self._keep_best(found)
+        return found
+
+    def _keep_best(self, totals: Totals) -> None:
+        value = better_of(totals)
+        if value is not None and value > self._best:
+            self._best = value
+            self.save("best.safetensors")
+
+    def _go_on_with_best(self, value: float) -> None:
+        self._best = value
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
