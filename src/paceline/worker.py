@@ -87,6 +87,25 @@ def _refuse_other_launchers() -> None:
         )
 
 
+def _no_loss(loss: object) -> str:
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    return (
+        f"the loss must be a tensor with one number, as torch's losses return it, got {found:.60}; "
+        "leave out .item() or float(), and take the mean of many"
+    )
+
+
+def _as_totals(found: Any) -> Totals:
+    """What ``fn`` of an evaluation returned."""
+    try:
+        return {name: (float(value), float(count)) for name, (value, count) in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            "an evaluation of a batch must return {name: (sum over samples, number of samples)}, "
+            f"as {{'acc': (right, len(targets))}}, got {found!r:.60}"
+        ) from None
+
+
 class Step:
     """One step on one mini-batch; its end closes the work.
 
@@ -269,6 +288,8 @@ class Pace:
 
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, outside autocast; in fp16 the loss is scaled. It is recorded."""
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ConfigError(_no_loss(loss))
         self._prepared.loss = self._prepared.amp.backward(loss).detach()
 
     def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
@@ -319,7 +340,7 @@ class Pace:
                 self._session.beat()
                 batch = self._prepared.to_device(collate(fetch(dataset, list(range(*one)))))
                 totals = fn(batch)
-                census.report({k: (float(v[0]), float(v[1])) for k, v in totals.items()})
+                census.report(_as_totals(totals))
         found = census.totals()
         if self._context.keep_best and not is_alone:
             self._keep_best(found)

@@ -82,7 +82,7 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     size = asked.mini_batch_size or max(1, task.batch_size // asked.workers)
     profile = _profile(asked, task, size, say)
     conditions = _conditions(asked, profile)
-    splits = task.data()
+    splits = task.splits()
     task = replace(task, data=lambda: splits)  # every contender reads the same
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
     forecasts = {name: _forecast(name, conditions) for name in names}
