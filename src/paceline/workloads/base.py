@@ -103,8 +103,8 @@ class Task:
         if all(hasattr(found, name) for name in ("train", "test", "source")):
             return found
         raise ConfigError(
-            f"task {self.name}: data must return paceline.Splits(train=..., test=..., source='where "
-            f"it is from'), got {type(found).__name__}; test may be None"
+            f"task {self.name}: data must return paceline.Splits(train=..., test=..., source='a "
+            f"line on it'), got {type(found).__name__}; test may be None"
         )
 
     def module(self) -> nn.Module:
