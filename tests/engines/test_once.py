@@ -79,6 +79,20 @@ def test_where_the_first_dies_inside_another_becomes_the_first(tmp_path: Path) -
     assert notes(tmp_path, between=DIES.strip()) == ["0 True", "1 True", "2 False"]
 
 
+LONG = """
+    if epoch == 0:
+        with pace.once() as is_first:
+            note(f"{pace.worker} {is_first}")
+            time.sleep(1.5 * is_first)
+"""
+
+
+def test_who_goes_first_may_take_its_time(tmp_path: Path) -> None:
+    """Silence is no stall there: the others wait by the script's own wish."""
+    said = notes(tmp_path, between=LONG.strip(), workers=2, stall_after=0.4)
+    assert said == ["0 True", "1 False"]
+
+
 def test_a_death_inside_before_the_run_begins_ends_it_for_all(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="worker 0 ended: killed by signal 9"):
         notes(tmp_path, before="with pace.once() as is_first:\n"

@@ -89,7 +89,7 @@ class MediatedSession(Session):
         is_main = seat == 0 and not is_newcomer
         self._mail = Mailbox(lane, self._duties, self._clock, is_main=is_main)
         self._mail.snap = self._snap
-        self._turns = Turns(control, lambda: self.is_main, self._look)
+        self._turns = Turns(control, seat, lambda: self.is_main, self._look)
         self._grant: Grant | None = None
         self._serial = -1
         self._version = 0

@@ -12,7 +12,7 @@ was gone through. This module must not know what is done inside a block.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..store.control import ONCE, Control
+from ..store.control import INSIDE, ONCE, Control
 from .duties import POLL_S
 
 
@@ -25,9 +25,10 @@ class Turns:
     """
 
     def __init__(
-        self, control: Control, is_main: Callable[[], bool], look: Callable[[], None]
+        self, control: Control, seat: int, is_main: Callable[[], bool], look: Callable[[], None]
     ) -> None:
         self._control = control
+        self._seat = seat
         self._is_main = is_main
         self._look = look
         self._num_entered = 0
@@ -37,10 +38,13 @@ class Turns:
         """The next block; True for who goes first. It counts as done also when it raises."""
         self._num_entered += 1
         is_first = self._wait(self._num_entered)
+        if is_first:
+            self._control[INSIDE] = self._seat + 1
         try:
             yield is_first
         finally:
             if is_first:
+                self._control[INSIDE] = 0
                 self._control.set_and_wake(ONCE, self._num_entered)
 
     def _wait(self, number: int) -> bool:
