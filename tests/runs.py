@@ -116,9 +116,12 @@ def train(task: Task, folder: Path, **settings: Any) -> Run:
     return _launch(TaskProgram(task=task), folder, settings)
 
 
-def run_script(script: Path, folder: Path, *args: str, **settings: Any) -> Run:
+def run_script(
+    script: Path, folder: Path, *args: str, has_ranks: bool = True, **settings: Any
+) -> Run:
     """Run a script of its own loop."""
-    return _launch(ScriptProgram(path=str(script), args=args), folder, settings)
+    program = ScriptProgram(path=str(script), args=args, has_ranks=has_ranks)
+    return _launch(program, folder, settings)
 
 
 def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:

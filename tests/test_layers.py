@@ -12,10 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "fields", "values"),
+    ("errors", "events", "fields", "metrics", "values"),
     ("config", "plan", "program", "context", "records", "conditions", "folder"),
     ("batches", "epochs", "stats", "signals", "tail", "lookahead", "membership", "staleness"),
     ("trace", "ledger", "protocols", "syntax", "theory", "convergence"),
+    ("dataflow", "overwriting"),
+    ("ungroup",),
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),
     ("store", "data", "compute"),

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.dataflow import CannotDerive
 from paceline.errors import ConfigError
-from paceline.porting import advise, check_script
+from paceline.porting import advise, check_script, read
 from paceline.program import ScriptProgram
-from paceline.rewrite import CannotDerive, port
+from paceline.rewrite import port
 from paceline.syntax import Edit, Source
 
 BEFORE = '''\
@@ -55,9 +56,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+pace = paceline.connect()
+
 
 def main() -> None:
-    pace = paceline.connect()
     rank = pace.worker
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # größer?
@@ -135,7 +137,7 @@ def test_the_message_is_one_sentence_and_the_diff() -> None:
     assert "\n" not in sentence
     assert diff.startswith("--- train.py (now)\n+++ train.py (for paceline)\n")
     assert '\n-    dist.init_process_group("gloo")\n' in diff
-    assert "\n+    pace = paceline.connect()\n" in diff
+    assert "\n+pace = paceline.connect()\n" in diff
     assert "There" not in diff  # nothing is left over
 
 
@@ -145,9 +147,10 @@ def test_a_loop_in_another_function_and_spawned_processes_are_followed() -> None
     ported = port(Source(SPAWNED)).text
     ast.parse(ported)
     assert "def setup(rank, size):\n    pass\n" in ported
-    assert "def train_one(net, batches, opt):\n    pace = paceline.connect()\n" in ported
+    assert "from mine import Net, data\n\npace = paceline.connect()\n" in ported
     assert "        with pace.step():\n            opt.zero_grad()\n" in ported
-    assert "    net = Net().to(rank)\n" in ported
+    assert "    net = Net().to(pace.device)\n" in ported
+    assert ported.endswith("    run(pace.worker, 2)\n")
     assert "batches = DataLoader(data, shuffle=True, num_workers=2)\n" in ported
     assert 'net, opt, batches = pace.prepare(net, opt, batches, batch="per-worker")\n' in ported
     assert "for epoch in pace.epochs(10):" in ported
@@ -159,7 +162,6 @@ def test_lines_that_still_need_a_group_are_named() -> None:
     left_over = hint[hint.index("These lines") :].splitlines()[1:]
     assert [line.split(": ", 1)[1] for line in left_over] == [
         "dist.all_reduce(loss)",
-        "mp.spawn(run, args=(2,), nprocs=2)",
     ]
 
 
@@ -186,6 +188,66 @@ def test_a_script_that_cannot_be_followed_gets_the_lines_themselves() -> None:
 def test_other_scripts_are_let_by(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     check_script(ScriptProgram(path=str(tmp_path / "train.py")))
+
+
+ACCELERATED = """\
+from accelerate import Accelerator
+accelerator = Accelerator()
+net, opt, batches, plan = accelerator.prepare(net, opt, batches, plan)
+for epoch in range(3):
+    for x, y in batches:
+        opt.zero_grad()
+        accelerator.backward(loss_of(net(x), y))
+        opt.step()
+"""
+
+
+def test_a_script_for_accelerate_gets_its_lines_by_its_own_names() -> None:
+    hint = advise(Source(ACCELERATED), "train.py")
+    assert hint is not None
+    assert hint.startswith("train.py:2 is written for Accelerate, whose workers no protocol")
+    assert "    net, opt, batches, plan = pace.prepare(net, opt, batches, plan)  # line 3\n" in hint
+    assert "pace.backward(loss)" in hint
+
+
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        ("import lightning as L\nL.Trainer().fit(model)\n", "Lightning"),
+        ("import pytorch_lightning as pl\npl.Trainer().fit(model)\n", "Lightning"),
+        ("from transformers import Trainer\nTrainer(model).train()\n", "the Trainer of trans"),
+        ("import deepspeed\nengine = deepspeed.initialize(model=model)\n", "DeepSpeed"),
+    ],
+)
+def test_another_librarys_loop_is_named(text: str, library: str) -> None:
+    hint = advise(Source(text), "train.py")
+    assert hint is not None
+    assert hint.startswith(f"train.py:2 is written for {library}")
+    assert "with pace.step():" in hint
+
+
+def test_a_flag_that_is_the_machines_decides_nothing() -> None:
+    """With accelerators here the branch would be taken by each worker anew."""
+    text = BEFORE.replace(
+        '    dist.init_process_group("gloo")\n',
+        '    if torch.cuda.device_count() > 1:\n        dist.init_process_group("gloo")\n',
+    ).replace(
+        "    model = DDP(model)\n",
+        "    if torch.cuda.device_count() > 1:\n        model = DDP(model)\n",
+    )
+    ported = port(Source(text)).text
+    assert "DDP(model)" not in ported
+    assert "init_process_group" not in ported
+
+
+def test_a_script_that_has_both_is_told_that_ranks_are_not_set() -> None:
+    source = Source(
+        "import os, paceline\nimport torch.distributed as dist\n"
+        'if "RANK" in os.environ:\n    dist.init_process_group()\npace = paceline.connect()\n'
+    )
+    found = read(source, "train.py")
+    assert found.has_group
+    assert found.notes[0].startswith("train.py:4 makes a process group of torch's own")
 
 
 def test_a_script_that_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:

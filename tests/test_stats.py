@@ -37,6 +37,12 @@ def test_a_given_time_replaces_what_is_measured() -> None:
     assert patience.stopped_s == 1.5
 
 
+def test_a_given_time_holds_for_a_stopped_worker_too() -> None:
+    patience = Patience(given_s=4.0)
+    patience.add(0.01)
+    assert patience.stopped_s == 4.0
+
+
 def times(**workers: list[float]) -> ServiceTimes:
     """``w0=[0.1, ...]`` for each worker."""
     service = ServiceTimes()

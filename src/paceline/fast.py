@@ -253,6 +253,11 @@ def _cpu_name() -> str:
 
 
 def _source(outcome: Outcome, was_there: bool) -> str:
+    if not outcome.is_steady:
+        return (
+            f"fast: measured in {outcome.took_s:.0f} s, in a moment in which the machine was busy "
+            "with something else (two measurements disagree): not remembered"
+        )
     if not outcome.is_whole:
         return f"fast: measured in {outcome.took_s:.0f} s, and not to the end; again after a day"
     if was_there:

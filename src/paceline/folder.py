@@ -53,8 +53,12 @@ class RunFolder:
                 folder.rmdir()
 
 
-def make_folder(settings: RunSettings, program_name: str) -> RunFolder:
+def make_folder(settings: RunSettings, program_name: str, *, is_latest: bool = True) -> RunFolder:
     """The folder that ``--run-dir`` or ``--name`` asks for, else one named after the run.
+
+    Args:
+        is_latest: whether ``runs/latest`` points to it from now on: to a run that somebody wants
+            to go on with, not to one that was made to measure or in virtual time.
 
     Raises:
         ConfigError: there is a run in it already.
@@ -72,7 +76,8 @@ def make_folder(settings: RunSettings, program_name: str) -> RunFolder:
         if path.exists():
             raise ConfigError(f"{path} exists already; choose another --name")
     folder = RunFolder(path)
-    folder.point_from(_RUNS / "latest")
+    if is_latest:
+        folder.point_from(_RUNS / "latest")
     return folder
 
 

@@ -28,6 +28,8 @@ class PreparedLoader:
         self._take_epoch = take_epoch
         self.dataset = prepared.leased.dataset
         self.batch_size = prepared.shape.batch_size
+        self.plain = prepared.leased.loader
+        """The loader that was prepared, for a look at a batch beside the loop."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

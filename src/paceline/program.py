@@ -40,11 +40,14 @@ class ScriptProgram:
     Args:
         path: a file, or a module's dotted name where ``is_module``.
         args: what follows the script's name on the command line; the script's own.
+        has_ranks: whether RANK, WORLD_SIZE and their like are set for it; not where it would take
+            them for a process group of torch's own.
     """
 
     path: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+    has_ranks: bool = True
 
     def __post_init__(self) -> None:
         if not self.path:

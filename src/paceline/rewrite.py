@@ -2,27 +2,71 @@
 
 Each pass reads the text again, so none knows what the ones before it moved:
 
-    DistributedSampler      ->  nothing: mini-batches are leased
-    DDP(model)              ->  model, optimizer, loader = pace.prepare(model, optimizer, loader)
-    init_process_group      ->  pace = paceline.connect()
-    for epoch, for batch    ->  pace.epochs, with pace.step()
-    get_rank() == 0         ->  pace.is_main
+    model, optimizer, loader   ->  one line after they exist: pace.prepare(...)
+    for batch, for epoch       ->  with pace.step(), pace.epochs
+    and, where the group is made in any case:
+    rank as a device           ->  pace.device
+    DDP(model), model.module   ->  model
+    DistributedSampler         ->  nothing: mini-batches are leased
+    init_process_group, spawn  ->  nothing: paceline launch starts the workers
+    get_rank, get_world_size   ->  pace.is_main, pace.worker, pace.num_workers
 
-This module must not know where a script lies or who asked.
+Where the group is made under an ``if``, that branch stays as it is: `launch` sets no RANK for such
+a script, so it runs as it does by plain ``python``. This module must not know where a script lies
+or who asked.
 """
 
 import ast
 from collections.abc import Callable
 
-from .syntax import Edit, Source
+from .dataflow import CannotDerive, Flow, Loop
+from .syntax import Edit, Scope, Source
+from .ungroup import INIT, WRAP, ungroup
 
-WRAP = "parallel.DistributedDataParallel"
-_SAMPLER = "DistributedSampler"
+__all__ = ["CannotDerive", "Parts", "parts_of", "port"]
+
 _CONNECT = "pace = paceline.connect()"
 
 
-class CannotDerive(Exception):
-    """The script is written in a way that the passes do not follow."""
+class Parts:
+    """What `prepare` would be given, by the names of one function.
+
+    Raises:
+        CannotDerive: its optimizer, loader or loop cannot be found.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.flow = flow = Flow(source)
+        self.loop: Loop = flow.loop()
+        wraps = list(source.calls(WRAP))
+        models = {_target(source, one) for one in wraps}
+        if len(models) != 1:
+            raise CannotDerive
+        self.scope: Scope = source.scope(wraps[0])
+        self.uses: list[ast.stmt] = []
+        here = source.scope(self.loop.node)
+        if here is self.scope:
+            self.uses.append(self.loop.node)
+        self.model = models.pop()
+        self.optimizer = flow.express(
+            self.loop.optimizer, self.loop.optimizer_scope, self.scope, self.uses
+        )
+        self.loader = flow.express(self.loop.loader, here, self.scope, self.uses)
+        self.wraps = [source.statement(one) for one in wraps]
+        inits = [*source.calls(INIT), *wraps]
+        self.is_flagged = all(flow.is_conditional(one) for one in inits)
+
+    @property
+    def names(self) -> list[str]:
+        return [self.model, self.optimizer, self.loader]
+
+
+def parts_of(source: Source) -> Parts | None:
+    """What can be found; None where it cannot."""
+    try:
+        return Parts(source)
+    except CannotDerive:
+        return None
 
 
 def port(source: Source) -> Source:
@@ -31,204 +75,106 @@ def port(source: Source) -> Source:
     Raises:
         CannotDerive: its optimizer, loader or loop cannot be found.
     """
-    passes: tuple[Callable[[Source], list[Edit]], ...] = (
-        _drop_samplers, _prepare, _unwrap, _connect, _drop_group, _loop, _ask_pace, _import,
-    )  # fmt: skip
+    is_flagged = Parts(source).is_flagged
+    if any(node.id == "pace" for node in ast.walk(source.tree) if isinstance(node, ast.Name)):
+        raise CannotDerive
+    passes: tuple[Callable[[Source], list[Edit]], ...] = (_prepare, _peek, _step, _epochs, _clip)
     for edits_of in passes:
         source = source.edited(edits_of(source))
-    return source
+    if not is_flagged:
+        source = ungroup(source)
+    return source.edited(_connect(source))
 
 
-def _drop_samplers(source: Source) -> list[Edit]:
-    """Loaders shuffle by themselves; ``set_epoch`` has nobody to speak to."""
-    edits = []
-    shuffles: dict[str, str] = {}
-    for call in source.calls(_SAMPLER):
-        shuffle = next((source.code(k.value) for k in call.keywords if k.arg == "shuffle"), "True")
-        statement = source.statement(call)
-        if isinstance(statement, ast.Assign) and statement.value is call:
-            shuffles[source.code(statement.targets[0])] = shuffle
-            edits.append(source.remove(statement))
-        else:
-            shuffles[source.code(call)] = shuffle
-    for call in source.calls("DataLoader"):
-        known = {keyword.arg: keyword for keyword in call.keywords}
-        sampler = known.get("sampler")
-        if sampler is None or source.code(sampler.value) not in shuffles:
-            continue
-        edits += [
-            _without(source, call, keyword) for name, keyword in known.items() if name == "shuffle"
-        ]
-        start = source.span(sampler.value)[0] - len("sampler=")
-        new = f"shuffle={shuffles[source.code(sampler.value)]}"
-        edits.append(Edit(start, source.span(sampler.value)[1], new))
-    for call in source.calls("set_epoch"):
-        if isinstance(call.func, ast.Attribute) and source.code(call.func.value) in shuffles:
-            edits.append(source.remove(source.statement(call)))
-    return edits
-
-
-def _without(source: Source, call: ast.Call, keyword: ast.keyword) -> Edit:
-    """Take one keyword argument out of a call, with the comma before it."""
-    stop = source.span(keyword.value)[1]
-    start = source.text.rfind(",", 0, stop - len(source.code(keyword.value)))
-    if start < source.span(call)[0]:
+def _target(source: Source, wrap: ast.Call) -> str:
+    statement = source.statement(wrap)
+    if not isinstance(statement, ast.Assign) or statement.value is not wrap:
         raise CannotDerive
-    return Edit(start, stop, "")
+    return source.code(statement.targets[0])
 
 
 def _prepare(source: Source) -> list[Edit]:
-    """One line after model, optimizer and loader exist."""
-    wrap = next(source.calls(WRAP), None)
-    if wrap is None:
-        raise CannotDerive
-    model = source.statement(wrap)
-    if not isinstance(model, ast.Assign) or not isinstance(model.targets[0], ast.Name):
-        raise CannotDerive
-    scope = source.scope(wrap)
-    made = [
-        _first_assignment(source, scope, lambda dotted: dotted.startswith("torch.optim.")
-                          and "lr_scheduler" not in dotted),
-        _first_assignment(source, scope, lambda dotted: dotted.endswith("DataLoader")),
-    ]  # fmt: skip
-    names = [model.targets[0].id, *(source.code(one.targets[0]) for one in made)]
-    last = max((model, *made), key=lambda one: one.lineno)
-    if any(source.parent(one) is not source.parent(last) for one in (model, *made)):
-        raise CannotDerive
+    """One line after model, optimizer, loader and its schedulers exist."""
+    parts = Parts(source)
+    flow = parts.flow
+    binders = [one for name in parts.names if (one := flow.binder(name, parts.scope)) is not None]
+    place = flow.place(parts.scope, [*binders, *parts.wraps], parts.uses)
+    _check_loader(parts)
+    names = list(parts.names)
+    for one in flow.statements(parts.scope):
+        is_made = isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)
+        if is_made and "lr_scheduler." in source.meaning(one.value.func):  # type: ignore[attr-defined]
+            names.append(source.code(one.targets[0]))  # type: ignore[attr-defined]
+            place = flow.place(parts.scope, [place, one], parts.uses)
     listed = ", ".join(names)
     # DistributedDataParallel's loaders count per worker; so the run keeps its mathematics.
-    return [source.insert_after(last, f'{listed} = pace.prepare({listed}, batch="per-worker")')]
+    batch = "" if parts.is_flagged else ', batch="per-worker"'
+    return [source.insert_after(place, f"{listed} = pace.prepare({listed}{batch})")]
 
 
-def _first_assignment(
-    source: Source, scope: ast.AST, is_wanted: Callable[[str], bool]
-) -> ast.Assign:
-    for node in ast.walk(scope):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and isinstance(node.targets[0], ast.Name)
-            and is_wanted(source.meaning(node.value.func))
-            and source.scope(node) is scope
-        ):
-            return node
-    raise CannotDerive
-
-
-def _unwrap(source: Source) -> list[Edit]:
-    """``DDP(model)`` is the model; ``model.module`` is, too."""
-    edits = []
-    for call in source.calls(WRAP):
-        statement = source.statement(call)
-        inner = source.code(call.args[0]) if call.args else ""
-        if not inner or not isinstance(statement, ast.Assign):
+def _check_loader(parts: Parts) -> None:
+    """What the loop runs over is a loader, and no list of one's own."""
+    flow = parts.flow
+    binder = flow.binder(parts.loader, parts.scope)
+    while isinstance(binder, ast.Assign) and not flow.makes_loader(binder.value):
+        inner = binder.value
+        if not isinstance(inner, ast.Name):
             raise CannotDerive
-        name = source.code(statement.targets[0])
-        edits.append(
-            source.remove(statement) if inner == name else source.replace(call, inner)
-        )  # fmt: skip
-        edits += [
-            source.replace(node, name)
-            for node in ast.walk(source.tree)
-            if isinstance(node, ast.Attribute) and source.code(node) == f"{name}.module"
-        ]
-    return edits
+        binder = flow.binder(inner.id, parts.scope)
 
 
-def _connect(source: Source) -> list[Edit]:
-    """The connection stands where the process group was made, else on top of its function."""
-    prepare = next(source.calls("pace.prepare"))
-    scope = source.scope(prepare)
-    for call in source.calls("distributed.init_process_group"):
-        if source.scope(call) is scope:
-            return [source.replace(source.statement(call), _CONNECT)]
-    first = scope.body[0]
-    if isinstance(scope, ast.Module):
-        first = source.statement(prepare)
-    return [source.insert_before(first, _CONNECT)]
-
-
-def _drop_group(source: Source) -> list[Edit]:
-    """Nothing is left to set up, to take down or to wait for."""
-    names = ("init_process_group", "destroy_process_group", "barrier")
+def _peek(source: Source) -> list[Edit]:
+    """A look at one batch beside the loop is one into the plain loader: it opens no epoch."""
+    loader = source.code(Parts(source).loop.loader)
     return [
-        source.remove(statement)
-        for call in source.calls(*(f"distributed.{name}" for name in names))
-        if isinstance(statement := source.statement(call), ast.Expr)
+        source.replace(call.args[0], f"{loader}.plain")
+        for call in source.calls("iter")
+        if call.args and source.code(call.args[0]) == loader
     ]
 
 
-def _loop(source: Source) -> list[Edit]:
-    """``with pace.step()`` around a step, ``pace.epochs`` around epochs."""
-    prepare = source.statement(next(source.calls("pace.prepare")))
-    assert isinstance(prepare, ast.Assign)
-    assert isinstance(prepare.targets[0], ast.Tuple)
-    optimizer = source.code(prepare.targets[0].elts[1])
+def _step(source: Source) -> list[Edit]:
+    """``with pace.step()`` around what is done with a batch."""
+    body = Flow(source).loop().node.body
+    return [source.insert_before(body[0], "with pace.step():"), *source.indent(body)]
+
+
+def _epochs(source: Source) -> list[Edit]:
+    """``pace.epochs`` where epochs are counted from 0."""
     edits = []
-    for loop in (node for node in ast.walk(source.tree) if isinstance(node, ast.For)):
-        if any(_is_step(source, one, optimizer) for one in loop.body):
-            edits.append(source.insert_before(loop.body[0], "with pace.step():"))
-            edits += source.indent(loop.body)
-            if source.scope(loop) is not source.scope(prepare):
-                edits.append(source.insert_before(source.scope(loop).body[0], _CONNECT))
-    if not edits:
-        raise CannotDerive
     for call in source.calls("range"):
-        loop_of = source.parent(call)
+        loop = source.parent(call)
         if (
-            isinstance(loop_of, ast.For)
-            and "epoch" in source.code(loop_of.target)
+            isinstance(loop, ast.For)
+            and loop.iter is call
+            and "epoch" in source.code(loop.target)
             and len(call.args) == 1
-            and source.scope(loop_of) is source.scope(prepare)
         ):
             edits.append(source.replace(call.func, "pace.epochs"))
     return edits
 
 
-def _is_step(source: Source, statement: ast.stmt, optimizer: str) -> bool:
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
-        return False
-    call = source.code(statement.value)
-    return call.startswith(f"{optimizer}.step(") or call.endswith(f".step({optimizer})")
+def _clip(source: Source) -> list[Edit]:
+    """Clipping is of the averaged gradient."""
+    return [
+        source.replace(call.func, "pace.clip_grad_norm_")
+        for call in source.calls("utils.clip_grad_norm_")
+        if len(call.args) + len(call.keywords) == 2 and "unscale_" not in source.text
+    ]
 
 
-def _ask_pace(source: Source) -> list[Edit]:
-    """Who am I, and how many are we: where ``pace`` is known."""
-    knows = {source.scope(call) for call in source.calls("paceline.connect")}
-    connected = min(call.lineno for call in source.calls("paceline.connect"))
-    edits = []
-    for call in source.calls("distributed.get_rank", "distributed.get_world_size"):
-        if source.scope(call) not in knows or call.lineno < connected:
-            continue
-        around = source.parent(call)
-        if source.meaning(call.func).endswith("get_world_size"):
-            edits.append(source.replace(call, "pace.num_workers"))
-        elif isinstance(around, ast.Compare) and source.code(around).endswith(" == 0"):
-            edits.append(source.replace(around, "pace.is_main"))
-        else:
-            edits.append(source.replace(call, "pace.worker"))
-    return edits
-
-
-def _import(source: Source) -> list[Edit]:
-    """``import paceline`` comes, and what nobody uses any more goes."""
-    used = {node.id for node in ast.walk(source.tree) if isinstance(node, ast.Name)}
-    imports = [node for node in source.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    first = next(
-        (one for one in imports if source.code(one).split()[1].startswith("torch")), imports[0]
-    )
-    edits = [source.insert_before(first, "import paceline")]
-    for node in imports:
-        prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-        kept = [
-            one
-            for one in node.names
-            if (one.asname or one.name.split(".")[0]) in used
-            or not f"{prefix}{one.name}".endswith((WRAP, _SAMPLER, "torch.distributed"))
-        ]
-        if not kept:
-            edits.append(source.remove(node))
-        elif len(kept) < len(node.names) and isinstance(node, ast.ImportFrom):
-            names = ", ".join(ast.unparse(one) for one in kept)
-            edits.append(source.replace(node, f"from {node.module} import {names}"))
-    return edits
+def _connect(source: Source) -> list[Edit]:
+    """``import paceline`` beside torch's, and ``pace`` after the imports on top."""
+    imports = [one for one in source.tree.body if isinstance(one, ast.Import | ast.ImportFrom)]
+    if not imports:
+        raise CannotDerive
+    last = imports[0]
+    for one in source.tree.body[source.tree.body.index(last) :]:
+        if not isinstance(one, ast.Import | ast.ImportFrom):
+            break
+        last = one
+    torch = next((one for one in imports if source.code(one).split()[1].startswith("torch")), last)
+    return [
+        source.insert_before(torch, "import paceline"),
+        source.insert_after(last, f"\n{_CONNECT}"),
+    ]

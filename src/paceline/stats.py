@@ -137,10 +137,11 @@ class Patience:
     @property
     def stopped_s(self) -> float:
         """For a stopped process."""
-        own_s = self._STOPPED_UNKNOWN_S
-        if self._steps_s:
-            own_s = max(self._STOPPED_LEAST_S, self._STOPPED_STEPS * self.usual_s)
-        return own_s if self.given_s is None else min(own_s, self.given_s)
+        if self.given_s is not None:
+            return self.given_s
+        if not self._steps_s:
+            return self._STOPPED_UNKNOWN_S
+        return max(self._STOPPED_LEAST_S, self._STOPPED_STEPS * self.usual_s)
 
     @property
     def silent_s(self) -> float:

@@ -3,7 +3,6 @@
 This module must not know engines; ``train`` imports the launcher when it is called.
 """
 
-import math
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 from .compute.seeding import seed_all
 from .context import Context
 from .data.arrays import ArrayDataset, collate_batch
+from .errors import ConfigError
 from .worker import Pace, connect
 from .workloads import load_task
 from .workloads.base import Task
@@ -69,9 +69,9 @@ def train_here(spec: "str | Task", context: Context) -> None:
     """One worker's part in the training of a task."""
     pace = connect()
     task = load_task(spec, pace.num_workers, context.init) if isinstance(spec, str) else spec
-    splits = task.data()
+    splits = task.splits()
     seed_all(context.seed)
-    model = task.model().to(pace.device)
+    model = task.module().to(pace.device)
     optimizer = task.optimizer(model.parameters(), context.lr or task.learning_rate)
     batch_size = context.batch_size or task.batch_size
     if context.mini_batch_size is not None:
@@ -84,10 +84,9 @@ def train_here(spec: "str | Task", context: Context) -> None:
 
     model, optimizer, loader = pace.prepare(model, optimizer, loader, forward=forward)
     autocast = pace.autocast if context.precision else nullcontext
-    best = _Best()
-    pace.keep(best=best)
     for _ in pace.epochs(task.epochs):
-        for inputs, targets in loader:
+        for batch in loader:
+            inputs, targets = _pair(task, batch)
             with pace.step():
                 optimizer.zero_grad()
                 with autocast():
@@ -97,36 +96,33 @@ def train_here(spec: "str | Task", context: Context) -> None:
         if splits.test is None:
             continue
         with autocast():
-            accuracy = evaluate(pace, model, task, splits.test)
-        if context.keep_best and accuracy > best.accuracy:
-            best.accuracy = accuracy
-            pace.save("best.safetensors")
+            evaluate(pace, model, task, splits.test)
     pace.save("model.safetensors")
 
 
-class _Best:
-    """The best accuracy so far."""
-
-    accuracy = -math.inf
-
-    def state_dict(self) -> dict[str, float]:
-        return {"accuracy": self.accuracy}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.accuracy = state["accuracy"]
-
-
-def evaluate(pace: Pace, model: torch.nn.Module, task: Task, test: Any) -> float:
-    """Exact metrics of the whole test set; the accuracy, or minus the loss where there is none."""
+def evaluate(pace: Pace, model: torch.nn.Module, task: Task, test: Any) -> None:
+    """Exact metrics of the whole test set, for the run's log and its best parameters."""
 
     def measure(batch: tuple[Tensor, Tensor]) -> dict[str, tuple[float, float]]:
-        inputs, targets = batch
+        inputs, targets = _pair(task, batch)
         return task.metrics(model(inputs), targets)
 
-    totals = pace.evaluate(measure, make_loader(test, _EVALUATION_BATCH))
-    name, sign = ("acc", 1.0) if "acc" in totals else ("loss", -1.0)
-    value, count = totals[name]
-    return sign * value / count
+    pace.evaluate(measure, make_loader(test, _EVALUATION_BATCH))
+
+
+def _pair(task: Task, batch: Any) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of a batch.
+
+    Raises:
+        ConfigError: a sample is no pair of these.
+    """
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    held = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
+    raise ConfigError(
+        f"task {task.name}: a sample of its data must be a pair (inputs, targets), got {held}; for "
+        "other batches write a loop of your own, and start it with paceline launch"
+    )
 
 
 def make_loader(dataset: Any, batch_size: int, *, is_shuffled: bool = False) -> DataLoader[Any]:

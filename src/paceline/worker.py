@@ -13,6 +13,8 @@ The script is the same for one worker and for many; what differs is the session 
 module must not know processes, sockets or how a run is started.
 """
 
+import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +35,7 @@ from .errors import ConfigError
 from .evaluation import Evaluation
 from .granted import PreparedLoader
 from .keeper import Keeper
+from .metrics import better_of
 from .prepared import Prepared
 from .sessions.base import Session, Superseded, Totals
 from .sessions.mediated import MediatedSession
@@ -88,6 +91,14 @@ def _refuse_other_launchers() -> None:
             f"the script was started with WORLD_SIZE={size} by another launcher; start it with "
             f"paceline launch --workers {size} SCRIPT"
         )
+
+
+def _no_loss(loss: object) -> str:
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    return (
+        f"the loss must be a tensor with one number, as torch's losses return it, got {found:.60}; "
+        "leave out .item() or float(), and take the mean of many"
+    )
 
 
 class Step:
@@ -157,6 +168,10 @@ class Pace:
             Path(context.resume) if context.resume else None,
             session.seat,
         )
+        self._best = -math.inf
+        """What the best evaluation came to, where its parameters are kept."""
+        if context.keep_best:
+            self._keeper.add("best", lambda: self._best, self._go_on_with_best)
         self.worker = session.seat
         self.num_workers = session.num_workers
         self.seed = context.seed
@@ -276,6 +291,8 @@ class Pace:
 
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, outside autocast; in fp16 the loss is scaled. It is recorded."""
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ConfigError(_no_loss(loss))
         self._prepared.loss = self._prepared.amp.backward(loss).detach()
 
     def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
@@ -324,7 +341,20 @@ class Pace:
                 in each worker; several workers were not prepared yet.
         """
         prepared: Prepared | None = getattr(self, "_prepared", None)
-        return Evaluation(self._session, prepared, self.seed).totals(fn, loader, self._to_device)
+        is_alone = prepared is not None and prepared.is_iterating
+        found = Evaluation(self._session, prepared, self.seed).totals(fn, loader, self._to_device)
+        if self._context.keep_best and not is_alone:
+            self._keep_best(found)
+        return found
+
+    def _keep_best(self, totals: Totals) -> None:
+        value = better_of(totals)
+        if value is not None and value > self._best:
+            self._best = value
+            self.save("best.safetensors")
+
+    def _go_on_with_best(self, value: float) -> None:
+        self._best = value
 
     def _to_device(self, batch: Any) -> Any:
         if self.device.type == "cpu":
@@ -334,6 +364,35 @@ class Pace:
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs."""
         return self._session.sum([float(value)])[0]
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[bool]:
+        """A block that the main worker goes through first, and all others after it.
+
+        For what must not happen in several workers at the same time: a download, preprocessing
+        into a cache, making a folder. It may stand anywhere between ``connect`` and the end but
+        inside the loader's loop; all workers must come by. If the main worker dies inside,
+        another one becomes the main one and goes first. With one worker it costs nothing.
+
+        Returns:
+            (as ``with ... as is_first``) whether this worker goes first.
+
+        Raises:
+            ConfigError: it stands inside the loader's loop.
+
+        Example::
+
+            with pace.once():
+                data = MNIST("data", download=True)
+        """
+        if hasattr(self, "_prepared") and self._prepared.is_iterating:
+            raise ConfigError(
+                "pace.once() stands inside the loader's loop, where each worker has batches of its "
+                "own and not all come by; put it before the loop or between epochs, or write "
+                "if pace.is_main:"
+            )
+        with self._session.once() as is_first:
+            yield is_first
 
     def save(self, name: str = "model.safetensors") -> Path:
         """Save the model's parameters and buffers into the run's folder (main worker only).

@@ -143,7 +143,7 @@ def test_words_that_mean_something_else_are_answered_with_ours(
         (("train", "lenet", "--wrkers", "2"), "--wrkers. Did you mean --workers?"),
         (("launch", "--wrkers", "2", "train.py"), "'--wrkers' (before the script's name); did you"),
         (("train", "lenet", "--workers", "0"), "workers must be >= 1, got 0 (--workers)"),
-        (("train", "lenet", "--workers", "two"), 'unable to convert "two" into int'),
+        (("train", "lenet", "--workers", "two"), "a whole number is wanted, got 'two'"),
         (("train", "lenet", "--engine", "ray"), 'Choose from: "local", "inline"'),
         (("train",), "TASK requires an argument"),
         (("launch",), "no script was named; write e.g. paceline launch --workers 4 train.py"),
@@ -266,3 +266,14 @@ def test_an_error_is_json_wherever_json_was_asked_for(
     code, out, err = paceline(*tokens)
     assert code != 0
     assert json.loads(out)["error"]["message"] in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train lenet --workers 2.5", "launch --epochs=1.5 train.py", "simulate --workers 2.5",
+     "plan lenet --workers 2 --cores 1.5"],
+)  # fmt: skip
+def test_a_number_of_things_is_whole_or_refused(line: str, paceline: Run) -> None:
+    code, _, err = paceline(*line.split())
+    assert code == 2
+    assert "a whole number is wanted, got " in err

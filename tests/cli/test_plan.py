@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config import RunSettings
 from paceline.errors import ConfigError
+from paceline.folder import make_folder
+from paceline.predict import advice
 from paceline.predict.profiles import read_profile
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -130,3 +133,16 @@ def test_a_profile_of_too_few_steps_is_refused(say: Say) -> None:
     assert say(PROFILE.replace("60", "4").replace("name profile", "name short"))[0] == 0
     with pytest.raises(ConfigError, match="at least 10 are needed for a profile"):
         read_profile(Path("runs/short"))
+
+
+def test_a_profile_that_is_taken_is_not_the_latest_run(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(program: object, settings: RunSettings, observer: object) -> None:
+        make_folder(settings, "quadratic")
+        raise ConfigError("measured")
+
+    monkeypatch.setattr(advice, "launch_run", measured)
+    assert say("plan quadratic --workers 2")[0] == 2
+    assert Path("runs/latest").readlink() == Path("profile")
+    assert len(list(Path("runs").glob("profile-quadratic-*"))) == 1

@@ -37,6 +37,13 @@ def test_json_is_one_object_whose_numbers_agree(say: Say) -> None:
     assert 0 < found["utilisation"] <= 1
 
 
+def test_the_latest_run_stays_a_live_one(say: Say, tmp_path: Path) -> None:
+    assert say("train quadratic --engine inline --updates 4 --name live")[0] == 0
+    assert say("simulate quadratic --workers 2 --delay 1ms --updates 4")[0] == 0
+    assert (tmp_path / "runs" / "latest").readlink() == Path("live")
+    assert len(list((tmp_path / "runs").glob("simulated-quadratic-*"))) == 1
+
+
 def test_every_field_is_described(say: Say) -> None:
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline simulate`")[1].split("\n## ")[0]

@@ -52,6 +52,15 @@ def test_what_lacks_something_for_want_of_time_counts_for_a_day() -> None:
     assert remembered("a", pytest.fail) == (OUTCOME, True)
 
 
+def test_a_disturbed_moment_counts_for_the_workers_of_that_run_alone() -> None:
+    disturbed = replace(OUTCOME, is_steady=False)
+    remembered("a", lambda: disturbed)
+    assert remembered("a", pytest.fail) == (disturbed, True)
+    past_s = time.time() - 61
+    os.utime(folder() / "a.json", (past_s, past_s))
+    assert remembered("a", lambda: OUTCOME) == (OUTCOME, False)
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_where_nothing_can_be_kept_one_worker_goes_on_and_several_do_not(
     monkeypatch: pytest.MonkeyPatch, is_shared: bool

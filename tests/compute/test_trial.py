@@ -96,6 +96,46 @@ def test_what_halves_a_step_is_kept_with_what_it_is_worth() -> None:
     assert "planted" in outcome.lines()[0]
 
 
+class HeldUp(Waiting):
+    """Its step takes much longer as long as the machine does something else."""
+
+    until_s = 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if clock.now_s < HeldUp.until_s and self.wait_s == SLOW_S:
+            clock.now_s += 50 * SLOW_S
+        return super().forward(inputs)
+
+
+@dataclass
+class Beside(Planted):
+    """One that is tried while the machine does something else for so long."""
+
+    lasts_s: float = 5.0
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        super().apply(objects, value)
+        if value == "planted":
+            HeldUp.until_s = clock.now_s + self.lasts_s
+
+
+@pytest.mark.parametrize("lasts_s", [4.0, 6.0])  # so long as one measurement, or as two
+def test_a_gain_of_a_disturbed_moment_is_neither_kept_nor_remembered(lasts_s: float) -> None:
+    outcome = trial.try_all(
+        subject(HeldUp()), Speed(), [Beside(0.99 * SLOW_S, lasts_s=lasts_s)], 60.0
+    )
+    assert not outcome.is_steady
+    assert outcome.speed == Speed()
+
+
+def test_a_gain_that_is_large_and_stays_is_kept() -> None:
+    outcome = found(Planted(SLOW_S / 10))
+    assert outcome.is_steady
+    (finding,) = outcome.findings
+    assert finding.is_kept
+    assert finding.gain == pytest.approx(10.0)
+
+
 @pytest.mark.parametrize("wait_s", [0.99 * SLOW_S, SLOW_S, 2 * SLOW_S])
 def test_what_helps_by_nothing_is_not_kept(wait_s: float) -> None:
     outcome = found(Planted(wait_s))

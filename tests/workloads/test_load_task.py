@@ -119,3 +119,16 @@ def test_the_door_gives_the_same_task_class() -> None:
     import paceline
 
     assert paceline.Task is Task
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("./own_tasks.py:made", "names a file, a module is wanted: own_tasks:made"),
+        ("own_tasks.py:made", "names a file, a module is wanted: own_tasks:made"),
+        ("sub/own_tasks.py:made", "wanted: own_tasks:made, in the folder sub"),
+    ],
+)
+def test_a_file_is_answered_with_the_module(spec: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_task(spec)

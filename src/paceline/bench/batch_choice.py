@@ -100,7 +100,7 @@ def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
         ConfigError: the task is unknown, or has no accuracy to reach.
     """
     task = load_task(wish.spec)
-    splits = task.data()
+    splits = task.splits()
     num_samples = len(splits.train)  # type: ignore[arg-type]  # a map-style data set has a length
     say(f"{task.name}: gradient noise after {wish.after:,} updates")
     noise = noise_of(task, splits, wish.device, after=wish.after, draws=_DRAWS)

@@ -57,7 +57,7 @@ class Stepper:
             )
         task = load_task(spec)
         self._loss = task.loss
-        data = task.data().train
+        data = task.splits().train
         count = min(_SAMPLES, len(data))  # type: ignore[arg-type]
         samples = [data[i] for i in range(count)]
         self._inputs = torch.stack([one[0] for one in samples])

@@ -9,9 +9,9 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
 
 from .. import __version__
 from ..errors import ConfigError, PacelineError, unknown
@@ -88,7 +88,7 @@ def make_app(tokens: Sequence[str]) -> App:
         help_format="plaintext",
         result_action="return_none",
         suppress_keyboard_interrupt=False,
-        default_parameter=Parameter(negative_iterable=()),  # no --empty-delay
+        default_parameter=Parameter(negative_iterable=(), converter=_read),  # no --empty-delay
     )
     first = next((token for token in tokens if not token.startswith("-")), None)
     verbs = {verb.name: verb for verb in VERBS}
@@ -102,6 +102,21 @@ def make_app(tokens: Sequence[str]) -> App:
         here = f"{__package__}.{verb.name}:register"
         app.command(here, name=verb.name, help=verb.help, group=groups[verb.group])
     return app
+
+
+def _read(kind: Any, tokens: Sequence[Token]) -> Any:
+    """A value as the parser reads it, but for whole numbers: it would round 2.5 to 2.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if kind in (int, int | None):
+        for token in tokens:
+            try:
+                int(token.value)
+            except ValueError:
+                raise ValueError(f"a whole number is wanted, got {token.value!r}") from None
+    return convert(kind, tokens)
 
 
 def _translated(tokens: list[str]) -> tuple[list[str], list[str]]:

@@ -1,5 +1,6 @@
 """``paceline launch``: run the user's own script with several workers."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -36,5 +37,8 @@ def launch(
     """
     program = ScriptProgram(path=script or "", args=args, is_module=module)
     settings = settings_of(flags, config)
-    check_script(program)
-    run_program(program, settings)
+    found = check_script(program)
+    notes = found.notes
+    if settings.workers > 1 and found.writes:
+        notes = (*notes, found.writes)
+    run_program(replace(program, has_ranks=not found.has_group), settings, notes)

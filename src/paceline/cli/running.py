@@ -1,6 +1,7 @@
 """What ``train`` and ``launch`` share: run a program under an observer, and print JSON."""
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from ..config import RunSettings
@@ -9,20 +10,26 @@ from ..program import Program
 from ..signals import ended_by_signals
 
 
-def run_program(program: Program, settings: RunSettings) -> None:
-    """Run to the end; with ``json`` the one object is the summary, or the plan of a dry run."""
+def run_program(program: Program, settings: RunSettings, notes: Sequence[str] = ()) -> None:
+    """Run to the end; with ``json`` the one object is the summary, or the plan of a dry run.
+
+    Args:
+        notes: what to say of the program before it begins.
+    """
     from ..engines.cradle import begun_early
 
     is_local = settings.engine == "local"
     with ended_by_signals(lambda number: False), begun_early() if is_local else nullcontext():
-        _run(program, settings)
+        _run(program, settings, notes)
 
 
-def _run(program: Program, settings: RunSettings) -> None:
+def _run(program: Program, settings: RunSettings, notes: Sequence[str]) -> None:
     from ..launcher import launch_run
     from ..report.live import choose_observer
 
     observer = choose_observer(settings.json)
+    for note in notes:
+        observer.note(note)
     try:
         summary = launch_run(program, settings, observer)
     except Interrupted as end:

@@ -193,7 +193,7 @@ def _simulate_training(
     from ..report.terminal import render_summary
 
     world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
-    folder = make_folder(settings, f"simulated-{task}").path if run_dir is None else run_dir
+    folder = run_dir or make_folder(settings, f"simulated-{task}", is_latest=False).path
     heard = _Progress(settings.updates, wants_json)
     found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
     show(

@@ -27,10 +27,19 @@ def count_accelerators(device: str = "auto") -> int:
         return 1
     import torch
 
-    if kind == "auto":
-        return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
-    module = getattr(torch, kind, None)
-    return int(module.device_count()) if module is not None and module.is_available() else 0
+    if kind not in ("auto", _kind_here()):
+        return 0
+    return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
+
+
+def _kind_here() -> str:
+    """The kind of accelerator that this torch computes on; ``cpu`` where there is none."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        return "cpu"
+    found = torch.accelerator.current_accelerator()
+    return "cpu" if found is None else found.type
 
 
 def may_have_accelerator() -> bool:
@@ -49,7 +58,7 @@ def find_device(name: str, seat: int) -> "torch.device":
     import torch
 
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = _kind_here()  # what workers are counted by is what they compute on
     try:
         device = torch.device(name)
     except RuntimeError:

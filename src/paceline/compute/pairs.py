@@ -7,15 +7,23 @@ This module must not know what is measured.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 WORTH = 1.02
 """What is kept is faster by more than 2 %."""
 _BLOCK_S = 0.06
 """A block of steps takes at least this: a clock's and a scheduler's grain disappear in it."""
 _LEAST_PAIRS, _MOST_PAIRS = 4, 12
+
+
+IMPLAUSIBLE = 4.0
+"""A gain above this is measured again: what it was measured against may have been held up."""
+_DISTURBED = 1.5
+"""Two measurements of a gain that are further apart tell of the machine and not of the option."""
+
+Quartiles: TypeAlias = tuple[float, float, float]
 
 
 class Timed(Protocol):
@@ -50,13 +58,31 @@ def compare(
     return ratios
 
 
+def gain_of(base: Timed, other: Timed, limit_s: Callable[[], float]) -> tuple[Quartiles, bool]:
+    """What ``other`` is worth, and whether the machine was left alone, as far as that shows.
+
+    An implausible gain is measured twice; the measurement that says less counts.
+    """
+    found = quartiles(compare(base, other, limit_s()))
+    if found[1] <= IMPLAUSIBLE:
+        return found, True
+    again = quartiles(compare(base, other, limit_s()))
+    less = min(found, again, key=lambda one: one[1])
+    return less, agree(max(found[1], again[1]), less[1])
+
+
+def agree(more: float, less: float) -> bool:
+    """Whether a gain and a later measurement of it do not contradict each other."""
+    return more <= IMPLAUSIBLE or more <= _DISTURBED * less
+
+
 def _is_clear(ratios: Sequence[float]) -> bool:
     low, _, high = quartiles(ratios)
     margin = (high - low) / 2
     return low - margin > WORTH or high + margin < WORTH
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+def quartiles(values: Sequence[float]) -> Quartiles:
     if len(values) == 1:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -4,12 +4,14 @@
 
 Whoever comes first measures while it holds the file's lock; other workers of the run wait for it
 and read, so all of them compute alike. A run that begins again reads what was found before, but
-for a trial that ran out of time: that one counts for a day. This module must not know what is
+for a trial that ran out of time: that one counts for a day; and one in a disturbed moment: that
+one is for this run alone. This module must not know what is
 measured.
 """
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -26,6 +28,8 @@ FORMAT = 3
 
 _PARTIAL_S = 86_400.0
 """So long counts an outcome that lacks something for want of time."""
+_DISTURBED_S = 60.0
+"""So long one that was measured in a disturbed moment: for the other workers of that run."""
 
 
 def key_of(parts: Sequence[object]) -> str:
@@ -87,7 +91,8 @@ def _read(path: Path) -> Outcome | None:
     try:
         outcome = Outcome.read(json.loads(path.read_text()))
         age_s = time.time() - path.stat().st_mtime
-        return outcome if outcome.is_whole or age_s < _PARTIAL_S else None
+        counts_s = _PARTIAL_S if not outcome.is_whole else math.inf
+        return outcome if age_s < (counts_s if outcome.is_steady else _DISTURBED_S) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

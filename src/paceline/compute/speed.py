@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
-from ..fields import by_name, count, many, real, record
+from ..fields import boolean, by_name, count, many, real, record
 
 Value: TypeAlias = str | int | bool
 
@@ -97,6 +97,7 @@ class Outcome:
         num_samples: of the batches that were measured on.
         batch_size: samples of the batches that will be trained on.
         took_s: of the whole trial.
+        is_steady: whether the machine was left alone meanwhile, as far as repeats can tell.
     """
 
     speed: Speed
@@ -106,6 +107,7 @@ class Outcome:
     num_samples: int
     batch_size: int
     took_s: float
+    is_steady: bool = True
 
     @property
     def is_whole(self) -> bool:
@@ -132,6 +134,7 @@ class Outcome:
             speed=speed, findings=found, before_s=real(values["before_s"]),
             after_s=real(values["after_s"]), num_samples=count(values["num_samples"]),
             batch_size=count(values["batch_size"]), took_s=real(values["took_s"]),
+            is_steady=boolean(values.get("is_steady", True)),
         )  # fmt: skip
 
     def lines(self) -> list[str]:

@@ -28,7 +28,7 @@ from ..data.trees import apply as change_tensors
 from .arm import Arm
 from .candidate import Candidate, Subject
 from .deadline import TooLong, time_limit
-from .pairs import WORTH, compare, quartiles
+from .pairs import WORTH, agree, compare, gain_of, quartiles
 from .process import kept_process
 from .seeding import kept_random_state, seed_all
 from .speed import Finding, Outcome, Speed, Value
@@ -72,6 +72,7 @@ class _Trial:
         self._subject, self._sample_s = _fitted(subject, given, candidates)
         self._findings: list[Finding] = []
         self._is_random = True  # unless it is found that it is not
+        self._is_steady = True
 
     def run(self) -> Outcome:
         if self._subject is not self._full:
@@ -91,6 +92,8 @@ class _Trial:
                 if other is not None:
                     speed, base = tried, other
         before_s, after_s = self._together(plain, base)
+        kept = [one.gain for one in self._findings if one.is_kept and not one.is_apart]
+        self._is_steady &= agree(math.prod(kept), before_s / max(after_s, 1e-9))
         if base is not plain and before_s <= WORTH * after_s:
             speed, base, after_s = self._given, plain, before_s
             self._withdraw()
@@ -103,6 +106,7 @@ class _Trial:
             num_samples=self._subject.num_samples,
             batch_size=self._full.num_samples,
             took_s=perf_counter() - self._start_s,
+            is_steady=self._is_steady,
         )
 
     def _try_on_whole_batches(self, one: Candidate) -> None:
@@ -181,8 +185,10 @@ class _Trial:
             reason = f"changes the loss: {base.first_loss:.6g} to {other.first_loss:.6g}"
             self._findings.append(replace(note, reason=reason))
             return None
-        ratios = compare(base, other, min(_PAIRS_S, self._left_s - reserve_s))
-        low, middle, high = quartiles(ratios)
+        (low, middle, high), is_steady = gain_of(
+            base, other, lambda: min(_PAIRS_S, self._left_s - reserve_s)
+        )
+        self._is_steady &= is_steady
         is_kept = middle > WORTH and low > 1.0
         once_s = other.first_s - self._plain.first_s if one.name == "compile" else 0.0
         found = replace(

@@ -135,12 +135,14 @@ class Signs(NamedTuple):
         arrived: barriers reached.
         version: the newest whole one; between peers the coordinator hears of it later.
         has_job: whether it holds the job that is next: nobody can go on before it is done.
+        is_first: whether it goes through ``pace.once()`` before the others, as long as it takes.
     """
 
     beats: int
     arrived: int
     version: int
     has_job: bool
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from ..compute.accelerators import count_accelerators
 from ..compute.cores import num_cores
 from ..config import RunSettings
 from ..context import Context
-from ..program import Program, TaskProgram, written
+from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
 from ..resumption import Resumption
 from .base import Birth
@@ -44,13 +44,16 @@ def births_of(
             log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
             context=context.write(),
             search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
-            environment={
-                "RANK": str(seat),
-                "LOCAL_RANK": str(seat),
-                "WORLD_SIZE": str(settings.workers),
-                "LOCAL_WORLD_SIZE": str(settings.workers),
-            },
+            environment=_ranks(program, seat, settings.workers),
         )
+
+
+def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
+    """The variables by which scripts ask who they are."""
+    if isinstance(program, ScriptProgram) and not program.has_ranks:
+        return {}
+    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(seat))
+    return own | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
 
 
 def _context(

@@ -40,7 +40,8 @@ class Calls:
             self._next_range_alone(member)
             return
         if self._census is None:
-            self._census, self._asked = CensusBook(*shape), (shape, digest)
+            seat_of = lambda one: self._run.roster[one].seat  # noqa: E731
+            self._census, self._asked = CensusBook(*shape, seat_of=seat_of), (shape, digest)
         first = self._census.num_samples
         if shape[0] != first:
             raise ConfigError(f"workers evaluate different data: {first} and {shape[0]} samples")

@@ -33,6 +33,7 @@ from .run import Run
 from .snapshots import Snapshots
 from .stalls import Stalls
 from .strikes import Strikes
+from .wishes import Wishes
 
 _TICK_S = 0.1
 _LONGEST_STEP_S = 2.0
@@ -74,6 +75,7 @@ class Conductor:
         ends = Ends(self._run, self._gate, self._peers, self._calls, output)
         self._stalls = Stalls(self._run, self._peers, self._is_resting)
         self._strikes = Strikes(self._run)
+        self._wishes = Wishes(settings, observer)
         self._snapshots: Snapshots
         self._stopped_at_s = math.inf
         self._handlers: dict[str, Callable[[int, Message], None]] = {
@@ -119,6 +121,7 @@ class Conductor:
             self._strikes.close()
         if run.has_begun:
             self._snapshots.close()
+        self._wishes.close()
         run.trace.end(run.now_s(), run.ending or "finished")
         if not self._descriptions:
             raise ConfigError(_FOUR_LINES)
@@ -239,9 +242,7 @@ class Conductor:
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
         run.record({f"test_{name}": value for name, value in metrics.items()})
         run.watch.evaluated(epoch, metrics)
-        target = run.settings.target_accuracy
-        if target is not None and metrics.get("acc", 0.0) >= target:
-            self.stop(f"accuracy {metrics['acc']:.4f} reached {target:g}")
+        self._wishes.look(metrics, self.stop)
 
     def _log(self, member: int, message: Message) -> None:
         self._run.trace.log(self._run.now_s(), member, message[1])

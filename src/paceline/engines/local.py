@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from ..events import Cancel, Fact, Grant, Joined, Late, Left, Order
 from ..sessions.lane import Message, SocketLane, socket_pair
 from ..staleness import StalenessRule
-from ..store.control import ALARM, BEGAN, JOBS, SNAPSHOT, Control, control_bytes
+from ..store.control import ALARM, BEGAN, INSIDE, JOBS, SNAPSHOT, Control, control_bytes
 from ..store.memory import Memory, SharedMemory
 from . import cradle
 from .base import Birth, Engine, Event, Push, Signs, Traits
@@ -98,7 +98,7 @@ class LocalEngine(Engine):
         control, seat = self.control, self._seats[member]
         has_job = self._jobs is not None and self._jobs.is_held_by(member)
         beats, arrived = control[control.beats[seat]], control[control.arrived[seat]]
-        return Signs(beats, arrived, control.version, has_job)
+        return Signs(beats, arrived, control.version, has_job, control[INSIDE] == seat + 1)
 
     def whereabouts(self, member: int) -> str:
         return self._standings[member].describe()

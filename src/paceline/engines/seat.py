@@ -29,6 +29,12 @@ from .standing import is_foreign, show_standing
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
+_NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
+"""What torch says where its own process group is asked for and there is none."""
+_HINT_OF_GROUP = (
+    "paceline launch makes no process group of torch's own: leave that line out where the script "
+    "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
+)
 
 
 def sit(birth: Birth, descriptors: list[int]) -> int:
@@ -133,6 +139,8 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
     message = str(error).strip().splitlines() or [""]
     lines.append(f"{type(error).__name__}: {message[0]}")
     lines += [f"  {line}" for line in message[1:2]]
+    if any(word in str(error) for word in _NO_GROUP):
+        lines.append(_HINT_OF_GROUP)
     lines.append(f"the other workers were ended; the whole traceback: {report}")
     return "\n".join(lines[:_MAX_LINES])
 
@@ -155,9 +163,11 @@ def _die_with_parent() -> None:
         # A sleep ends when it is over, not up to 50 us later.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _let_forks_die_too(os.getpid())
-    # A batch system sends them to every process: the launcher decides when the run ends.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    # A batch system sends them to every process: the launcher decides when the run ends. A handler
+    # that does nothing, since what a script begins would inherit that they are ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # else a library's read or wait fails with EINTR
 
 
 def _set_death_signal() -> None:

@@ -109,6 +109,8 @@ class Stalls:
     def _is_awaited(self, one: Member) -> bool:
         """Whether this member has something to do."""
         run, watched = self._run, self._watched[one.number]
+        if watched.signs.is_first and one.number not in self._stopped:
+            return False  # a download takes its time, and the script wants it waited for
         if self._peers.are_express:
             arrived = [run.engine.signs(number).arrived for number in self._peers.members]
             is_behind = watched.signs.arrived < max(arrived)

@@ -74,7 +74,7 @@ class TrainingCraft:
         is_batched: bool = False,
     ) -> None:
         self._task = task
-        self.splits = task.data()
+        self.splits = task.splits()
         seed_all(seed)
         self.model = task.model()
         self._learning_rate = lr or task.learning_rate

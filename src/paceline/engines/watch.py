@@ -14,6 +14,8 @@ from ..stats import ServiceTimes, SlowWorker
 from .roster import Member, Roster
 
 _SHOW_S = 0.25
+_FEWEST_UPDATES = 3
+"""After the first ones, before the time left is told: those include compiling and reading."""
 
 
 class Watch:
@@ -34,6 +36,8 @@ class Watch:
         self._first_version = 0
         self._since_s = 0.0
         self._is_training = False
+        self._begun: tuple[int, float] | None = None
+        """Updates and seconds of training at the first look after an update."""
         self.opened_s = 0.0
         """When the first epoch began."""
         self.loss = math.nan
@@ -82,21 +86,14 @@ class Watch:
         self._name_the_slow()
         trained_s = self._trained_s + self._since_opened_s(now_s)
         samples = sum(one.samples for one in self._roster.members.values())
-        total = self._plan.updates_total
-        eta_s = None
-        made = self._version - self._first_version
-        if total and made:
-            eta_s = max(0.0, (total - self._version) * trained_s / made)
-        if self._settings.seconds is not None:
-            left_s = max(0.0, self._settings.seconds - (now_s - self.opened_s))
-            eta_s = left_s if eta_s is None else min(eta_s, left_s)
+        eta_s = self._eta_s(now_s, trained_s)
         self._observer.progress(
             Progress(
                 t=now_s,
                 epoch=self._epoch,
                 epochs=self._plan.epochs,
                 version=self._version,
-                updates_total=total,
+                updates_total=self._plan.updates_total,
                 samples=samples,
                 samples_per_s=samples / trained_s if trained_s else 0.0,
                 loss=self.loss,
@@ -104,6 +101,20 @@ class Watch:
                 workers=tuple(self._one(one, trained_s) for one in self._latest()),
             )
         )
+
+    def _eta_s(self, now_s: float, trained_s: float) -> float | None:
+        """Seconds that are left, by the updates after the first ones; None: nobody can say yet."""
+        eta_s = None
+        total, made = self._plan.updates_total, self._version - self._first_version
+        if made and self._begun is None:
+            self._begun = (made, trained_s)  # what is done once was done until here
+        if total and self._begun is not None and made - self._begun[0] >= _FEWEST_UPDATES:
+            each_s = (trained_s - self._begun[1]) / (made - self._begun[0])
+            eta_s = max(0.0, (total - self._version) * each_s)
+        if self._settings.seconds is not None:
+            left_s = max(0.0, self._settings.seconds - (now_s - self.opened_s))
+            eta_s = left_s if eta_s is None else min(eta_s, left_s)
+        return eta_s
 
     def _name_the_slow(self) -> None:
         """Say who has become slow, and what that costs the others as far as it was measured."""

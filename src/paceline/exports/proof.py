@@ -188,7 +188,7 @@ def accuracy_of(
     Returns:
         The share and the count; None where the task has no test data or no accuracy.
     """
-    data = subject.task.data().test if subject.task is not None else None
+    data = subject.task.splits().test if subject.task is not None else None
     if data is None:
         return None
     assert subject.task is not None

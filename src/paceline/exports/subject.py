@@ -122,7 +122,7 @@ def _inputs_of(task: Task) -> Callable[[int], tuple[Tensor, ...]]:
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         if len(opened) < batch:
-            splits = task.data()
+            splits = task.splits()
             data = splits.test if splits.test is not None else splits.train
             count = len(data)  # type: ignore[arg-type]  # a map-style data set has a length
             opened[:] = [data[i % count][0] for i in range(batch)]

@@ -82,7 +82,7 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     size = asked.mini_batch_size or max(1, task.batch_size // asked.workers)
     profile = _profile(asked, task, size, say)
     conditions = _conditions(asked, profile)
-    splits = task.data()
+    splits = task.splits()
     task = replace(task, data=lambda: splits)  # every contender reads the same
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
     forecasts = {name: _forecast(name, conditions) for name in names}
@@ -161,11 +161,12 @@ def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
     """A short run of workers on this machine; the folder where it lies."""
     workers = min(asked.workers, max(2, num_cores()))
     say(f"a profile: {workers} workers train {task.name} for {asked.profile_s:g} s")
-    flags = {
+    stamp = f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    flags = {  # with a folder of its own: runs/latest stays where it was
         "workers": workers, "protocol": "k-batch-async:2", "path": "store",
         "mini_batch_size": size,
         "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
-        "nonfinite": "skip", "name": f"profile-{task.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+        "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     settings = resolve(given, env={}, is_call=True).settings

@@ -6,11 +6,13 @@ engines.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..metrics import accuracy_among
+from ..records import Evaluated
 from ..stats import SlowWorker
 from ..trace import FILE_NAME, read_trace
 from .tally import Tally
@@ -180,7 +182,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
     assert header is not None
     workers = header.number("workers", len(tally.workers))
     trained_s, samples = tally.trained_s, tally.samples
-    accuracies = _evaluations(tally, "acc")
+    accuracies = _evaluations(tally, _accuracy)
     return Summary(
         task=header.text("task"),
         protocol=header.text("protocol"),
@@ -214,16 +216,21 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         could_try=header.texts("could_try"),
         losses=_thin(tally),
         accuracies=accuracies,
-        test_losses=_evaluations(tally, "loss"),
+        test_losses=_evaluations(tally, lambda one: one.mean("loss")),
     )
 
 
-def _evaluations(tally: Tally, metric: str) -> tuple[Point, ...]:
+def _accuracy(one: Evaluated) -> float | None:
+    name = accuracy_among(one.totals)
+    return None if name is None else one.mean(name)
+
+
+def _evaluations(tally: Tally, metric: Callable[[Evaluated], float | None]) -> tuple[Point, ...]:
     """A metric of the test data over time."""
     return tuple(
         Point(t=one.t_s - tally.first_s, value=value)
         for one in tally.evaluations
-        if (value := one.mean(metric)) is not None
+        if (value := metric(one)) is not None
     )
 
 
@@ -320,7 +327,7 @@ def _epochs(tally: Tally) -> tuple[EpochSummary, ...]:
             updates=one.updates,
             is_whole=one.is_whole,
             loss=_ratio(one.loss_sum, one.loss_samples),
-            test_accuracy=evaluated[one.epoch].mean("acc") if one.epoch in evaluated else None,
+            test_accuracy=_accuracy(evaluated[one.epoch]) if one.epoch in evaluated else None,
             test_loss=evaluated[one.epoch].mean("loss") if one.epoch in evaluated else None,
         )
         for one in tally.epochs

@@ -17,6 +17,7 @@ This module must not know processes, sockets or the loop that uses it.
 import abc
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -217,6 +218,10 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sum over members; all must call it between epochs."""
+
+    def once(self) -> AbstractContextManager[bool]:
+        """A block that one member goes through before all others; True for that one."""
+        return nullcontext(True)
 
     def log(self, values: dict[str, float]) -> None:
         """Record values of the user's for the run's log."""

@@ -10,6 +10,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ from .duties import POLL_S, Duties
 from .lane import Lane, Message
 from .mailbox import Mailbox
 from .snapshots import Snapshots
+from .turns import Turns
 
 
 class MediatedSession(Session):
@@ -89,6 +91,7 @@ class MediatedSession(Session):
         is_main = seat == 0 and not is_newcomer
         self._mail = Mailbox(lane, self._duties, self._clock, is_main=is_main)
         self._mail.snap = self._snap
+        self._turns = Turns(control, seat, lambda: self.is_main, self._look)
         self._grant: Grant | None = None
         self._serial = -1
         self._version = 0
@@ -372,6 +375,14 @@ class MediatedSession(Session):
     def sum(self, values: Sequence[float]) -> list[float]:
         self._lane.send(("sum", [float(value) for value in values]))
         return list(self._mail.expect("summed")[1])
+
+    def once(self) -> AbstractContextManager[bool]:
+        return self._turns.once()
+
+    def _look(self) -> None:
+        """While this member waits for another one's block."""
+        self.beat()
+        self._mail.do_jobs()
 
     def log(self, values: dict[str, float]) -> None:
         self._lane.send(("log", values))

@@ -57,6 +57,10 @@ SKIPPED: Final = (12 * _WORDS_A_LINE, 13 * _WORDS_A_LINE)
 """For even and odd versions: updates until then that changed nothing (writer: who executes)."""
 SNAPSHOT: Final = 15 * _WORDS_A_LINE
 """Number of the checkpoint that was asked for last (writer: coordinator)."""
+ONCE: Final = 15 * _WORDS_A_LINE + 1
+"""Blocks of ``pace.once()`` that somebody has gone through (writer: the main member)."""
+INSIDE: Final = 15 * _WORDS_A_LINE + 2
+"""1 more than the seat of who goes first through such a block now; else 0 (the same writer)."""
 
 
 class Control(Words):

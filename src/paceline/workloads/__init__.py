@@ -61,6 +61,12 @@ def find_task(spec: str) -> Entry | None:
         module_name, _, attribute = spec.partition(":")
         if not module_name or not attribute:
             raise ConfigError(f"task {spec!r} must read package.module:attribute")
+        if "/" in module_name or module_name.endswith(".py"):
+            *folders, file = module_name.removesuffix(".py").removeprefix("./").split("/")
+            place = f", in the folder {'/'.join(folders)}" if folders else ""
+            raise ConfigError(
+                f"task {spec!r} names a file, a module is wanted: {file}:{attribute}{place}"
+            )
         return None
     if spec not in TASKS:
         error = unknown("task", spec, TASKS)

@@ -93,6 +93,33 @@ class Task:
             if not isinstance(count, int) or count < 1:
                 raise ConfigError(f"task {self.name}: {field} must be >= 1, got {count}")
 
+    def splits(self) -> Splits:
+        """What ``data`` gives.
+
+        Raises:
+            ConfigError: it gives something else.
+        """
+        found = self.data()
+        if all(hasattr(found, name) for name in ("train", "test", "source")):
+            return found
+        raise ConfigError(
+            f"task {self.name}: data must return paceline.Splits(train=..., test=..., source='a "
+            f"line on it'), got {type(found).__name__}; test may be None"
+        )
+
+    def module(self) -> nn.Module:
+        """What ``model`` gives.
+
+        Raises:
+            ConfigError: it gives something else.
+        """
+        made = self.model()
+        if not isinstance(made, nn.Module):
+            raise ConfigError(
+                f"task {self.name}: model must return an nn.Module, got {type(made).__name__}"
+            )
+        return made
+
 
 def init_normal(model: nn.Module, *, zero_biases: bool, std: float = 0.01) -> nn.Module:
     """Weights of all linear and convolution layers from N(0, std^2), as in the book's chapter."""

@@ -1,0 +1,124 @@
+"""What every worker of a script writes at the same time, on the same files, as its text says.
+
+    torch.save(...), open(..., "w"), mkdir, download=True   and no   if pace.is_main: around them,
+                                                                     with pace.once():
+
+Its text is read, never run: what another module of the user's writes is not seen. This module must
+not know who asked.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .syntax import Source
+
+_SAVES = (
+    "torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt",
+    "joblib.dump", "safetensors.torch.save_file", "write_text", "write_bytes", "to_csv",
+    "to_parquet", "to_pickle", "savefig", "save_pretrained", "SummaryWriter", "shutil.rmtree",
+)  # fmt: skip
+"""Endings of the names of what writes a file, or takes files away."""
+_FOLDERS = ("os.mkdir", "os.makedirs", "mkdir")
+"""Fail where another worker was faster, unless ``exist_ok=True``."""
+_GUARD = re.compile(
+    r"is_main|is_first|main_process|is_master|master_process|\.once\(|"
+    r"(rank|worker|gpu_id)\w*(\(\))? *== *0|not (\w+\.)*(local_|global_)?rank\b"
+)
+_REFUSAL = re.compile(
+    r"not \(?[\w.]*(is_main|is_first|main_process|master)|rank\w*(\(\))? *(!=|>) *0"
+)
+_OWN = re.compile(r"worker|rank|gpu_id|getpid|tempfile|tmp_path|devnull|os\.dup|fdopen")
+"""In a path: it is this worker's own."""
+_MOST = 3
+
+
+def note_of_writes(source: Source, name: str) -> str:
+    """One sentence on what is written by all workers at once; empty where nothing is."""
+    found = sorted({(call.lineno, text) for call, text in _writes(source)})
+    if not found:
+        return ""
+    listed = [f"{name}:{line} {text}" for line, text in found[:_MOST]]
+    if len(found) > _MOST:
+        listed.append(f"{len(found) - _MOST} more")
+    start = ", ".join(listed[:-1])
+    return (
+        f"{start}{' and ' if start else ''}{listed[-1]} {'run' if start else 'runs'} in every "
+        "worker, on the same files: write it under if pace.is_main:, or under with pace.once(): "
+        "where the others go on only after it"
+    )
+
+
+def _writes(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    for call in (one for one in ast.walk(source.tree) if isinstance(one, ast.Call)):
+        text = _written(source, call)
+        if text and not _is_own(source, call) and not _is_guarded(source, call):
+            yield call, text
+
+
+def _written(source: Source, call: ast.Call) -> str:
+    """How a call that writes is named to the user; empty where it writes nothing."""
+    meaning = f".{source.meaning(call.func)}"
+    if meaning == "." and isinstance(call.func, ast.Attribute):
+        meaning = f".{call.func.attr}"  # of an expression: Path(...).write_text
+    short = source.code(call.func) if len(source.code(call.func)) < 40 else meaning[1:]
+    words = {word.arg: source.code(word.value) for word in call.keywords}
+    if any(meaning.endswith(f".{one}") for one in _SAVES):
+        return f"{short}(...)"
+    if any(meaning.endswith(f".{one}") for one in _FOLDERS):
+        return f"{short}(...)" if words.get("exist_ok") != "True" else ""
+    if meaning in (".open", ".io.open") or meaning.endswith((".open", ".fdopen")):
+        place = 0 if isinstance(call.func, ast.Attribute) and meaning != ".io.open" else 1
+        positional = source.code(call.args[place]) if len(call.args) > place else ""
+        mode = words.get("mode", positional)
+        is_mode = re.fullmatch(r"""['"][rbt+]*[wax][wabtx+]*['"]""", mode) is not None
+        return f"{short}(..., {mode})" if is_mode else ""
+    return f"{short}(..., download=True)" if words.get("download") == "True" else ""
+
+
+def _is_own(source: Source, call: ast.Call) -> bool:
+    """Whether its path says which worker's it is."""
+    return any(
+        _OWN.search(source.code(one))
+        for one in (*call.args, *(word.value for word in call.keywords), call.func)
+    )
+
+
+def _is_guarded(source: Source, node: ast.AST, depth: int = 0) -> bool:
+    """Whether one worker alone comes here, or one after the other."""
+    scope = source.scope(node)
+    one = node
+    while one is not scope:
+        parent = source.parent(one)
+        if isinstance(parent, ast.If) and one in parent.body:
+            test = source.code(parent.test)
+            if _GUARD.search(test) and not _REFUSAL.search(test):
+                return True
+        elif isinstance(parent, ast.If) and one in parent.orelse:
+            if _REFUSAL.search(source.code(parent.test)):
+                return True
+        elif isinstance(parent, ast.With) and any(
+            _GUARD.search(source.code(item.context_expr)) for item in parent.items
+        ):
+            return True
+        one = parent
+    if isinstance(scope, ast.Module) or depth > 4:
+        return False
+    if any(_turns_away(source, before) for before in scope.body if before.lineno < _line(node)):
+        return True
+    calls = [one for one in source.calls(scope.name) if not _written(source, one)]
+    return bool(calls) and all(_is_guarded(source, one, depth + 1) for one in calls)
+
+
+def _turns_away(source: Source, statement: ast.stmt) -> bool:
+    """``if not pace.is_main: return``"""
+    return (
+        isinstance(statement, ast.If)
+        and isinstance(statement.body[-1], ast.Return | ast.Raise)
+        and _REFUSAL.search(source.code(statement.test)) is not None
+    )
+
+
+def _line(node: ast.AST) -> int:
+    line: int = getattr(node, "lineno", 0)
+    return line

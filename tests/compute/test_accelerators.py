@@ -1,0 +1,54 @@
+"""Workers are counted by the devices that they then compute on."""
+
+import pytest
+import torch
+
+from paceline.compute import accelerators
+from paceline.compute.accelerators import count_accelerators, find_device
+from paceline.errors import ConfigError
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int) -> list[int]:
+    """A torch that finds so many accelerators of one kind; the indices that were set."""
+    found = None if kind is None else torch.device(kind)
+    indices: list[int] = []
+    monkeypatch.setattr(accelerators, "may_have_accelerator", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: found)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", indices.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    return indices
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("xpu", 2), ("mps", 1)])
+def test_workers_compute_on_the_devices_that_they_were_counted_by(
+    kind: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, kind, count)
+    assert count_accelerators("auto") == count
+    devices = {find_device("auto", seat) for seat in range(count)}
+    assert len(devices) == count
+    assert {device.type for device in devices} == {kind}
+
+
+def test_without_an_accelerator_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, None, 0)
+    assert count_accelerators("auto") == 0
+    assert find_device("auto", 0) == torch.device("cpu")
+
+
+def test_a_kind_that_is_not_here_is_counted_as_none_and_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, "xpu", 2)
+    assert count_accelerators("mps") == 0
+    with pytest.raises(ConfigError, match="device 'mps' is not here"):
+        find_device("mps", 0)
+
+
+def test_more_workers_than_devices_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    indices = pretend(monkeypatch, "xpu", 2)
+    for seat in range(4):
+        find_device("xpu", seat)
+    assert indices == [0, 1, 0, 1]

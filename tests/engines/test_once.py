@@ -1,0 +1,114 @@
+"""``pace.once()``: the main worker goes through a block first, all others after it."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError, WorkerError
+from runs import run_script
+
+LOOP = """\
+import os, sys, time, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+folder = sys.argv[1]
+
+def note(text):
+    with open(os.path.join(folder, "notes.txt"), "a") as file:
+        file.write(text + "\\n")
+
+{before}
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(12, 2)), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(2):
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        {inside}
+    {between}
+"""
+MAKE_FOLDER = """
+with pace.once() as is_first:
+    there = os.path.join(folder, "cache")
+    if not os.path.exists(there):
+        time.sleep(0.2)  # long enough for all others to come by
+        os.mkdir(there)
+        note("made")
+    note(f"{is_first}")
+"""
+DIES = """
+    if epoch == 0:
+        with pace.once() as is_first:
+            note(f"{pace.worker} {is_first}")
+            if pace.worker == 0:
+                time.sleep(0.2)
+                os.kill(os.getpid(), 9)
+"""
+
+
+def notes(
+    folder: Path, before: str = "", between: str = "", inside: str = "", **settings: object
+) -> list[str]:
+    """What was written down in a run of such a script."""
+    script = folder / "train.py"
+    lines = {"before": before, "between": between or "pass", "inside": inside or "pass"}
+    script.write_text(LOOP.format(**lines))
+    run_script(script, folder, str(folder), **{"workers": 3, **settings})
+    return (folder / "notes.txt").read_text().split("\n")[:-1]
+
+
+def test_all_others_go_through_after_the_first(tmp_path: Path) -> None:
+    assert notes(tmp_path, before=MAKE_FOLDER) == ["made", "True", "False", "False"]
+
+
+def test_in_one_process_members_take_turns_too(tmp_path: Path) -> None:
+    said = notes(tmp_path, before=MAKE_FOLDER, engine="inline")
+    assert said == ["made", "True", "False", "False"]
+
+
+def test_one_worker_goes_first(tmp_path: Path) -> None:
+    assert notes(tmp_path, before=MAKE_FOLDER, workers=1) == ["made", "True"]
+
+
+def test_where_the_first_dies_inside_another_becomes_the_first(tmp_path: Path) -> None:
+    assert notes(tmp_path, between=DIES.strip()) == ["0 True", "1 True", "2 False"]
+
+
+LONG = """
+    if epoch == 0:
+        with pace.once() as is_first:
+            note(f"{pace.worker} {is_first}")
+            time.sleep(1.5 * is_first)
+"""
+
+
+def test_who_goes_first_may_take_its_time(tmp_path: Path) -> None:
+    """Silence is no stall there: the others wait by the script's own wish."""
+    said = notes(tmp_path, between=LONG.strip(), workers=2, stall_after=0.4)
+    assert said == ["0 True", "1 False"]
+
+
+def test_a_death_inside_before_the_run_begins_ends_it_for_all(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="worker 0 ended: killed by signal 9"):
+        notes(tmp_path, before="with pace.once() as is_first:\n"
+              "    os.kill(os.getpid(), 9) if is_first else None")  # fmt: skip
+
+
+def test_a_worker_that_comes_back_goes_through_what_was_gone_through(tmp_path: Path) -> None:
+    said = notes(
+        tmp_path, before="with pace.once() as is_first:\n    note(f'{is_first}')", workers=2,
+        fault=("kill worker 1 at update 2",), respawn=True, delay=("100ms",),
+    )  # fmt: skip
+    assert said == ["True", "False", "False"]
+
+
+def test_inside_the_loaders_loop_it_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"pace\.once\(\) stands inside the loader's loop.*is_main"
+    ):
+        notes(tmp_path, inside="with pace.once(): pass")

@@ -1,0 +1,69 @@
+"""Scripts for DistributedDataParallel in the usual shapes: with the diff applied they train."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.porting import advise, read
+from paceline.rewrite import port
+from paceline.syntax import Source
+from runs import run_script
+
+SHAPES = Path(__file__).parents[1] / "ddp"
+CARRIED = {  # and the number that each prints of an epoch: what it is, and whether it grows
+    "trainer_class": ("loss", False),
+    "trainer_torchrun": ("loss", False),
+    "spawned_functions": ("accuracy", True),
+    "module_level": ("loss", False),
+    "imagenet_style": ("loss", False),
+    "ddp_flag": ("loss", False),
+}
+NEED_A_HAND = ("shared_loop", "own_batches")
+"""One loop trains and tests; there is no loader."""
+
+
+def source_of(name: str) -> Source:
+    return Source((SHAPES / f"{name}.py").read_text())
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_a_script_with_its_diff_applied_trains_with_two_workers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ported = port(source_of(name))
+    script = tmp_path / f"{name}.py"
+    script.write_text(ported.text)
+    assert advise(ported, name) is None
+    has_ranks = not read(ported, name).has_group
+    run = run_script(script, tmp_path, workers=2, has_ranks=has_ranks)
+    assert {fact.ticket.member for fact in run.pushes} == {0, 1}
+    word, grows = CARRIED[name]
+    said = (run.folder / "logs" / "worker-0.log").read_text()
+    values = [float(one) for one in re.findall(rf"{word} ([0-9.]+)", said)]
+    assert len(values) == 6
+    assert values[-1] > values[0] if grows else values[-1] < values[0]
+    used = run.used()
+    assert [set(one.values()) for one in used] == [{1}] * 6
+    assert [len(one) for one in used] == [64] * 6
+
+
+@pytest.mark.parametrize("name", NEED_A_HAND)
+def test_what_cannot_be_followed_gets_the_lines_and_where_they_go(name: str) -> None:
+    hint = advise(source_of(name), "train.py")
+    assert hint is not None
+    assert "these lines in place of those:" in hint
+    assert re.search(r"pace = paceline\.connect\(\)  # instead of line \d+\n", hint)
+    assert re.search(r'batch="per-worker"\)  # instead of line \d+\n', hint)
+
+
+def test_a_reduction_over_the_group_is_named_and_not_guessed() -> None:
+    hint = advise(source_of("reduced_metrics"), "train.py")
+    assert hint is not None
+    assert hint.rstrip().endswith(": dist.all_reduce(right, op=dist.ReduceOp.SUM)")
+
+
+def test_every_shape_is_tried() -> None:
+    tried = {*CARRIED, *NEED_A_HAND, "reduced_metrics"}
+    assert {one.stem for one in SHAPES.glob("*.py")} == tried

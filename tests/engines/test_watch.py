@@ -1,0 +1,48 @@
+"""The figures of a run that goes on: the time left is told by what is usual, not by the start."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.config import RunSettings
+from paceline.engines.roster import Roster
+from paceline.engines.watch import Watch
+from paceline.events import Apply
+from paceline.plan import Plan
+from paceline.report.live import Progress, QuietObserver
+
+PLAN = Plan(
+    task="tiny", source="made up", workers=2, device="cpu", engine="local", path="peers",
+    protocol="full-sync", mini_batch_size=1, pushes_per_update=2, samples_per_update=2,
+    updates_per_epoch=100, epochs=1, updates_total=100, lr=0.1, num_parameters=1, update_bytes=4,
+    shared_bytes=4, grain="none needed",
+)  # fmt: skip
+
+
+class Told(QuietObserver):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.etas: list[float | None] = []
+
+    def progress(self, progress: Progress) -> None:
+        self.etas.append(progress.eta_s)
+
+
+def test_the_time_left_is_told_by_the_updates_after_the_first() -> None:
+    told = Told()
+    watch = Watch(PLAN, RunSettings(), Roster(), told)
+    watch.opened(0.0, 0)
+    for version, at_s in enumerate([30.0, 31.0, 32.0, 33.0], 1):  # the first one compiles
+        watch.applied(Apply((), ()), version)
+        watch.show(at_s)
+    assert told.etas == [None, None, None, pytest.approx(96.0)]
+
+
+def test_a_given_time_is_known_from_the_start() -> None:
+    told = Told()
+    watch = Watch(replace(PLAN, updates_total=None), RunSettings(seconds=60.0), Roster(), told)
+    watch.opened(0.0, 0)
+    watch.show(1.0)
+    assert told.etas == [59.0]

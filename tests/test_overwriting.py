@@ -1,0 +1,76 @@
+"""What every worker would write at the same time is named before the run, with the line."""
+
+import pytest
+
+from paceline.overwriting import note_of_writes
+from paceline.syntax import Source
+
+WRITES = [
+    "torch.save(model.state_dict(), 'model.pt')",
+    "open('log.txt', 'w')",
+    "open('log.txt', mode='ab')",
+    "Path('log.txt').write_text('x')",
+    "Path('log.txt').open('w')",
+    "np.savez('a.npz', x=x)",
+    "frame.to_csv('a.csv')",
+    "figure.savefig('a.png')",
+    "os.makedirs('out')",
+    "Path('out').mkdir()",
+    "datasets.MNIST('data', download=True)",
+]
+KEEPS = [
+    "open('log.txt')",
+    "open('log.txt', 'rb')",
+    "torch.load('model.pt')",
+    "os.makedirs('out', exist_ok=True)",
+    "open(f'log-{pace.worker}.txt', 'w')",
+    "torch.save(x, f'part-{rank}.pt')",
+    "datasets.MNIST('data', download=False)",
+    "pace.save('model.safetensors')",
+]
+GUARDS = [
+    "if pace.is_main:\n    {}",
+    "if rank == 0:\n    {}",
+    "if dist.get_rank() == 0 and epoch % 2:\n    {}",
+    "with pace.once():\n    {}",
+    "with pace.once() as is_first:\n    if is_first:\n        {}",
+    "if not pace.is_main:\n    pass\nelse:\n    {}",
+    "def save():\n    if not pace.is_main:\n        return\n    {}\nsave()",
+    "def save():\n    {}\nif pace.is_main:\n    save()",
+]
+IMPORTS = "import os, torch\nimport numpy as np\nfrom pathlib import Path\n"
+
+
+def note(text: str) -> str:
+    return note_of_writes(Source(IMPORTS + text + "\n"), "train.py")
+
+
+@pytest.mark.parametrize("line", WRITES)
+def test_what_all_workers_write_is_named(line: str) -> None:
+    said = note(line)
+    assert said.startswith("train.py:4 ")
+    assert " runs in every worker, on the same files: " in said
+
+
+@pytest.mark.parametrize("line", KEEPS)
+def test_what_is_read_or_is_a_workers_own_is_not(line: str) -> None:
+    assert note(line) == ""
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_what_one_worker_writes_is_not(guard: str) -> None:
+    assert note(guard.format("torch.save(model, 'model.pt')")) == ""
+
+
+@pytest.mark.parametrize(
+    "guard",
+    ["if not pace.is_main:\n    {}", "if epoch == 0:\n    {}", "with open('a') as f:\n    {}"],
+)
+def test_another_condition_guards_nothing(guard: str) -> None:
+    assert note(guard.format("torch.save(model, 'model.pt')")) != ""
+
+
+def test_one_sentence_names_the_first_ones_and_counts_the_rest() -> None:
+    said = note("\n".join(f"torch.save(x, '{n}.pt')" for n in range(5)))
+    assert said.count("torch.save(...)") == 3
+    assert "and 2 more run in every worker" in said

@@ -1,0 +1,58 @@
+"""A task whose parts are not as expected is told which, in one sentence."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from paceline.data.arrays import Splits
+from paceline.errors import ConfigError
+from paceline.workloads.base import Task
+from runs import train
+from tiny import TASK, WIDTH
+
+
+def of(*parts: Tensor) -> Callable[[], Splits]:
+    return lambda: Splits(train=TensorDataset(*parts), test=None, source="made up")
+
+
+def no_pairs(outputs: Tensor, targets: Tensor) -> Any:
+    return {"acc": 0.5}
+
+
+INPUTS = torch.zeros(24, WIDTH, dtype=torch.float64)
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "a data set as data": (
+        {"data": lambda: TensorDataset(INPUTS)},
+        "task tiny: data must return paceline.Splits.*, got TensorDataset",
+    ),
+    "a model that is none": (
+        {"model": lambda: 3}, "task tiny: model must return an nn.Module, got int",
+    ),
+    "samples of one part": (
+        {"data": of(INPUTS)}, r"task tiny: a sample .* a pair \(inputs, targets\), got 1 parts",
+    ),
+    "a loss that is a number": (
+        {"loss": lambda outputs, targets: 1.0}, r"a tensor with one number, .*got 1\.0; leave",
+    ),
+    "a loss for each sample": (
+        {"loss": lambda outputs, targets: outputs.sum(1)}, r"got a tensor of shape \(6,\); .*mean",
+    ),
+    "a metric without its count": (
+        {"metrics": no_pairs}, r"must return {name: \(sum over samples, .*got {'acc': 0\.5}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_with_a_task_is_one_sentence(case: str, tmp_path: Path) -> None:
+    changes, said = CASES[case]
+    task: Task = replace(TASK, **changes)
+    with pytest.raises(ConfigError, match=said) as caught:
+        train(task, tmp_path, workers=2, engine="inline")
+    assert "\n" not in str(caught.value)
