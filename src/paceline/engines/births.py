@@ -68,7 +68,7 @@ def _context(
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,
         nonfinite=settings.nonfinite,
-        path=_choose_path(settings, protocol),
+        path=choose_path(settings, protocol),
         workers=settings.workers,
         delay=settings.delay,
         slow=settings.slow,
@@ -95,7 +95,7 @@ def _context(
     )
 
 
-def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
+def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
     """``collective`` where every worker of a protocol between peers has its own accelerator."""
     is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
     if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
