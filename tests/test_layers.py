@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workloads", "report", "porting", "resumption", "repeatable"),
     ("exports",),
     ("sessions", "replaced"),
-    ("scaling", "fast", "keeper"),
+    ("clipping", "scaling", "fast", "keeper"),
     ("prepared", "granted"),
     ("worker",),
     ("engines", "trainer"),

@@ -65,6 +65,7 @@ def _context(
         parts=protocol.num_pushes,
         num_steps=protocol.num_steps,
         is_difference=protocol.update_rule == "mean",
+        averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,
         nonfinite=settings.nonfinite,

@@ -67,8 +67,9 @@ def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]
     elif len(parts) == 2:
         torch.lerp(parts[0], parts[1], weights[1], out=mean)
     elif mean.dtype in HALVES:
-        for chunks in zip(*(one.split(CHUNK_BYTES // 2) for one in (mean, *parts)), strict=True):
-            chunks[0].copy_(_in_32_bits(chunks[1:], weights))
+        for start in range(0, len(mean), CHUNK_BYTES // 2):
+            chunk = slice(start, start + CHUNK_BYTES // 2)
+            mean[chunk] = _in_32_bits([part[chunk] for part in parts], weights)
     else:
         torch.mul(parts[0], weights[0], out=mean)
         for part, weight in zip(parts[1:], weights[1:], strict=True):
@@ -151,6 +152,10 @@ class Share:
     def scale(self, factor: float) -> None:
         for mean in self._mean:
             mean.mul_(factor)
+
+    def clamp(self, most: float) -> None:
+        for mean in self._mean:
+            mean.clamp_(-most, most)
 
     def keep(self, mark: int) -> None:
         """Copy parameters and state of this share aside; ``mark`` says for which version."""

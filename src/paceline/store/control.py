@@ -1,6 +1,6 @@
 """The page of words through which the members of one machine see each other.
 
-    line 0..15   the run: version, jobs, alarm, ...
+    line 0..17   the run: version, jobs, alarm, ...
     then 6 lines a seat: [cancelled, gone, beats] [arrived] [undo mark]
                          [what it pushed last: numbers] [the loss scale that it began with]
 
@@ -13,7 +13,7 @@ from typing import Final
 from .memory import LINE_BYTES, Memory, Words
 
 _WORDS_A_LINE = LINE_BYTES // 4
-_RUN_LINES = 16
+_RUN_LINES = 18
 _SEAT_LINES = 6
 
 VERSION: Final = 0 * _WORDS_A_LINE
@@ -36,7 +36,7 @@ PASS: Final = 6 * _WORDS_A_LINE + 2
 BY_VERSION: Final = 7 * _WORDS_A_LINE
 """1 when some member's schedule counts versions (writer: any member)."""
 NORM: Final = 8 * _WORDS_A_LINE
-"""A float64: the norm of the last averaged gradient that was clipped (writer: who executes)."""
+"""A float64: the norm of the averaged gradient that is being clipped (writer: who executes)."""
 PUSH_SCALE: Final = 8 * _WORDS_A_LINE + 2
 """A float64: what distance has left of the push under way (writer: who executes)."""
 HAS_SCALE: Final = 9 * _WORDS_A_LINE
@@ -50,6 +50,9 @@ SKIPPED: Final = (12 * _WORDS_A_LINE, 13 * _WORDS_A_LINE)
 """For even and odd versions: updates until then that changed nothing (writer: who executes)."""
 SNAPSHOT: Final = 15 * _WORDS_A_LINE
 """Number of the checkpoint that was asked for last (writer: coordinator)."""
+
+NORMS: Final = 16 * _WORDS_A_LINE
+"""Eight pairs of float64: a version, and the norm of its gradient (writer: who executes)."""
 
 
 class Control(Words):

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from .applied import Applied
+from .clip import UNCLIPPED, Clip
 from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, PUSH_SCALE, VERSION, Control
 from .layout import ALIGN_BYTES, Layout
+from .norms import Norms
 from .scale import NO_OVERFLOW, LossScale, LossScales
 from .sums import Run, Sums, split, wide, wide_bytes
 from .update import Groups, Updater
@@ -67,6 +69,7 @@ class SharedStore:
         self.applied = Applied(control)
         self._parts: dict[tuple[int, int], Tensor] = {}
         self.scales = LossScales(control)
+        self.norms = Norms(control)
         self.scale: LossScale | None = None
         """Of the version that this member pulled last; None: nobody scales."""
 
@@ -179,7 +182,7 @@ class SharedStore:
         *,
         seat: int,
         scale: float,
-        max_norm: float = 0.0,
+        clip: Clip = UNCLIPPED,
     ) -> None:
         """Write the next version: from the accumulator times ``scale``, or from one seat's slot.
 
@@ -190,14 +193,15 @@ class SharedStore:
             seat: the seat whose slot is the whole gradient, or -1 for the accumulator.
             scale: makes a mean of the accumulator; of a seat's slot, what its staleness leaves of
                 the gradient (its buffers are taken as they are).
-            max_norm: clip the averaged gradient to this norm; 0: do not.
+            clip: what the averaged gradient is clipped to.
         """
         old, new = self.current, 1 - self.current
         self._begin_writing()
-        clip = self._clip_factor(job, seat, scale, max_norm) if max_norm else 1.0
+        factor = self._clip_factor(job, seat, scale, clip) if clip.has_norm else 1.0
         slot, present = self._slots[seat + 1], self._present[seat + 1]
-        if scale != 1.0 or clip != 1.0 or (seat < 0 and self._sums.are_wide):
-            self._scale(job, slot, scale * clip, scale if seat < 0 else 1.0)
+        is_changed = scale != 1.0 or factor != 1.0 or clip.has_value
+        if is_changed or (seat < 0 and self._sums.are_wide):
+            self._scale(job, slot, (scale * factor, scale if seat < 0 else 1.0), clip)
             slot = self._slots[0]
         self.blocks[new].copy_(self.blocks[old])
         updater[new].step(slot, present, groups)
@@ -224,24 +228,25 @@ class SharedStore:
             self.control.set_double(PUSH_SCALE, measure())
         return self.control.double(PUSH_SCALE)
 
-    def _scale(self, job: int, slot: Tensor, of_gradients: float, of_buffers: float) -> None:
-        """The accumulator becomes ``slot`` times these."""
+    def _scale(self, job: int, slot: Tensor, factors: tuple[float, float], clip: Clip) -> None:
+        """The accumulator becomes ``slot`` times these, of gradients and of buffers, clipped."""
         total, gradients_stop = self._slots[0], self.layout.parameters.stop
 
         def scale_chunk(run: Run) -> None:
             into = run.of(total)
             value = self._sum(run) if slot is total else run.of(slot)
             if run.dtype.is_floating_point or run.dtype.is_complex:
-                torch.mul(
-                    value, of_gradients if run.start < gradients_stop else of_buffers, out=into
-                )
+                is_gradient = run.start < gradients_stop
+                torch.mul(value, factors[0 if is_gradient else 1], out=into)
+                if is_gradient and clip.has_value:
+                    into.clamp_(-clip.max_value, clip.max_value)
             elif slot is not total:
                 into.copy_(value)
 
         self._over_chunks(2 * job + 1, scale_chunk)
 
-    def _clip_factor(self, job: int, seat: int, scale: float, max_norm: float) -> float:
-        """What scales the gradient of the update down to ``max_norm``; its norm is noted.
+    def _clip_factor(self, job: int, seat: int, scale: float, clip: Clip) -> float:
+        """What scales the gradient of the update down to its norm, which is noted.
 
         Who takes a half-scaled update over uses the norm that was noted before.
         """
@@ -250,7 +255,8 @@ class SharedStore:
             norms = [float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs]
             self.control.set_double(NORM, scale * math.hypot(*norms))
         norm = self.control.double(NORM)
-        return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
+        self.norms.note(self.version + 1, norm)
+        return clip.factor(norm)
 
     def _gradient_runs(self, seat: int) -> list[Tensor]:
         """The gradients of a slot (-1: of the accumulator), one flat tensor for each dtype."""
