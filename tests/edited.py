@@ -271,6 +271,10 @@ def more_after_clipping(pace: Any, model: nn.Module, optimizer: Optimizer) -> No
     sum(parameter.square().sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
 
 
+def by_step_hook(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.register_step_pre_hook(lambda one, *_: nn.utils.clip_grad_norm_(gradients(one), NORM))
+
+
 def edited_after_clipping(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
     by_norm(pace, model, optimizer)
     halved(pace, model, optimizer)
@@ -343,6 +347,7 @@ REFUSED: dict[str, Callable[[Any], Results]] = {
     "another type": functools.partial(edited, between=of_another_type),
     "again": functools.partial(edited, between=again),
     "more after clipping": functools.partial(edited, between=more_after_clipping),
+    "step hook": functools.partial(edited, between=by_step_hook),
     "edited after clipping": functools.partial(edited, between=edited_after_clipping),
 }
 CASES: dict[str, Callable[[Any], Results]] = {

@@ -23,7 +23,7 @@ from .compute.amp import Amp
 from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
 from .compute.edits import Edits
-from .compute.replica import Replica, refuse_what_cannot_be_carried
+from .compute.replica import Replica, refuse_hooks, refuse_what_cannot_be_carried
 from .compute.scalers import reset_scalers, tell_of_unscaling
 from .compute.schedule import Schedule
 from .compute.settings import adopt, settings_text
@@ -433,6 +433,7 @@ class Prepared:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.leased.fetch_ahead()  # the device is still at work on this batch
         if self.edits is not None:
+            refuse_hooks(self.optimizer)
             self.edits.check()
         asked = Work(clip=self.clipping.take())
         asked.loss = float(self.loss) if self.loss is not None else math.nan

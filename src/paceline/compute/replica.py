@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..store.layout import Layout, bind, lay_out
-from ..store.twin import state_rows
+from ..store.twin import has_hooks, state_rows
 
 Hyper = tuple[tuple[Any, ...], ...]
 
@@ -238,6 +238,16 @@ def _only_device(tensors: Sequence[Tensor]) -> torch.device:
             "model.to(pace.device)"
         )
     return devices.pop()
+
+
+def refuse_hooks(optimizer: Optimizer) -> None:
+    """An update is made by whoever comes last, or by each worker on its share of the parameters."""
+    if has_hooks(optimizer):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has step hooks, which would see a share of the parameters "
+            "or run in another worker: do in the loop what they do, before or after "
+            "optimizer.step(); to clip, pace.clip_grad_norm_(model.parameters(), max_norm)"
+        )
 
 
 def refuse_what_cannot_be_carried(model: nn.Module, optimizer: Optimizer) -> None:

@@ -40,10 +40,11 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 def keeps_gradients(optimizer: Optimizer) -> bool:
     """Whether its step surely leaves ``.grad`` as it is: that of torch's own, without hooks."""
-    return is_elementwise(optimizer) and not _has_hooks(optimizer)
+    return is_elementwise(optimizer) and not has_hooks(optimizer)
 
 
-def _has_hooks(optimizer: Optimizer) -> bool:
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether something is called before or after each of its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
