@@ -146,6 +146,13 @@ def by_norm(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
     return pace.clip_grad_norm_(model.parameters(), NORM)
 
 
+def clipped_in_vain(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
+    """What was clipped is thrown away, and computed again."""
+    by_norm(pace, model, optimizer)
+    optimizer.zero_grad()
+    sum(parameter.square().sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+
+
 def halved_then_clipped(pace: Any, model: nn.Module, optimizer: Optimizer) -> Any:
     halved(pace, model, optimizer)
     return by_norm(pace, model, optimizer)
@@ -271,6 +278,11 @@ def more_after_clipping(pace: Any, model: nn.Module, optimizer: Optimizer) -> No
     sum(parameter.square().sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
 
 
+def stepping_if_finite(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
+    if not torch.isfinite(by_norm(pace, model, optimizer)):
+        optimizer.zero_grad()
+
+
 def by_step_hook(pace: Any, model: nn.Module, optimizer: Optimizer) -> None:
     optimizer.register_step_pre_hook(lambda one, *_: nn.utils.clip_grad_norm_(gradients(one), NORM))
 
@@ -321,6 +333,7 @@ SAME: dict[str, Callable[[Any], Results]] = {
     "by both": functools.partial(edited, between=by_both),
     "to zero": functools.partial(edited, between=to_zero),
     "unclipped": functools.partial(edited, between=unclipped),
+    "clipped in vain": functools.partial(edited, between=clipped_in_vain),
     "halved then clipped": functools.partial(edited, between=halved_then_clipped),
     "unscaled": scaled,
     "scaled": functools.partial(scaled, unscales=False),
@@ -347,6 +360,7 @@ REFUSED: dict[str, Callable[[Any], Results]] = {
     "another type": functools.partial(edited, between=of_another_type),
     "again": functools.partial(edited, between=again),
     "more after clipping": functools.partial(edited, between=more_after_clipping),
+    "if finite": functools.partial(edited, between=stepping_if_finite),
     "step hook": functools.partial(edited, between=by_step_hook),
     "edited after clipping": functools.partial(edited, between=edited_after_clipping),
 }

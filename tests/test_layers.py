@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workloads", "report", "porting", "resumption", "repeatable"),
     ("exports",),
     ("sessions", "replaced"),
-    ("clipping", "scaling", "fast", "keeper"),
+    ("clipping", "holding", "scaling", "fast", "keeper"),
     ("prepared", "granted"),
     ("worker",),
     ("engines", "trainer"),

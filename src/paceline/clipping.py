@@ -42,7 +42,7 @@ class Clipping:
         self._unscale = unscale
         self._give_away = give_away
         self._clip = UNCLIPPED
-        self._norm: Tensor | None = None
+        self._norm: _LaterNorm | None = None
 
     def by_norm(self, parameters: Any, max_norm: float, norm_type: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
@@ -60,7 +60,7 @@ class Clipping:
                 "once, after the last backward(), and pace.clip_grad_value_ only after it"
             )
         self._ask("clip_grad_norm_", parameters, Clip(max_norm=_limit("max_norm", max_norm)))
-        self._norm = torch.tensor(math.nan)
+        self._norm = _LaterNorm.unknown()
         return self._norm
 
     def by_value(self, parameters: Any, clip_value: float) -> None:
@@ -98,12 +98,35 @@ class Clipping:
     def fill(self, norm: float) -> None:
         """The update that used the push had this norm; nan: none has yet."""
         if self._norm is not None:
+            self._norm.is_known = True
             self._norm.fill_(norm)
             self._norm = None
 
     def drop(self) -> None:
         """The work does not count."""
-        self._clip, self._norm = UNCLIPPED, None
+        self._clip = UNCLIPPED
+        self.fill(math.nan)
+
+
+class _LaterNorm(Tensor):
+    """A number that is known after the step: whoever decides by it before would decide by nan."""
+
+    is_known = False
+
+    @classmethod
+    def unknown(cls) -> "_LaterNorm":
+        return torch.tensor(math.nan).as_subclass(cls)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(one, _LaterNorm) and not one.is_known for one in args):
+            raise ConfigError(
+                "the norm that pace.clip_grad_norm_ gives is of the averaged gradient, which "
+                "is there after optimizer.step(): look at it then (an update that is not finite "
+                "is refused, or left out with --nonfinite skip)"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 def _with_gradient(parameters: Iterable[Tensor]) -> set[int]:

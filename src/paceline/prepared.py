@@ -263,6 +263,7 @@ class Prepared:
         """Replaces ``optimizer.zero_grad``: what was accumulated is left unused."""
         self._zero_grad(set_to_none=set_to_none)
         self.holding.zeroed()
+        self._take_back()
 
     # -- mini-batches, one worker -----------------------------------------------------------------
 
@@ -387,6 +388,12 @@ class Prepared:
         if self.edits is not None:
             self.edits.is_final = True
 
+    def _take_back(self) -> None:
+        """There is nothing that could be clipped, or must not change."""
+        self.clipping.drop()
+        if self.edits is not None:
+            self.edits.dropped()
+
     def skip(self) -> None:
         """See ``Step.skip``."""
         self.replica_drop()
@@ -401,9 +408,7 @@ class Prepared:
         self.holding.forget()
         self.loss = None
         self.amp.is_waiting = False
-        self.clipping.drop()
-        if self.edits is not None:
-            self.edits.dropped()
+        self._take_back()
         for parameter in self._parameters:
             parameter.grad = None
 

@@ -290,7 +290,8 @@ class Pace:
             none has used it by then, as under protocols that go on before an update is full.
 
         Raises:
-            ConfigError: it is given a part of the gradients, or workers disagree.
+            ConfigError: it is given a part of the gradients, workers disagree, or somebody looks
+                at a norm that is not there yet.
         """
         return self._prepared.clipping.by_norm(parameters, max_norm, norm_type)
 

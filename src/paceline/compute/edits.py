@@ -100,7 +100,7 @@ class Edits:
 
     def dropped(self) -> None:
         """The work does not count; its gradients are gone."""
-        self.is_final, self._is_open, self._sum = False, False, None
+        self.is_final, self._sum = False, None
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
