@@ -13,13 +13,15 @@ from paceline.events import (
     Ticket,
 )
 from paceline.protocols import parse
+from paceline.staleness import parse_staleness
 
 
 class Alone:
     """Says facts to a protocol and keeps who works, at which version."""
 
-    def __init__(self, text: str, num_members: int) -> None:
+    def __init__(self, text: str, num_members: int, staleness: str = "none") -> None:
         self.protocol = parse(text, num_members)
+        self.protocol.staleness = parse_staleness(staleness)
         self.version = 0
         self.working: dict[int, Ticket] = {}
         self._serials: dict[int, int] = {}
@@ -30,9 +32,9 @@ class Alone:
     def join(self, member: int) -> list[Decision]:
         return self._carry_out(self.protocol.react(Joined(member, 0.0)))
 
-    def push(self, member: int, num_samples: int = 1) -> list[Decision]:
-        fact = Pushed(self.working.pop(member), num_samples, 0.5, True, 0.0)
-        return self._carry_out(self.protocol.react(fact))
+    def push(self, member: int, num_samples: int = 1, at_s: float = 0.0) -> list[Decision]:
+        fact = Pushed(self.working.pop(member), num_samples, 0.5, True, at_s)
+        return self._carry_out(self.protocol.answer(fact, self.version))
 
     def leave(self, member: int) -> list[Decision]:
         self.working.pop(member, None)

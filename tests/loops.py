@@ -35,6 +35,7 @@ class Plain:
     worker = 0
     is_main = True
     clip_grad_norm_ = staticmethod(nn.utils.clip_grad_norm_)
+    clip_grad_value_ = staticmethod(nn.utils.clip_grad_value_)
 
     def prepare(self, *objects: Any) -> Any:
         return objects

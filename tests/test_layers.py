@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workloads", "report", "porting", "resumption", "repeatable"),
     ("exports",),
     ("sessions", "replaced"),
-    ("scaling", "fast", "keeper"),
+    ("clipping", "holding", "scaling", "fast", "keeper"),
     ("prepared", "granted", "evaluation"),
     ("worker",),
     ("engines", "trainer"),

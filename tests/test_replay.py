@@ -344,6 +344,14 @@ def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, 
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
+def test_an_average_by_torch_distributed_is_refused_on_a_cpu_too(tmp_path: Path) -> None:
+    """gloo adds in an order of its own: with three workers another than the members'."""
+    live = run(tmp_path, protocol="full-sync", path="collective")
+    assert live.path == "collective"
+    with pytest.raises(ConfigError, match=r"averaged by torch\.distributed, in an order of its"):
+        replay(live.folder)
+
+
 def test_what_cannot_be_made_again_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trace .* cannot be read"):
         replay(tmp_path)

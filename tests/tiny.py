@@ -103,6 +103,20 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 33), nn.ReLU(), nn.Linear(33, CLASSES))
 
 
+class Decaying(Optimizer):
+    """Weight decay as many write it: into the gradient, which is another one after the step."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter, alpha=group["weight_decay"])
+                    parameter.data.add_(parameter.grad, alpha=-group["lr"])
+
+
 def in_float32() -> Splits:
     """The same samples."""
     splits = samples()

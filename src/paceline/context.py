@@ -17,6 +17,7 @@ class Context:
         parts: mini-batches that an update averages (the protocol's K).
         num_steps: local steps a push (local-sgd's H).
         is_difference: members push differences of parameters, the store averages them.
+        averages: whether an update may be of several pushes.
         cancels: whether work in flight can be abandoned.
         is_spmd: whether all members do the same number of steps, in step with each other.
         program: what is run, as it was named: a task, or a script; empty where it has no name.
@@ -37,6 +38,7 @@ class Context:
     parts: int = 1
     num_steps: int = 1
     is_difference: bool = False
+    averages: bool = False
     cancels: bool = False
     is_spmd: bool = False
     nonfinite: str = "error"

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass
 
 from .errors import ProtocolError
 
+_WAYS = {"peers": "between peers", "collective": "by torch.distributed"}
+"""How a path is said, where it is not the store's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -21,7 +24,8 @@ class Plan:
         workers: seats in the run.
         device: where the workers compute.
         engine: what carries facts and bytes.
-        path: ``store`` (push and pull) or ``peers`` (each member updates its share).
+        path: ``store`` (push and pull), ``peers`` (each member updates its share) or ``collective``
+            (an all-reduce, each member updates all).
         protocol: with its number and its staleness rule: ``k-sync:3``, ``async+inverse``.
         staleness: the rule for stale gradients; ``none`` where there is none or it does nothing.
         mini_batch_size: m, samples a push.
@@ -72,7 +76,7 @@ class Plan:
         else:
             batches += f" in K = {self.pushes_per_update} pushes of at most {self.mini_batch_size}"
         where = f"{self.workers} on {self.device}, engine {self.engine}, "
-        where += "between peers" if self.path == "peers" else "through the store"
+        where += _WAYS.get(self.path, "through the store")
         return (
             ("task", self.task),
             ("data", self.source),

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from .clipping import Clipping
 from .compute.amp import Amp
 from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
+from .compute.edits import Edits
 from .compute.norms import batch_norm_note
 from .compute.place import Place
-from .compute.replica import Replica, refuse_what_cannot_be_carried
-from .compute.scalers import reset_scalers
+from .compute.replica import Replica, refuse_hooks, refuse_what_cannot_be_carried
+from .compute.scalers import reset_scalers, tell_of_unscaling
 from .compute.schedules import Schedules
 from .compute.settings import adopt, settings_text
 from .conditions.faults import FaultPlan
@@ -39,7 +41,14 @@ from .events import Grant, Lease
 from .fast import Script, Settled, settle
 from .holding import Holding
 from .keeper import Keeper, groups_of, random_states, restore_random_states, set_groups
-from .replaced import clone_state, note_losses, replace_step, share_state, sort_out
+from .replaced import (
+    clone_state,
+    note_backward,
+    note_losses,
+    replace_step,
+    share_state,
+    sort_out,
+)
 from .scaling import Scaling
 from .sessions.base import Session, Shape, Stopped, Superseded, Work, not_finite
 from .sessions.mediated import MediatedSession
@@ -106,9 +115,13 @@ class Prepared:
         self._batch: Any = None
         self.loss: Tensor | None = None
         self._local_loss = math.nan
-        self._asked = Work()
-        """What the script asked for the next push, as a norm to clip to."""
-        self._norm: Tensor | None = None
+        self.edits: Edits | None = None
+        self.clipping = Clipping(
+            model,
+            is_local=context.is_difference or self._member is None,
+            unscale=self._unscale,
+            give_away=self._give_away,
+        )
         self.scaling = Scaling(session, model, optimizer, is_local=context.is_difference)
         self._parameters = list(model.parameters())
         self._holdup = Holdup.of(context, session.seat)
@@ -179,6 +192,13 @@ class Prepared:
         note_losses(self.note_loss)
         if not self._context.is_difference:
             share_state(self.optimizer, session.optimizer_state)
+            self._watch_edits(replica)
+
+    def _watch_edits(self, replica: Replica) -> None:
+        """Find what changes a gradient on its way, but for a scaler."""
+        edits = self.edits = Edits(replica, is_refused=self._context.averages)
+        note_backward(edits.before_backward, edits.after_backward)
+        tell_of_unscaling(edits.check, edits.explained)
 
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
@@ -253,6 +273,7 @@ class Prepared:
         """Replaces ``optimizer.zero_grad``: what was accumulated is left unused."""
         self._zero_grad(set_to_none=set_to_none)
         self.holding.zeroed()
+        self._take_back()
 
     # -- mini-batches, one worker -----------------------------------------------------------------
 
@@ -374,15 +395,19 @@ class Prepared:
                 raise ConfigError("step.weight was set after optimizer.step(); set it before")
             current.weight = float(weight)
 
-    def clip(self, parameters: Any, max_norm: float) -> Tensor:
-        """See ``Pace.clip_grad_norm_``."""
-        if self._member is None:
-            scale = self.amp.unscale()
-            self.loss = None if self.loss is None else self.loss / scale
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        self._asked.max_norm = max_norm
-        self._norm = torch.tensor(math.nan)
-        return self._norm
+    def _unscale(self) -> None:
+        scale = self.amp.unscale()
+        self.loss = None if self.loss is None else self.loss / scale
+
+    def _give_away(self) -> None:
+        if self.edits is not None:
+            self.edits.is_final = True
+
+    def _take_back(self) -> None:
+        """There is nothing that could be clipped, or must not change."""
+        self.clipping.drop()
+        if self.edits is not None:
+            self.edits.dropped()
 
     def skip(self) -> None:
         """See ``Step.skip``."""
@@ -402,6 +427,7 @@ class Prepared:
         self._asked = Work()
         self.loss = None
         self.amp.is_waiting = False
+        self._take_back()
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -430,16 +456,19 @@ class Prepared:
         self.amp.check()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.leased.fetch_ahead()  # the device is still at work on this batch
-        asked, self._asked = self._asked, Work()
+        if self.edits is not None:
+            refuse_hooks(self.optimizer)
+            self.edits.check()
+        asked = Work(clip=self.clipping.take())
         asked.loss = float(self.loss) if self.loss is not None else math.nan
         self.loss = None
         if self._member is None:
             self._step_alone(asked)
         else:
             self._step_with_others(self._member, asked)
-        if self._norm is not None:
-            self._norm.fill_(self._session.last_norm)
-            self._norm = None
+        self.clipping.fill(self._session.last_norm)
+        if self.edits is not None:
+            self.edits.pushed()
 
     def _step_with_others(self, member: MediatedSession, asked: Work) -> None:
         holding = self.holding

@@ -93,6 +93,8 @@ class _Listener(threading.local):
     """Who hears of these backward passes: of a process, or of a member of the inline engine."""
 
     hear: Callable[[Tensor], None] | None = None
+    before: Callable[[], None] | None = None
+    after: Callable[[], None] | None = None
 
 
 _listener = _Listener()
@@ -101,11 +103,20 @@ _backward: Callable[..., None] = Tensor.backward
 
 def note_losses(hear: Callable[[Tensor], None]) -> None:
     """Tell ``hear`` of the loss of every ``loss.backward()`` in this member."""
-    _listener.hear = hear
+    _listener.hear, _listener.before, _listener.after = hear, None, None
     Tensor.backward = _noted_backward  # type: ignore[method-assign]
+
+
+def note_backward(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call these around every ``backward()`` in this member whose losses are noted."""
+    _listener.before, _listener.after = before, after
 
 
 def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
     if _listener.hear is not None and self.numel() == 1:
         _listener.hear(self.detach())
+    if _listener.before is not None:
+        _listener.before()
     _backward(self, *arguments, **options)
+    if _listener.after is not None:
+        _listener.after()

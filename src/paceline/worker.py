@@ -304,12 +304,51 @@ class Pace:
         """
         return self._prepared.amp.autocast(dtype)
 
-    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Tensor:
-        """Clip the *averaged* gradient of the update to ``max_norm``.
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the *averaged* gradient of the update to ``max_norm``, after the last backward.
 
-        Returns a tensor that holds the norm before clipping once ``optimizer.step()`` is done.
+        With one plain worker, and under local-sgd where each steps by itself, it is torch's own.
+
+        Args:
+            parameters: all of the model's that have gradients.
+            max_norm: >= 0, the same in every worker.
+            norm_type: 2, but where it is torch's own.
+
+        Returns:
+            The norm before clipping: at once where it is torch's own, else once
+            ``optimizer.step()`` is done, of the update that used this step's gradient; nan where
+            none has used it by then, as under protocols that go on before an update is full.
+
+        Raises:
+            ConfigError: it is given a part of the gradients, workers disagree, or somebody looks
+                at a norm that is not there yet.
         """
-        return self._prepared.clip(parameters, max_norm)
+        return self._prepared.clipping.by_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip each element of the *averaged* gradient to [-clip_value, clip_value].
+
+        With ``clip_grad_norm_`` in the same step it comes after it. Else as ``clip_grad_norm_``.
+        """
+        self._prepared.clipping.by_value(parameters, clip_value)
+
+    @contextlib.contextmanager
+    def edit_gradients(self) -> Iterator[None]:
+        """Inside, what changes ``.grad`` acts on this worker's own part, before it is averaged.
+
+        Between ``backward()`` and ``optimizer.step()``; outside it such a change is refused where
+        an update averages several workers' parts. What is linear (a factor, a mask, centralising)
+        comes out as on the whole; what is not (clamping, a norm, noise) does not.
+
+        Example::
+
+            with pace.edit_gradients():
+                for parameter in model.parameters():
+                    parameter.grad -= parameter.grad.mean()
+        """
+        edits = self._prepared.edits
+        with contextlib.nullcontext() if edits is None else edits.allowed():
+            yield
 
     # -- beside the loop ------------------------------------------------------------------------
 

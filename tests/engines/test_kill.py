@@ -20,10 +20,11 @@ from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
 from reference import differ, plain_loop, replay
 from runs import Run, assert_each_sample_once, train
-from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
+from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, Decaying, with_optimizer
 
 CLOSE = 1e-6
 ADAM = with_optimizer(torch.optim.Adam, 0.05)
+DECAYING = with_optimizer(Decaying, 0.3)
 BETWEEN_BARRIERS = [
     ("before its share is kept", 0),
     ("after its share is kept", 1),
@@ -131,6 +132,30 @@ def test_a_job_in_the_store_is_done_by_another(tmp_path: Path, point: str) -> No
     fault = Fault(point=point, call=3)
     run = _train(ADAM, tmp_path, fault, path="store", workers=2, delay=("1=5ms",))
     assert differ(run.state, plain_loop(ADAM)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("path", "point"),
+    [
+        ("store", "while it updates"),
+        ("store", "before it publishes"),
+        ("peers", "after its share is written"),
+        ("peers", "with its share half written"),
+    ],
+)
+def test_an_optimizer_that_changes_gradients_changes_them_once(
+    tmp_path: Path, path: str, point: str
+) -> None:
+    """Who does the update again begins with the gradients that the dead one began with."""
+    fault = Fault(point=point, call=3)
+    run = _train(DECAYING, tmp_path, fault, path=path, workers=2, delay=("1=5ms",))
+    assert differ(run.state, plain_loop(DECAYING)) < CLOSE
+
+
+def test_so_does_one_whose_update_is_a_single_push(tmp_path: Path) -> None:
+    fault = Fault(point="while it updates", call=2)
+    run = _train(DECAYING, tmp_path, fault, protocol="async", delay=("20ms",))
+    assert differ(run.state, replay(DECAYING, run.records)) < CLOSE
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from alone import Alone
 from paceline.conditions.absences import parse_absences
 from paceline.conditions.delays import parse_delays, parse_slow
 from paceline.conditions.world import Conditions
@@ -106,6 +107,29 @@ def test_time_between_two_epochs_is_no_time_of_a_step() -> None:
     times_s = [time for _, times in protocol.state()["times_s"] for time in times]
     assert times_s
     assert max(times_s) <= 1.0
+
+
+def test_a_push_that_is_dropped_as_stale_is_a_step_of_its_own() -> None:
+    """Member 1 needs 3 s a step, and whatever it pushes first is too stale to count."""
+    alone = Alone("adaptive", 2, "drop:0")
+    for now_s in range(1, 10):
+        alone.push(0, at_s=float(now_s))
+        if now_s % 3 == 0:
+            alone.push(1, at_s=float(now_s))
+    times_s = dict(alone.protocol.state()["times_s"])
+    assert alone.staleness_versions == [0] * 9  # all of member 1's were dropped
+    assert times_s == {0: [1.0] * 8, 1: [3.0] * 2}  # when the first began is not known
+
+
+def test_a_step_after_a_dropped_one_is_not_taken_for_two() -> None:
+    alone = Alone("adaptive", 2, "drop:0")
+    alone.push(1, at_s=2.0)
+    alone.push(0, at_s=2.5)
+    alone.push(0, at_s=3.0)
+    alone.push(1, at_s=5.0)  # dropped; released again at the newest version
+    alone.push(1, at_s=8.0)
+    assert len(alone.staleness_versions) == 3
+    assert dict(alone.protocol.state()["times_s"])[1] == [3.0, 3.0]
 
 
 def test_who_has_left_is_neither_measured_nor_waited_for() -> None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..store.layout import Layout, bind, lay_out
-from ..store.twin import state_rows
+from ..store.twin import has_hooks, state_rows
 
 Hyper = tuple[tuple[Any, ...], ...]
 
@@ -41,6 +41,10 @@ class Replica:
         self._home: Tensor | None = None
         self._slot: Tensor | None = None
         self._grads: list[Tensor] = []
+        self._left: list[tuple[int, int]] = []
+        """Per gradient: its counter of changes when a hook left it, and where it lies."""
+        self.num_hooked = 0
+        """Grows with every gradient that a backward pass leaves."""
         self._check: Callable[[], None] = _nothing
         self._handles: list[Any] = []
 
@@ -87,17 +91,24 @@ class Replica:
         self._slot = slot
         self._check = check
         is_local = self.device.type == "cpu"
-        home = (
+        self._outgoing = (
             slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
         )
-        self._outgoing = home
-        self._grads = [place.view(home) for place in self.layout.parameters.places]
+        before, self._grads, self._left = self._grads, [], []
+        for number, parameter in enumerate(self.parameters):
+            view = self._place(number)
+            self._grads.append(view)
+            if before and parameter.grad is before[number]:
+                parameter.grad = view.copy_(before[number])
+            self._left.append((view._version, view.data_ptr()))
         self._drop_hooks()
         for number, parameter in enumerate(self.parameters):
-            if parameter.requires_grad:
-                hook = self._hook(number)
-                register: Any = parameter.register_post_accumulate_grad_hook
-                self._handles.append(register(hook))
+            if parameter.is_floating_point() or parameter.is_complex():
+                self._handles.append(_register(parameter, self._hook(number)))
+
+    def _place(self, number: int) -> Tensor:
+        """Where this gradient is gathered, with a counter of changes of its own."""
+        return self.layout.parameters.places[number].view(self._outgoing).data
 
     def turn_to(self, slot: Tensor, views: list[Tensor]) -> None:
         """The next `collect` or `send` goes to this slot, in memory of the model's device.
@@ -111,16 +122,34 @@ class Replica:
         self._grads = views
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
-        view = self._grads[number]
 
         def copy_out(parameter: Tensor) -> None:
             self._check()
-            gradient = parameter.grad
+            view, gradient = self._grads[number], parameter.grad
             if gradient is not view and gradient is not None:
                 view.copy_(gradient)
                 parameter.grad = view
+            self._left[number] = (view._version, self._left[number][1])
+            self.num_hooked += 1
 
         return copy_out
+
+    def is_as_left(self, number: int, gradient: Tensor) -> bool:
+        """Whether this ``.grad`` is what a hook, or ``take_over``, has left, as torch counts it."""
+        version, address = self._left[number]
+        return (
+            gradient is self._grads[number]
+            and gradient._version == version
+            and gradient.data_ptr() == address
+        )
+
+    def take_over(self, number: int, gradient: Tensor) -> None:
+        """This ``.grad``, changed or replaced by somebody, is what goes out."""
+        view, address = self._grads[number], self._left[number][1]
+        if gradient is not view or gradient.data_ptr() != address:
+            view = self._grads[number] = self._place(number)
+            self.parameters[number].grad = view.copy_(gradient.detach())
+        self._left[number] = (view._version, address)
 
     def _drop_hooks(self) -> None:
         for handle in self._handles:
@@ -184,6 +213,16 @@ class Replica:
         )
 
 
+def _register(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> Any:
+    """Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only."""
+    was_trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    register: Any = parameter.register_post_accumulate_grad_hook
+    handle = register(hook)
+    parameter.requires_grad_(was_trained)
+    return handle
+
+
 def _nothing() -> None:
     return None
 
@@ -199,6 +238,16 @@ def _only_device(tensors: Sequence[Tensor]) -> torch.device:
             "model.to(pace.device)"
         )
     return devices.pop()
+
+
+def refuse_hooks(optimizer: Optimizer) -> None:
+    """An update is made by whoever comes last, or by each worker on its share of the parameters."""
+    if has_hooks(optimizer):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has step hooks, which would see a share of the parameters "
+            "or run in another worker: do in the loop what they do, before or after "
+            "optimizer.step(); to clip, pace.clip_grad_norm_(model.parameters(), max_norm)"
+        )
 
 
 def refuse_what_cannot_be_carried(model: nn.Module, optimizer: Optimizer) -> None:

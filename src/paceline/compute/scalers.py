@@ -21,21 +21,41 @@ from ..errors import ConfigError
 from ..store.scale import NO_OVERFLOW, LossScale
 
 
+def _nothing() -> None:
+    return None
+
+
 class _Used(threading.local):
     """The scalers that have scaled a loss in this process (inline: in this member)."""
 
     def __init__(self) -> None:
         self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self.first: LossScale | None = None
+        self.around: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
 
 
 _used = _Used()
 _scale: Callable[[GradScaler, Any], Any] = GradScaler.scale
+_unscale: Callable[..., Any] = GradScaler._unscale_grads_
 
 
 def watch_scalers() -> None:
     """Know every scaler from now on by its first ``scaler.scale(loss)``."""
     GradScaler.scale = _watched_scale  # type: ignore[method-assign]
+    GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]
+
+
+def tell_of_unscaling(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call these around every change of gradients by a scaler of this member."""
+    _used.around = before, after
+
+
+def _watched_unscale(self: GradScaler, *arguments: Any, **options: Any) -> Any:
+    before, after = _used.around
+    before()
+    found = _unscale(self, *arguments, **options)
+    after()
+    return found
 
 
 def begin_with(scale: LossScale) -> None:

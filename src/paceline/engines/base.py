@@ -25,6 +25,7 @@ from typing import NamedTuple
 from ..events import Fact, Order
 from ..sessions.lane import Message
 from ..staleness import StalenessRule
+from ..store.clip import Clip
 from ..store.memory import Memory
 
 Event = tuple[int, Message]
@@ -173,4 +174,4 @@ class Push:
 
     fault: int
     hyper: int
-    max_norm: float
+    clip: Clip

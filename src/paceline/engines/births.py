@@ -68,10 +68,11 @@ def _context(
         parts=protocol.num_pushes,
         num_steps=protocol.num_steps,
         is_difference=protocol.update_rule == "mean",
+        averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,
         nonfinite=settings.nonfinite,
-        path=_choose_path(settings, protocol),
+        path=choose_path(settings, protocol),
         workers=settings.workers,
         delay=settings.delay,
         slow=settings.slow,
@@ -98,7 +99,7 @@ def _context(
     )
 
 
-def _choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
+def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
     """``collective`` where every worker of a protocol between peers has its own accelerator."""
     is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
     if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:

@@ -18,6 +18,7 @@ from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..staleness import WHOLE
 from .base import Traits
+from .births import choose_path
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -216,7 +217,7 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
 
 
 def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits) -> str:
-    """Between peers where protocol, engine and model allow it, else through the store."""
+    """How gradients move: between peers where protocol, engine and model allow it."""
     reasons = {
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
         f"engine {traits.name} runs its members in turn": traits.is_spmd,
@@ -225,4 +226,6 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
     if settings.path in ("peers", "collective") and wrong:
         raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
-    return "store" if wrong or settings.path == "store" else "peers"
+    if wrong or settings.path == "store":
+        return "store"
+    return "collective" if choose_path(settings, protocol) == "collective" else "peers"

@@ -103,8 +103,8 @@ class Gate:
         run.watch.opened(run.now_s(), epoch)
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
         is_whole = position is not None and len(live) == run.plan.workers
-        is_express = run.plan.path == "peers" and is_whole and not run.needs_store
-        run.go_by("peers" if is_express else "store")
+        is_express = run.plan.path != "store" and is_whole and not run.needs_store
+        run.go_by(run.plan.path if is_express else "store")
         mode = "express" if is_express else "mediated"
         seats = [run.roster[number].seat for number in live]
         words = (run.updates_left, run.engine.calm(), seats, position or 0)

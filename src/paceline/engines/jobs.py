@@ -15,6 +15,7 @@ from ..events import Apply, Discard, EpochEnd, Fact, Grant, Late, Order, Pushed,
 from ..sessions.base import FOUND_INF
 from ..sessions.lane import Message
 from ..staleness import WHOLE, StalenessRule
+from ..store.clip import UNCLIPPED, clip_conflict
 from ..store.scale import NO_OVERFLOW
 from .base import Push
 
@@ -53,7 +54,7 @@ class Jobs:
         self._scales: list[float] = []  # of those, in the same order
         self._faults = 0
         self._overflow_version = NO_OVERFLOW
-        self._max_norm = 0.0
+        self._clip = UNCLIPPED
         self._copy = 0
         self._idle: set[int] = set()
         self._open: deque[tuple[int, int, Message]] = deque()
@@ -129,12 +130,14 @@ class Jobs:
         is_alone = any(type(o) is Apply and o.tickets == (pushed.ticket,) for o in orders)
         is_first = not self._summed
         if is_first:
-            self._faults, self._max_norm = 0, 0.0
+            self._faults, self._clip = 0, push.clip
             self._overflow_version = NO_OVERFLOW
         self._faults |= push.fault
         if push.fault == FOUND_INF:
             self._overflow_version = max(self._overflow_version, pushed.ticket.version)
-        self._max_norm = push.max_norm or self._max_norm
+        if push.clip != self._clip:
+            seats = [self._seats[one.member] for one in (next(iter(self._summed)), pushed.ticket)]
+            raise clip_conflict(seats[0], self._clip, seats[1], push.clip)
         self._summed[pushed.ticket] = pushed.share
         self._scales.append(self._rule.scale(self._version - pushed.ticket.version))
         if not is_alone and not push.fault:
@@ -161,9 +164,9 @@ class Jobs:
             self._give(member, ("skip", self._version, self._overflow_version))
         elif is_alone:
             seat = self._seats[member]
-            self._give(member, ("finish", self._version, seat, scale, self._max_norm))
+            self._give(member, ("finish", self._version, seat, scale, tuple(self._clip)))
         else:
-            self._give(member, ("finish", self._version, -1, scale, self._max_norm))
+            self._give(member, ("finish", self._version, -1, scale, tuple(self._clip)))
 
     def _check_weights(self, order: Apply, total: float) -> None:
         """Whether what was summed is what was decided."""

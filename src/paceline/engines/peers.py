@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ..events import EpochEnd
 from ..sessions.base import Told
 from ..sessions.lane import Message
+from ..store.clip import Clip
 from .base import Push
 from .rounds import RoundsBook, Row
 from .run import Run
@@ -123,12 +124,12 @@ class Peers:
         if run.ending:
             run.send_stop()
             return
-        for number, (num_samples, loss, fault, clocks, weight, max_norm) in rounds.pending():
+        for number, (num_samples, loss, fault, clocks, weight, clip) in rounds.pending():
             ticket = run.roster[number].ticket
             assert ticket is not None
             told = Told(num_samples, loss, fault, weight)
             fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
-            run.carry_out(orders, fact, Push(fault, 0, max_norm))
+            run.carry_out(orders, fact, Push(fault, 0, Clip(*clip)))
         self._hear_the_dead()
 
     def _hear_the_dead(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..events import Apply, Discard, Grant, Late, Order, Ticket
 from ..sessions.base import Told, conflict
 from ..sessions.lane import Message
+from ..store.clip import Clip
 from .base import Push
 from .run import Run
 
@@ -22,13 +23,13 @@ class Pushes:
         self._hypers: dict[int, int] = {}
 
     def pushed(self, member: int, message: Message) -> None:
-        _, serial, version, row, clocks, hyper, max_norm = message
+        _, serial, version, row, clocks, hyper, clip = message
         run, told = self._run, Told(*row)
         ticket, fault = Ticket(member, serial, version), told.fault
         fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
         if hyper and not any(type(order) in (Discard, Late) for order in orders):
             self._compare_hyper(member, hyper, orders)
-        run.carry_out(orders, fact, Push(fault, hyper, max_norm))
+        run.carry_out(orders, fact, Push(fault, hyper, Clip(*clip)))
 
     def _compare_hyper(self, member: int, hyper: int, orders: Sequence[Order]) -> None:
         """All pushes of one update must come with the same settings of the optimizer."""

@@ -15,8 +15,8 @@ Row = tuple[float, Sequence[Entry], int]
 number of the checkpoint that was taken after it, or 0."""
 
 
-Pending = tuple[int, float, int, tuple[float, float, float, float], float, float]
-"""A push that is in no update yet: an entry, and the norm that it asks to be clipped to."""
+Pending = tuple[int, float, int, tuple[float, float, float, float], float, tuple[float, float]]
+"""A push that is in no update yet: an entry, and what it asks to be clipped to."""
 
 
 class RoundsBook:

@@ -147,7 +147,7 @@ class Run:
         self.has_begun = True
 
     def go_by(self, path: str) -> None:
-        """From here on gradients go between ``peers``, or through the ``store``."""
+        """From here on gradients go between ``peers``, by a ``collective``, or by the ``store``."""
         if path != self._path:
             self._path = path
             self.trace.rerouted(self.now_s(), path)

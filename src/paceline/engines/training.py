@@ -34,6 +34,7 @@ from ..events import Fact, Grant, Lease, Order, Pushed, Ticket
 from ..protocols.base import SyncProtocol
 from ..sessions.base import NOT_FINITE, OK, Totals, not_finite
 from ..sessions.lane import Message
+from ..store.clip import UNCLIPPED, Clip
 from ..store.control import JOBS, Control, control_bytes
 from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import PrivateMemory
@@ -195,7 +196,7 @@ class TrainingCraft:
 
     def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
         self._pushed = fact.ticket if isinstance(fact, Pushed) else None
-        push = Push(self._fault, 0, 0.0) if isinstance(fact, Pushed) else None
+        push = Push(self._fault, 0, UNCLIPPED) if isinstance(fact, Pushed) else None
         self._jobs.settle(orders, fact, push)
         self._settled()
 
@@ -266,12 +267,10 @@ class TrainingCraft:
         if kind == "skip":
             self.store.skip(job)
         else:
-            _, _, _, seat, scale, max_norm = message
+            _, _, _, seat, scale, clip = message
             groups: Any = self._rule.param_groups
             scale *= self._allowed() if seat >= 0 else 1.0
-            self.store.finish(
-                job, self._updaters, groups, seat=seat, scale=scale, max_norm=max_norm
-            )
+            self.store.finish(job, self._updaters, groups, seat=seat, scale=scale, clip=Clip(*clip))
 
     def _allowed(self) -> float:
         """What distance leaves of the push whose job is done now; the model holds its version."""

@@ -72,10 +72,18 @@ class Adaptive(Gathering):
             self._begun_s.update(dict.fromkeys(self._working - before, fact.at_s))
         return decisions
 
+    def note_dropped(self, fact: Pushed) -> None:
+        """A step like any other to who measures; the next one begins now."""
+        self._measure(fact)
+        self._begun_s[fact.ticket.member] = fact.at_s
+
     def _hear(self, fact: Pushed) -> None:
-        member = fact.ticket.member
         self._progress.hear(fact.loss)
         self._num_since += 1
+        self._measure(fact)
+
+    def _measure(self, fact: Pushed) -> None:
+        member = fact.ticket.member
         begun_s = self._begun_s.pop(member, None)
         if begun_s is not None:
             times_s = self._times_s.setdefault(member, [])

@@ -119,12 +119,17 @@ class SyncProtocol(abc.ABC):
         if rule is WHOLE:
             return self.react(fact)
         if type(fact) is Pushed and rule.is_dropped(version - fact.ticket.version):
-            # The protocol does not hear of it: to it, this member is still at work.
+            # The protocol reacts to nothing: to it, this member is still at work.
+            self.note_dropped(fact)
             return [Discard(fact.ticket), Release(fact.ticket.member, self.num_steps)]
         decisions = self.react(fact)
         if not rule.scales:
             return decisions
         return [_scaled(one, rule, version) if type(one) is Apply else one for one in decisions]
+
+    def note_dropped(self, fact: Pushed) -> None:
+        """A push was left out as stale, and its member goes on: nothing can be decided."""
+        return
 
     @abc.abstractmethod
     def react(self, fact: Fact) -> list[Decision]:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from ..batches import Batches
 from ..conditions.faults import Fault
 from ..errors import ConfigError, WorkerError
+from ..store.clip import UNCLIPPED, Clip
 from ..store.scale import LossScale
 
 Totals = dict[str, tuple[float, float]]
@@ -74,8 +75,8 @@ class Work:
     loss: float = float("nan")
     found_inf: bool = False
     inv_scale: float = 1.0
-    max_norm: float = 0.0
-    """Clip the averaged gradient to this norm; 0: do not."""
+    clip: Clip = UNCLIPPED
+    """Of the averaged gradient."""
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class Session(abc.ABC):
     is_in_step: bool = False
     """Whether the script is inside a step block: only there may ``check`` raise."""
     last_norm: float = float("nan")
-    """Norm of the last averaged gradient, where it was clipped."""
+    """Norm of the averaged gradient of the update that used the last push; nan: not known."""
 
     @property
     def is_main(self) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..store.clip import UNCLIPPED, Clip, clip_conflict
 from ..store.control import Control
 from .base import Clock, conflict
 
@@ -30,6 +31,7 @@ class Line(NamedTuple):
     squared_norm: float
     """Of its share of the mean gradient; written after the others have read the rest."""
     max_norm: float
+    max_value: float
     hyper: float
     bad_version: float
     """The version at which its share of the mean was not finite; -1: none."""
@@ -37,6 +39,10 @@ class Line(NamedTuple):
     """Not 0: it has to leave for the coordinator."""
     snapshot: float
     """Number of the checkpoint that it was asked for last."""
+
+    @property
+    def clip(self) -> Clip:
+        return Clip(self.max_norm, self.max_value)
 
 
 _SQUARED_NORM, _BAD_VERSION = (Line._fields.index(one) for one in ("squared_norm", "bad_version"))
@@ -127,3 +133,19 @@ def check_settings(lines: Sequence[Line]) -> None:
     if len(set(shown.values())) > 1:
         first = next(iter(shown))
         raise conflict(first, next(seat for seat in shown if shown[seat] != shown[first]))
+
+
+def common_clip(lines: Sequence[Line]) -> Clip:
+    """What those who pushed clip their update to.
+
+    Raises:
+        ConfigError: two want different things.
+    """
+    asked = {seat: line.clip for seat, line in enumerate(lines) if line.weight}
+    if not asked:
+        return UNCLIPPED
+    first, clip = next(iter(asked.items()))
+    for other, its in asked.items():
+        if its != clip:
+            raise clip_conflict(first, clip, other, its)
+    return clip

@@ -20,7 +20,7 @@ from ..errors import ConfigError, WorkerError
 from ..events import Lease
 from ..store.update import Updater
 from .base import NOT_FINITE, OK, Work
-from .board import Line, check_settings
+from .board import Line, check_settings, common_clip
 from .express import ExpressSession
 
 _TIMEOUT = datetime.timedelta(minutes=5)
@@ -105,6 +105,7 @@ class CollectiveSession(ExpressSession):
         """The mean of all gradients by samples, then the optimizer's step on the whole copy."""
         weights = [line.weight for line in lines]
         check_settings(lines)
+        clip = common_clip(lines)
         self._is_bad = False
         self._is_skipped = any(line.fault for line in lines)
         if self._is_skipped:
@@ -121,11 +122,13 @@ class CollectiveSession(ExpressSession):
         self._is_bad = not math.isfinite(norm)
         if self._is_bad:
             return
-        max_norm = max(line.max_norm for line in lines)
-        self.last_norm = norm
-        if 0.0 < max_norm < norm:
-            for run in runs:
-                run.mul_(max_norm / (norm + 1e-6))
+        if clip.has_norm:
+            self._round_norm = norm
+        for run in runs:
+            if (factor := clip.factor(norm)) != 1.0:
+                run.mul_(factor)
+            if clip.has_value:
+                run.clamp_(-clip.max_value, clip.max_value)
         self.advance_schedule(self._version)
         self._updater.step(self._mean, self._present_in_any(weights), self._rule.param_groups)
         self._average_buffers(weight)

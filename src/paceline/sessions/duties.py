@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 
+from ..store.clip import Clip
 from ..store.control import Control
 from ..store.shared import SharedStore
 from ..store.update import Updater
@@ -48,6 +49,8 @@ class Duties:
         self._clock = clock
         self._jobs: list[Message] = []
         """Jobs to do, lowest number first."""
+        self.used_in = -1
+        """Version of the update that uses this member's last push; -1: none has it yet."""
         self.scale_own: Callable[[int], float] | None = None
         """What distance leaves of this member's own push, for a pass; None: it is not asked."""
 
@@ -78,6 +81,8 @@ class Duties:
         if kind == "add":
             _, _, seat, weight, scale, is_first = message
             scale *= self._scale(2 * job, seat)
+            if seat == self._seat:
+                self.used_in = self._store.version + 1
             start_s = time.perf_counter()
             self._store.add(job, seat, weight, is_first, scale)
             self._clock.add_s += time.perf_counter() - start_s
@@ -94,12 +99,16 @@ class Duties:
         else:
             self._finish(*message[1:])
 
-    def _finish(self, job: int, version: int, seat: int, scale: float, max_norm: float) -> None:
+    def _finish(
+        self, job: int, version: int, seat: int, scale: float, clip: tuple[float, float]
+    ) -> None:
         self._advance(version - 1)
         groups = self._rule.param_groups
         if seat >= 0:
             scale *= self._scale(2 * job + 1, seat)
-        self._store.finish(job, self._updaters, groups, seat=seat, scale=scale, max_norm=max_norm)
+        if seat == self._seat:
+            self.used_in = version
+        self._store.finish(job, self._updaters, groups, seat=seat, scale=scale, clip=Clip(*clip))
 
     def _scale(self, number: int, seat: int) -> float:
         """What distance leaves of a push; of a dead member's nothing that is not known already."""

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from ..batches import express_rounds
 from ..events import Grant, Lease, Ticket
+from ..store.clip import Clip
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.scale import NO_OVERFLOW
 from .base import FOUND_INF, NOT_FINITE, OK, Stopped, Work
-from .board import Board, GivenUp, Line, check_settings
+from .board import Board, GivenUp, Line, check_settings, common_clip
 from .diary import Diary, Entry
 from .lane import Message
 from .mediated import MediatedSession
@@ -38,6 +39,7 @@ class ExpressSession(MediatedSession):
 
     _is_express = False
     _loss = math.nan  # of the last push
+    _round_norm = math.nan  # of the averaged gradient of the round, where it is clipped
 
     def _opened(self, message: Message) -> None:
         _, _, mode, updates_left, phase, seats, position = message
@@ -129,7 +131,11 @@ class ExpressSession(MediatedSession):
             raise Stopped
         if self._exchange(work):
             clock.push_s = time.perf_counter() - start - clock.wait_s
-            self._advance()
+            norm = self._round_norm
+            self._advance()  # there may be rounds without a lease of its own
+            self.last_norm = norm
+        else:
+            self.last_norm = self.store.norms.of(self._duties.used_in)
         self._clock.begun_s = time.perf_counter()
 
     def extend(self) -> Lease | None:
@@ -152,6 +158,7 @@ class ExpressSession(MediatedSession):
     def _exchange(self, work: Work) -> bool:
         """Average with the peers; False when the express path was left instead."""
         phase = 1
+        self._round_norm, self._duties.used_in = math.nan, -1
         try:
             self._tell(work)
             self._board.barrier()
@@ -177,7 +184,7 @@ class ExpressSession(MediatedSession):
             num_samples=work.num_samples, weight=work.weight, loss=work.loss,
             fault=FOUND_INF if work.found_inf else OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
-            squared_norm=0.0, max_norm=work.max_norm,
+            squared_norm=0.0, max_norm=work.clip.max_norm, max_value=work.clip.max_value,
             hyper=self._digest_hyper() if work.weight else 0, bad_version=-1.0,
             leaves=control[ALARM], snapshot=control[SNAPSHOT],
         ))  # fmt: skip
@@ -198,17 +205,18 @@ class ExpressSession(MediatedSession):
         weights = [line.weight for line in lines]
         total = sum(weights)
         check_settings(lines)
-        share = self._share
+        clip, share = common_clip(lines), self._share
         self._is_skipped = any(line.fault for line in lines)
         present = self._present_in_any(weights)
         if self._is_skipped:
             return
         norm = share.average([one / total for one in weights])
-        max_norm = max(line.max_norm for line in lines)
         if not math.isfinite(norm):
             self._board.show_bad(self._version)
-        if max_norm:
-            self._clip(max_norm)
+        if clip.has_norm:
+            self._clip(clip)
+        if clip.has_value:
+            share.clamp(clip.max_value)
         share.keep(self._version + 1)
         self.advance_schedule(self._version)
         share.step(present, self._rule.param_groups)
@@ -221,13 +229,13 @@ class ExpressSession(MediatedSession):
             return self._all_present
         return [max(column) for column in zip(*masks, strict=True)]
 
-    def _clip(self, max_norm: float) -> None:
+    def _clip(self, clip: Clip) -> None:
         """Clip the mean gradient by its whole norm: one barrier more."""
         self._board.show_norm(self._share.squared_norm())
         self._board.barrier()
-        self.last_norm = math.sqrt(sum(self._board.squared_norms()))
-        if self.last_norm > max_norm:
-            self._share.scale(max_norm / (self.last_norm + 1e-6))
+        self._round_norm = math.sqrt(sum(self._board.squared_norms()))
+        if (factor := clip.factor(self._round_norm)) != 1.0:
+            self._share.scale(factor)
 
     def _take_back_if_bad(self) -> int:
         """After the second barrier: an update that is not finite is undone; what was wrong."""
@@ -331,7 +339,7 @@ class ExpressSession(MediatedSession):
             lines = self._board.lines()
             entries = [
                 (int(one.num_samples), one.loss, self._fault(seat, one.fault), _clocks(one),
-                 one.weight, one.max_norm)
+                 one.weight, tuple(one.clip))
                 for seat, one in ((seat, lines[seat]) for seat in self._seats)
             ]  # fmt: skip
         clock, mine = self._clock, None
@@ -340,7 +348,7 @@ class ExpressSession(MediatedSession):
                 self._raise_if_mine()
             fault = self._fault(self.seat, FOUND_INF if work.found_inf else OK)
             clocks = (clock.compute_s, clock.wait_s, clock.push_s, 0.0)
-            mine = (work.num_samples, work.loss, fault, clocks, work.weight, work.max_norm)
+            mine = (work.num_samples, work.loss, fault, clocks, work.weight, tuple(work.clip))
         self._report_interruption(mine, entries)
         self._leave_with_work()
         self._await_grant()

@@ -6,7 +6,7 @@ tables below are the whole language. This module must not know what a message le
     member -> coordinator
         describe  (text)                          what prepare() found, as JSON
         arrive    (epoch, batch_ends, digest)     at the loader, waiting for the epoch; of its order
-        push      (serial, version, told, clock, hyper, max_norm)
+        push      (serial, version, told, clock, hyper, clip)
         extend    (serial)                        one more lease for the ticket at work
         giveback  (serial)
         leave     (kept)                          the loop was left before the epoch's end
@@ -34,7 +34,7 @@ tables below are the whole language. This module must not know what a message le
         open      (epoch, mode, last_round, phase, seats, position)
         grant     (serial, version, leases, upcoming)
         add       (job, seat, weight, scale, is_first)
-        finish    (job, version, seat, scale, max_norm)
+        finish    (job, version, seat, scale, clip)
         skip      (job, version, overflow_version)
         copy      (job, number)                   pin the version that the job before made
         snap      (number, version, is_first)     pin this version, all others wait or stop

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ..compute.replica import Replica
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease, Ticket
-from ..store.control import BEGAN, LAYOUT, NORM, SKIPPED, VERSION, Control
+from ..store.control import BEGAN, LAYOUT, SKIPPED, VERSION, Control
 from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import Memory
 from ..store.rhythms import RhythmWords
@@ -193,15 +193,15 @@ class MediatedSession(Session):
             hyper = self._digest_hyper()
         told = Told(work.num_samples, work.loss, fault, work.weight, work.kept, work.unused)
         clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
+        self._duties.used_in = -1
         if not self._is_dropped():
             self._lane.send(
-                ("push", self._serial, self._version, tuple(told), clocks, hyper, work.max_norm)
+                ("push", self._serial, self._version, tuple(told), clocks, hyper, tuple(work.clip))
             )
         clock.wait_s = clock.add_s = 0.0
         self._await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
-        if work.max_norm:
-            self.last_norm = self._control.double(NORM)
+        self.last_norm = self.store.norms.of(self._duties.used_in)
 
     def _fill_slot(self, work: Work) -> int:
         """Put what is pushed into this seat's slot; what is wrong with it."""

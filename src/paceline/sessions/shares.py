@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from ..compute.replica import Replica
 from ..store.layout import ALIGN_BYTES, Layout
-from ..store.shared import Run, SharedStore
+from ..store.shared import SharedStore
+from ..store.sums import CHUNK_BYTES, HALVES, Run, wide
 from ..store.twin import is_elementwise
 from ..store.update import Groups, Piece, Updater
 
@@ -65,14 +66,28 @@ def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]
         mean.copy_(parts[0])
     elif len(parts) == 2:
         torch.lerp(parts[0], parts[1], weights[1], out=mean)
+    elif mean.dtype in HALVES:
+        for start in range(0, len(mean), CHUNK_BYTES // 2):
+            chunk = slice(start, start + CHUNK_BYTES // 2)
+            mean[chunk] = _in_32_bits([part[chunk] for part in parts], weights)
     else:
         torch.mul(parts[0], weights[0], out=mean)
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             mean.add_(part, alpha=weight)
 
 
+def _in_32_bits(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """The weighted mean, not rounded to 16 bits yet."""
+    total = parts[0].float().mul_(weights[0])
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total.add_(part, alpha=weight)
+    return total
+
+
 def average_of_buffers(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Of a float buffer the weighted mean, of a counter the maximum."""
+    if parts[0].dtype in HALVES:
+        return _in_32_bits(parts, weights).to(parts[0].dtype)
     if parts[0].is_floating_point():
         total = parts[0] * weights[0]
         for part, weight in zip(parts[1:], weights[1:], strict=True):
@@ -127,15 +142,20 @@ class Share:
         shares = [weights[seat] for seat in used]
         for i, mean in enumerate(self._mean):
             average_into(mean, [self._slots[seat][i] for seat in used], shares)
-            check += float(mean.sum())
+            check += float(mean.sum(dtype=wide(mean)))
         return check
 
     def squared_norm(self) -> float:
-        return math.fsum(float(mean.square().sum()) for mean in self._mean)
+        norms = [torch.linalg.vector_norm(one, dtype=wide(one)) for one in self._mean]
+        return math.fsum(float(norm) ** 2 for norm in norms)
 
     def scale(self, factor: float) -> None:
         for mean in self._mean:
             mean.mul_(factor)
+
+    def clamp(self, most: float) -> None:
+        for mean in self._mean:
+            mean.clamp_(-most, most)
 
     def keep(self, mark: int) -> None:
         """Copy parameters and state of this share aside; ``mark`` says for which version."""

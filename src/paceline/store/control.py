@@ -43,7 +43,7 @@ that takes them in its own loop; all take the same)."""
 ARGUMENTS: Final = 17 * _WORDS_A_LINE
 """A float64 for each scheduler: the argument of the last of its steps (likewise)."""
 NORM: Final = 8 * _WORDS_A_LINE
-"""A float64: the norm of the last averaged gradient that was clipped (writer: who executes)."""
+"""A float64: the norm of the averaged gradient that is being clipped (writer: who executes)."""
 PUSH_SCALE: Final = 8 * _WORDS_A_LINE + 2
 """A float64: what distance has left of the push under way (writer: who executes)."""
 HAS_SCALE: Final = 9 * _WORDS_A_LINE
@@ -61,6 +61,9 @@ ONCE: Final = 15 * _WORDS_A_LINE + 1
 """Blocks of ``pace.once()`` that somebody has gone through (writer: the main member)."""
 INSIDE: Final = 15 * _WORDS_A_LINE + 2
 """1 more than the seat of who goes first through such a block now; else 0 (the same writer)."""
+
+NORMS: Final = 16 * _WORDS_A_LINE
+"""Eight pairs of float64: a version, and the norm of its gradient (writer: who executes)."""
 
 
 class Control(Words):

@@ -1,7 +1,7 @@
 """The parameters of a run in memory that its members share: push, pull, versions, updates.
 
     block A, block B    parameters, buffers, optimizer state; one holds the newest version
-    accumulator         the sum of the gradients of the update under way
+    accumulator         the sum of the gradients of the update under way; 16-bit ones: sums.py
     slot of each seat   the gradients and buffers of its last push
     pinned block        a whole version that stands still while a checkpoint of it is written
 
@@ -13,33 +13,21 @@ This module must not know protocols, members or leases.
 """
 
 import cmath
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .applied import Applied
+from .clip import UNCLIPPED, Clip
 from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, PUSH_SCALE, VERSION, Control
 from .layout import ALIGN_BYTES, Layout
+from .norms import Norms
 from .scale import NO_OVERFLOW, LossScale, LossScales
+from .sums import Run, Sums, split, wide, wide_bytes
 from .update import Groups, Updater
-
-_CHUNK_BYTES = 256 * 1024
-"""Half of a small second-level cache: the undo copy of a chunk stays in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A stretch of one dtype in a block or slot."""
-
-    dtype: torch.dtype
-    start: int
-    stop: int
-
-    def of(self, block: Tensor) -> Tensor:
-        return block[self.start : self.stop].view(self.dtype)
 
 
 class SharedStore:
@@ -64,6 +52,8 @@ class SharedStore:
         self.blocks = (arena[: layout.block_bytes], arena[size : size + layout.block_bytes])
         starts = [2 * size + i * slot for i in range(control.num_seats + 1)]
         self._slots = [arena[start : start + slot] for start in starts]
+        sums = starts[-1] + slot
+        self._sums = Sums(layout, self._slots[0], arena[sums : sums + wide_bytes(layout)])
         pinned = pinned_at(layout, control.num_seats)
         self._pinned = arena[pinned : pinned + layout.block_bytes]
         count = len(layout.parameters.places)
@@ -73,12 +63,13 @@ class SharedStore:
         self._runs = [
             Run(*run) for section in (layout.parameters, layout.buffers) for run in section.runs()
         ]
-        self._chunks = [chunk for run in self._runs for chunk in _split(run)]
+        self._chunks = [chunk for run in self._runs for chunk in split(run)]
         self._buffers = layout.buffers
         self._gradients: dict[int, list[Tensor]] = {}
         self.applied = Applied(control)
         self._parts: dict[tuple[int, int], Tensor] = {}
         self.scales = LossScales(control)
+        self.norms = Norms(control)
         self.scale: LossScale | None = None
         """Of the version that this member pulled last; None: nobody scales."""
 
@@ -167,16 +158,18 @@ class SharedStore:
             self._begin_writing()
 
         def add_chunk(run: Run) -> None:
-            into, value = self._part(0, run), self._part(seat + 1, run)
+            into, value = self._sum(run), self._part(seat + 1, run)
             factor = weight * scale if run.start < gradients_stop else weight
             if not run.dtype.is_floating_point and not run.dtype.is_complex:
                 into.copy_(value if is_first else torch.maximum(into, value))
+            elif is_first and into.dtype is not value.dtype:
+                into.copy_(value).mul_(factor)
             elif is_first:
                 torch.mul(value, factor, out=into)
             else:
                 into.add_(value, alpha=factor)
 
-        self._over_chunks(2 * job, add_chunk)
+        self._over_chunks(2 * job, add_chunk, is_sum=True)
         for i in range(len(mine)):
             present[i] = mine[i] if is_first else present[i] | mine[i]
         self.finished(job)
@@ -189,7 +182,7 @@ class SharedStore:
         *,
         seat: int,
         scale: float,
-        max_norm: float = 0.0,
+        clip: Clip = UNCLIPPED,
     ) -> None:
         """Write the next version: from the accumulator times ``scale``, or from one seat's slot.
 
@@ -200,14 +193,15 @@ class SharedStore:
             seat: the seat whose slot is the whole gradient, or -1 for the accumulator.
             scale: makes a mean of the accumulator; of a seat's slot, what its staleness leaves of
                 the gradient (its buffers are taken as they are).
-            max_norm: clip the averaged gradient to this norm; 0: do not.
+            clip: what the averaged gradient is clipped to.
         """
         old, new = self.current, 1 - self.current
         self._begin_writing()
-        clip = self._clip_factor(job, seat, scale, max_norm) if max_norm else 1.0
+        factor = self._clip_factor(job, seat, scale, clip) if clip.has_norm else 1.0
         slot, present = self._slots[seat + 1], self._present[seat + 1]
-        if scale != 1.0 or clip != 1.0:
-            self._scale(job, slot, scale * clip, scale if seat < 0 else 1.0)
+        is_changed = scale != 1.0 or factor != 1.0 or clip.has_value
+        if is_changed or (seat < 0 and self._sums.are_wide):
+            self._scale(job, slot, (scale * factor, scale if seat < 0 else 1.0), clip)
             slot = self._slots[0]
         self.blocks[new].copy_(self.blocks[old])
         updater[new].step(slot, present, groups)
@@ -234,49 +228,57 @@ class SharedStore:
             self.control.set_double(PUSH_SCALE, measure())
         return self.control.double(PUSH_SCALE)
 
-    def _scale(self, job: int, slot: Tensor, of_gradients: float, of_buffers: float) -> None:
-        """The accumulator becomes ``slot`` times these."""
+    def _scale(self, job: int, slot: Tensor, factors: tuple[float, float], clip: Clip) -> None:
+        """The accumulator becomes ``slot`` times these, of gradients and of buffers, clipped."""
         total, gradients_stop = self._slots[0], self.layout.parameters.stop
 
         def scale_chunk(run: Run) -> None:
-            into, value = run.of(total), run.of(slot)
+            into = run.of(total)
+            value = self._sum(run) if slot is total else run.of(slot)
             if run.dtype.is_floating_point or run.dtype.is_complex:
-                torch.mul(
-                    value, of_gradients if run.start < gradients_stop else of_buffers, out=into
-                )
+                is_gradient = run.start < gradients_stop
+                torch.mul(value, factors[0 if is_gradient else 1], out=into)
+                if is_gradient and clip.has_value:
+                    into.clamp_(-clip.max_value, clip.max_value)
             elif slot is not total:
                 into.copy_(value)
 
         self._over_chunks(2 * job + 1, scale_chunk)
 
-    def _clip_factor(self, job: int, seat: int, scale: float, max_norm: float) -> float:
-        """What scales the gradient of the update down to ``max_norm``; its norm is noted.
+    def _clip_factor(self, job: int, seat: int, scale: float, clip: Clip) -> float:
+        """What scales the gradient of the update down to its norm, which is noted.
 
         Who takes a half-scaled update over uses the norm that was noted before.
         """
         if self.control[PASS] != 2 * job + 1:
             runs = self._gradient_runs(seat)
-            norms = torch.stack([torch.linalg.vector_norm(run) for run in runs])
-            self.control.set_double(NORM, scale * float(torch.linalg.vector_norm(norms)))
+            norms = [float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs]
+            self.control.set_double(NORM, scale * math.hypot(*norms))
         norm = self.control.double(NORM)
-        return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
+        self.norms.note(self.version + 1, norm)
+        return clip.factor(norm)
 
     def _gradient_runs(self, seat: int) -> list[Tensor]:
         """The gradients of a slot (-1: of the accumulator), one flat tensor for each dtype."""
         found = self._gradients.get(seat)
         if found is None:
+            runs = [Run(*run) for run in self.layout.parameters.runs()]
             slot = self._slots[seat + 1]
-            found = [Run(*run).of(slot) for run in self.layout.parameters.runs()]
+            found = [self._sums.of(run) if seat < 0 else run.of(slot) for run in runs]
             self._gradients[seat] = found
         return found
 
+    def _sum(self, run: Run) -> Tensor:
+        """The sums of a run."""
+        return self._part(0, run)
+
     def _part(self, slot: int, run: Run) -> Tensor:
         """A run of a slot; without peers runs are few and whole, and their views are kept."""
-        if self._has_peers:
-            return run.of(self._slots[slot])
-        part = self._parts.get((slot, run.start))
+        part = None if self._has_peers else self._parts.get((slot, run.start))
         if part is None:
-            part = self._parts[slot, run.start] = run.of(self._slots[slot])
+            part = run.of(self._slots[slot]) if slot else self._sums.of(run)
+            if not self._has_peers:
+                self._parts[slot, run.start] = part
         return part
 
     def _begin_writing(self) -> None:
@@ -300,42 +302,53 @@ class SharedStore:
         else:
             self.control[index] = value
 
-    def _over_chunks(self, number: int, change: Callable[[Run], None]) -> None:
+    def _over_chunks(
+        self, number: int, change: Callable[[Run], None], *, is_sum: bool = False
+    ) -> None:
         """Change the accumulator chunk by chunk so that a death in the middle can be mended.
 
         Before a chunk is changed its old content is copied to the block that is no version now;
         who takes the pass over puts it back and goes on from there.
+
+        Args:
+            is_sum: what is changed are the sums, else what the update will read.
         """
         if not self._has_peers:  # nobody dies in the middle
             for run in self._runs:
                 change(run)
             return
         control = self.control
-        undo = self.blocks[1 - self.current]
-        total = self._slots[0]
         if control[PASS] != number:
             control[CHUNK], control[CHUNK_UNDO] = 0, 0
             control[PASS] = number
         elif control[CHUNK_UNDO] == control[CHUNK] + 1:
-            run = self._chunks[control[CHUNK]]
-            total[run.start : run.stop].copy_(undo[run.start : run.stop])
+            live, kept = self._undo(self._chunks[control[CHUNK]], is_sum)
+            live.copy_(kept)
         for i in range(control[CHUNK], len(self._chunks)):
             run = self._chunks[i]
-            undo[run.start : run.stop].copy_(total[run.start : run.stop])
+            live, kept = self._undo(run, is_sum)
+            kept.copy_(live)
             control[CHUNK_UNDO] = i + 1
             change(run)
             control[CHUNK] = i + 1
 
+    def _undo(self, run: Run, is_sum: bool) -> tuple[Tensor, Tensor]:
+        """A chunk that changes, and where its old content is kept."""
+        block = self.blocks[1 - self.current]
+        if is_sum:
+            return self._sums.of(run), self._sums.undo(run, block)
+        return run.of(self._slots[0]), run.of(block)
+
 
 def arena_bytes(layout: Layout, num_seats: int, *, pins: bool = False) -> int:
-    """Memory of the store: two blocks, the accumulator, a slot a seat; one block more to pin."""
+    """Memory of the store: two blocks, the sums, a slot a seat; one block more to pin."""
     return pinned_at(layout, num_seats) + (layout.block_bytes if pins else 0)
 
 
 def pinned_at(layout: Layout, num_seats: int) -> int:
     """Where the pinned block begins, in bytes."""
     slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
-    return 2 * _aligned(layout.block_bytes) + (num_seats + 1) * slot
+    return 2 * _aligned(layout.block_bytes) + (num_seats + 1) * slot + wide_bytes(layout)
 
 
 def _as_bytes(block: Tensor) -> memoryview:
@@ -345,10 +358,3 @@ def _as_bytes(block: Tensor) -> memoryview:
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _split(run: Run) -> list[Run]:
-    return [
-        Run(run.dtype, start, min(start + _CHUNK_BYTES, run.stop))
-        for start in range(run.start, run.stop, _CHUNK_BYTES)
-    ]

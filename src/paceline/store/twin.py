@@ -38,6 +38,16 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     return type(optimizer) in ELEMENTWISE
 
 
+def keeps_gradients(optimizer: Optimizer) -> bool:
+    """Whether its step surely leaves ``.grad`` as it is: that of torch's own, without hooks."""
+    return is_elementwise(optimizer) and not has_hooks(optimizer)
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether something is called before or after each of its steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
 def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[StateRow]:
     """What the optimizer will keep for each parameter, found by a step on a copy of its kind.
 
@@ -111,8 +121,7 @@ def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
     They call hooks, of which there must be none then, and mark the profile.
     """
     step: Any = type(optimizer).step
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if type(optimizer) in ELEMENTWISE and not hooks:
+    if keeps_gradients(optimizer):
         while hasattr(step, "__wrapped__"):
             step = step.__wrapped__
     bare: Callable[[Optimizer], object] = step

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .layout import Layout, StateEntry
-from .twin import EXISTS, bare_step, make_twin
+from .twin import EXISTS, bare_step, keeps_gradients, make_twin
 
 _OURS = ("params", "capturable", "fused", "foreach")
 """Keys of a group that say how to compute, not what: a user's choice of them is kept."""
@@ -76,6 +76,7 @@ class Updater:
             groups.append({**group, "params": [parameter for _, parameter in held]})
         self._optimizer = make_twin(optimizer, groups)
         self._step = bare_step(optimizer)
+        self._may_change_gradients = not keeps_gradients(optimizer)
         self._unbound = [
             (piece, parameter)
             for piece, parameter in self._held
@@ -123,6 +124,8 @@ class Updater:
         gradients = self._gradients_in(slot)
         for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
             parameter.grad = gradient if present[piece.number] else None
+            if self._may_change_gradients and parameter.grad is not None:
+                parameter.grad = gradient.clone()  # who does this step again reads what it read
         if self._numbers:
             self._read_numbers()
         with torch.no_grad():

@@ -1,0 +1,167 @@
+"""Pushes of 16 bits are averaged as in 32 and rounded once, wherever they are averaged."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.compute.replica import Replica
+from paceline.sessions.shares import average_into, average_of_buffers
+from paceline.store.control import Control, control_bytes
+from paceline.store.memory import PrivateMemory
+from paceline.store.shared import SharedStore, arena_bytes
+from paceline.store.update import Updater
+
+NUM_SEATS = 8
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+class Dead(BaseException):
+    """The executor is gone."""
+
+
+class Rig:
+    """A store whose members push what they like; a model of two dtypes, with buffers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(300, 700), nn.BatchNorm1d(700)).to(dtype)
+        model.append(nn.Linear(7, 5))
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        self.replica = Replica(model, self.optimizer, self.optimizer)
+        self.layout = self.replica.layout
+        memory = PrivateMemory(arena_bytes(self.layout, NUM_SEATS))
+        control = Control(PrivateMemory(control_bytes(NUM_SEATS)), NUM_SEATS)
+        self.store = SharedStore(self.layout, memory.tensor(), control)
+        self.updaters = [
+            Updater(self.optimizer, self.replica.parameters, self.layout, block)
+            for block in self.store.blocks
+        ]
+        self.replica.write_to(self.store.blocks[0])
+        self.weights = [(1 + seat) / 36 for seat in range(NUM_SEATS)]
+        for seat in range(NUM_SEATS):
+            for place in self.places:
+                place.view(self.store.slot(seat)).copy_(torch.randn(place.shape))
+            self.store.present(seat)[:] = b"\1" * len(self.layout.parameters.places)
+
+    @property
+    def places(self) -> list[object]:
+        every = [*self.layout.parameters.places, *self.layout.buffers.places]
+        return [place for place in every if place.dtype.is_floating_point]
+
+    def add_all(self) -> None:
+        for seat, weight in enumerate(self.weights):
+            self.store.add(1 + seat, seat, weight, seat == 0)
+
+    def finish(self, scale: float = 1.0) -> None:
+        self.store.finish(
+            1 + NUM_SEATS, self.updaters, self.optimizer.param_groups, seat=-1, scale=scale
+        )
+
+    def wanted(self, place: object, scale: float = 1.0) -> Tensor:
+        """In at least 32 bits, rounded at the end."""
+        parts = [place.view(self.store.slot(seat)) for seat in range(NUM_SEATS)]
+        total = parts[0].float() * self.weights[0]
+        for part, weight in zip(parts[1:], self.weights[1:], strict=True):
+            total.add_(part.float(), alpha=weight)
+        return (total * scale).to(place.dtype)
+
+    def assert_averaged(self, scale: float = 1.0) -> None:
+        for place in self.places:
+            assert torch.equal(place.view(self.store.sum_slot), self.wanted(place, scale))
+
+
+@HALVES
+@pytest.mark.parametrize("scale", [1.0, 0.75])
+def test_a_sum_in_the_store_is_rounded_once(dtype: torch.dtype, scale: float) -> None:
+    rig = Rig(dtype)
+    rig.add_all()
+    rig.finish(scale)
+    for place in rig.layout.parameters.places:
+        assert torch.equal(place.view(rig.store.sum_slot), rig.wanted(place, scale))
+
+
+@HALVES
+def test_another_update_begins_its_sum_anew(dtype: torch.dtype) -> None:
+    rig = Rig(dtype)
+    rig.add_all()
+    rig.finish()
+    rig.add_all()
+    rig.finish()
+    rig.assert_averaged()
+
+
+@HALVES
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_who_takes_a_half_done_sum_over_adds_nothing_twice(dtype: torch.dtype, chunk: int) -> None:
+    """Its executor dies when it has changed a chunk and noted nothing of it."""
+    rig = Rig(dtype)
+    rig.store.add(1, 0, rig.weights[0], True)
+    rig.store.add(2, 1, rig.weights[1], False)
+    _die_in(rig.store, chunk, lambda: rig.store.add(3, 2, rig.weights[2], False))
+    rig.store.add(3, 2, rig.weights[2], False)
+    for seat in range(3, NUM_SEATS):
+        rig.store.add(1 + seat, seat, rig.weights[seat], False)
+    _die_in(rig.store, chunk, lambda: rig.finish(0.75))
+    rig.finish(0.75)
+    for place in rig.layout.parameters.places:
+        assert torch.equal(place.view(rig.store.sum_slot), rig.wanted(place, 0.75))
+
+
+def _die_in(store: SharedStore, chunk: int, job: Callable[[], None]) -> None:
+    over = store._over_chunks
+
+    def dying(number: int, change: Callable[..., None], **options: bool) -> None:
+        seen = []
+
+        def change_and_die(run: object) -> None:
+            change(run)
+            seen.append(run)
+            if len(seen) == chunk + 1:
+                raise Dead
+
+        over(number, change_and_die, **options)
+
+    store._over_chunks = dying  # type: ignore[method-assign]
+    with pytest.raises(Dead):
+        job()
+    store._over_chunks = over  # type: ignore[method-assign]
+
+
+def test_the_norm_of_a_sum_is_that_of_32_bits() -> None:
+    rig = Rig(torch.bfloat16)
+    rig.add_all()
+    found = rig.store._gradient_runs(-1)
+    norm = math.sqrt(math.fsum(float(one.double().square().sum()) for one in found))
+    wanted = math.sqrt(
+        math.fsum(
+            float(
+                sum(
+                    place.view(rig.store.slot(seat)).double() * weight
+                    for seat, weight in enumerate(rig.weights)
+                )
+                .square()
+                .sum()
+            )
+            for place in rig.layout.parameters.places
+        )
+    )
+    assert norm == pytest.approx(wanted, rel=1e-6)
+
+
+@HALVES
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_so_is_an_average_between_peers(dtype: torch.dtype, num_parts: int) -> None:
+    torch.manual_seed(2)
+    parts = [torch.randn(100_003).to(dtype) for _ in range(num_parts)]
+    weights = [(1 + i) / sum(range(1, num_parts + 1)) for i in range(num_parts)]
+    mean = torch.empty_like(parts[0])
+    average_into(mean, parts, weights)
+    wanted = parts[0].double() * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        wanted.add_(part.double(), alpha=weight)
+    least = (wanted.to(dtype) - wanted).abs() + 1e-6  # what 32 bits leave of a tie
+    assert ((mean - wanted).abs() <= least).all()
+    assert ((average_of_buffers(parts, weights) - wanted).abs() <= least).all()
