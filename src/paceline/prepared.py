@@ -424,7 +424,6 @@ class Prepared:
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:
-        self._asked = Work()
         self.loss = None
         self.amp.is_waiting = False
         self._take_back()

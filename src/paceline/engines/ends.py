@@ -77,7 +77,10 @@ class Ends:
             self._gate.snapshots.left(member)
         if one.is_done or run.ending:
             one.is_done = True
-            self._note_end(member)
+            if run.ending or run.are_express or member not in run.coordinator_members:
+                self._note_end(member)
+            else:  # others may go on, and none of their work may be given to it
+                run.hear_left(member)
             self._peers.take_over_if_all_interrupted()
             if run.has_begun:
                 self._gate.go_on_if_waiting()

@@ -259,7 +259,8 @@ class MediatedSession(Session):
 
     def check(self) -> None:
         self.beat()
-        if self.is_in_step and self._control[self._cancelled] > self._serial:
+        has_work = self.is_in_step and self._grant is not None
+        if has_work and self._control[self._cancelled] > self._serial:
             raise Superseded
 
     def beat(self) -> None:
