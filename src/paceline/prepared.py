@@ -23,6 +23,7 @@ from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
 from .compute.edits import Edits
 from .compute.norms import batch_norm_note
+from .compute.others import Guard
 from .compute.place import Place
 from .compute.replica import Replica, refuse_hooks, refuse_what_cannot_be_carried
 from .compute.scalers import reset_scalers, tell_of_unscaling
@@ -42,11 +43,11 @@ from .fast import Script, Settled, settle
 from .holding import Holding
 from .keeper import Keeper, groups_of, random_states, restore_random_states, set_groups
 from .replaced import (
+    SharedState,
     clone_state,
     note_backward,
     note_losses,
     replace_step,
-    share_state,
     sort_out,
 )
 from .scaling import Scaling
@@ -171,8 +172,9 @@ class Prepared:
         """Join a run of several workers: move the model's memory, replace what must be shared."""
         rule = self.optimizer
         if self._context.is_difference:
-            trainable = [one for one in self.model.parameters() if one.requires_grad]
-            rule = torch.optim.SGD(trainable, lr=1.0)
+            # Frozen ones as well, whose difference is 0: they may thaw.
+            floating = [one for one in self.model.parameters() if one.is_floating_point()]
+            rule = torch.optim.SGD(floating, lr=1.0)
         self._keeper.load(self.model, self.optimizer, is_difference=self._context.is_difference)
         self._remember()
         replica = Replica(self.model, self.optimizer, rule)
@@ -191,8 +193,11 @@ class Prepared:
         clone_state(self.model)
         note_losses(self.note_loss)
         if not self._context.is_difference:
-            share_state(self.optimizer, session.optimizer_state)
+            state = SharedState(self.optimizer, session.optimizer_state, lambda: session.has_opened)
+            session.take_loaded, session.unedited.check_objects = state.take_loaded, state.check
             self._watch_edits(replica)
+        if session.num_workers > 1:
+            Guard(self.optimizer, session.grant, lambda: session.is_over).begin()
 
     def _watch_edits(self, replica: Replica) -> None:
         """Find what changes a gradient on its way, but for a scaler."""
@@ -484,8 +489,10 @@ class Prepared:
         self.scaling.read(asked)
         self._begin_step(grant.ticket.version, asked)
         if self._context.is_difference:
+            member.unedited.check()
             if not asked.found_inf:
                 self._step_optimizer()
+            member.unedited.mark()
             self.schedules.end_step()
             self._local_loss = asked.loss
             return

@@ -2,14 +2,17 @@
 
     optimizer.step             pushes, waits for the release and pulls
     optimizer.state_dict       the whole state at one version, in any member
-    model.state_dict           compact clones: a view would save the whole shared block
+    model.state_dict           compact clones: what training changes is nobody else's
     loss.backward              the loss is noted for the report
 
 The objects stay the user's. This module must not know how a session carries anything.
 """
 
+import copy
 import threading
 import types
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from .errors import ConfigError
 
-State = dict[nn.Parameter, dict[str, Any]]
+State = dict[Tensor, dict[str, Any]]
 
 
 def sort_out(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any]]:
@@ -58,35 +61,150 @@ def replace_step(optimizer: Optimizer, function: Callable[..., Any]) -> None:
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
 
+class _Depth(threading.local):
+    """How many ``state_dict`` calls of modules are inside each other."""
+
+    now = 0
+
+
+_depth = _Depth()
+_prepared: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+"""Modules of prepared models. No hook is put on them: a copy or a pickle would take it along."""
+_state_dict: Callable[..., dict[str, Any]] = nn.Module.state_dict
+
+
 def clone_state(model: nn.Module) -> None:
-    """``model.state_dict()`` gives compact clones from now on."""
-    register: Any = model.register_state_dict_post_hook
-    register(_clone)
+    """``state_dict()`` of the model and of its parts gives compact clones from now on."""
+    for module in model.modules():
+        _prepared.add(module)
+    nn.Module.state_dict = _cloned_state_dict  # type: ignore[method-assign, assignment]
 
 
-def _clone(module: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            state[name] = value.detach().clone()
+def _cloned_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Cloned once, where the script has called it."""
+    _depth.now += 1
+    try:
+        state = _state_dict(self, *arguments, **options)
+    finally:
+        _depth.now -= 1
+    if not _depth.now and self in _prepared:
+        for name, value in state.items():
+            if isinstance(value, Tensor) and not value.requires_grad:
+                state[name] = value.detach().clone()
+    return state
 
 
-def share_state(optimizer: Optimizer, read: Callable[[], State]) -> None:
-    """``optimizer.state_dict()`` in any member gives the whole state at one version."""
-    original = optimizer.state_dict
+_HELD = (
+    "optimizer.state is kept by the run for all workers: read it by "
+    "optimizer.state_dict()['state'], and load it before the first epoch by "
+    "optimizer.load_state_dict(...)"
+)
 
-    def state_dict() -> dict[str, Any]:
-        for parameter, kept in read().items():
-            optimizer.state[parameter] = kept
+
+class HeldState(defaultdict[Any, Any]):
+    """In the place of ``optimizer.state``: whoever looks into it is told where the state is.
+
+    Copies and pickles hold the true state.
+    """
+
+    def __init__(self, read: Callable[[], State]) -> None:
+        super().__init__(dict)
+        self.read = read
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError(_HELD)
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _refuse
+    get = items = keys = values = pop = popitem = clear = update = setdefault = copy = _refuse
+    __copy__ = _refuse
+
+    def __bool__(self) -> bool:
+        raise ConfigError(_HELD)
+
+    def __repr__(self) -> str:
+        return "the state that the run keeps: optimizer.state_dict()['state']"
+
+    def __reduce__(self) -> Any:
+        return defaultdict, (dict, dict(self.read()))
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return self.__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "defaultdict[Any, Any]":
+        return defaultdict(dict, copy.deepcopy(dict(self.read()), memo))
+
+
+class SharedState:
+    """The state of the user's optimizer, where the store keeps it.
+
+    ``optimizer.state_dict()`` in any member gives the whole state at one version.
+
+    Args:
+        read: the state of the newest version.
+        has_begun: whether the first epoch was opened: from then on nothing can be loaded.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, read: Callable[[], State], has_begun: Callable[[], bool]
+    ) -> None:
+        self._optimizer = optimizer
+        self._read = read
+        self._has_begun = has_begun
+        self._state_dict = optimizer.state_dict
+        self._load = optimizer.load_state_dict
+        self._loaded: State | None = None
+        self._num_groups = len(optimizer.param_groups)
+        self._held = HeldState(self._newest)
+        optimizer.state = self._held
+        optimizer.state_dict = self._whole_state  # type: ignore[method-assign]
+        optimizer.load_state_dict = self._note_loaded  # type: ignore[method-assign, assignment]
+        optimizer.add_param_group = _refuse_group  # type: ignore[method-assign]
+
+    def take_loaded(self) -> State | None:
+        """What was loaded since ``prepare``; None: nothing."""
+        loaded, self._loaded = self._loaded, None
+        return loaded
+
+    def check(self) -> None:
+        """Raise ConfigError where the script has put another state or more groups there."""
+        if self._optimizer.state is not self._held:
+            raise ConfigError(
+                "optimizer.state was replaced after prepare(), and the run keeps the true one: to "
+                "begin with a new state, build a new optimizer in a run of its own"
+            )
+        if len(self._optimizer.param_groups) != self._num_groups:
+            _refuse_group()
+
+    def _newest(self) -> State:
+        return self._read() if self._loaded is None else self._loaded
+
+    def _whole_state(self) -> dict[str, Any]:
+        self._optimizer.state = defaultdict(dict, self._newest())
         try:
-            return original()
+            return self._state_dict()
         finally:
-            optimizer.state.clear()
+            self._optimizer.state = self._held
 
-    def load_state_dict(_: dict[str, Any]) -> None:
-        raise ConfigError("load the optimizer's state before prepare(): the run holds it now")
+    def _note_loaded(self, state: dict[str, Any]) -> None:
+        if self._has_begun():
+            raise ConfigError(
+                "load the optimizer's state before the first epoch: the run holds it now"
+            )
+        self._optimizer.state = defaultdict(dict)
+        try:
+            self._load(state)
+            self._loaded = dict(self._optimizer.state)
+        finally:
+            self._optimizer.state = self._held
 
-    optimizer.state_dict = state_dict  # type: ignore[method-assign]
-    optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign, assignment]
+
+def _refuse_group(*_: Any, **__: Any) -> None:
+    raise ConfigError(
+        "optimizer.add_param_group() cannot be carried after prepare(): give the optimizer all "
+        "parameters before prepare(), torch.optim.SGD([{'params': head.parameters()}, {'params': "
+        "body.parameters()}]), freeze with body.requires_grad_(False), and thaw later with "
+        "body.requires_grad_(True)"
+    )
 
 
 class _Listener(threading.local):

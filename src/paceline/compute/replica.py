@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..store.layout import Layout, bind, lay_out
 from ..store.twin import has_hooks, state_rows
+from .held import Held
 
 Hyper = tuple[tuple[Any, ...], ...]
 
@@ -38,6 +39,7 @@ class Replica:
         self.device = _only_device([*self.parameters, *self.buffers])
         rows = state_rows(rule, self.parameters)
         self.layout: Layout = lay_out(named, model.named_buffers(), rows)
+        self.held = Held(model, self.layout)
         self._home: Tensor | None = None
         self._slot: Tensor | None = None
         self._grads: list[Tensor] = []
@@ -59,6 +61,7 @@ class Replica:
     def live_in(self, block: Tensor) -> None:
         """Let the parameters be views into ``block``; nothing is copied."""
         bind(self.parameters, self.layout.parameters, block)
+        self.held.lie_in(block)
 
     def live_alone(self) -> Tensor:
         """Let parameters and buffers be views into private memory, which is returned."""
@@ -66,7 +69,7 @@ class Replica:
             size = self.layout.slot_bytes
             self._home = torch.zeros(size, dtype=torch.uint8, device=self.device)
         self.write_to(self._home)
-        bind(self.parameters, self.layout.parameters, self._home)
+        self.live_in(self._home)
         bind(self.buffers, self.layout.buffers, self._home)
         return self._home
 
@@ -108,7 +111,7 @@ class Replica:
 
     def _place(self, number: int) -> Tensor:
         """Where this gradient is gathered, with a counter of changes of its own."""
-        return self.layout.parameters.places[number].view(self._outgoing).data
+        return self.layout.parameters.places[number].alone(self._outgoing)
 
     def turn_to(self, slot: Tensor, views: list[Tensor]) -> None:
         """The next `collect` or `send` goes to this slot, in memory of the model's device.
@@ -188,6 +191,7 @@ class Replica:
     def send(self) -> None:
         """Copy what was gathered, and the buffers, into the slot."""
         assert self._slot is not None
+        self.held.take_buffers()
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
             place.view(self._slot).copy_(buffer)
         if self._outgoing is not self._slot:

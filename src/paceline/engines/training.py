@@ -148,7 +148,7 @@ class TrainingCraft:
             Updater(self._rule, parameters, layout, block) for block in self.store.blocks
         ]
         self.replica.write_to(self.store.blocks[self.store.current])
-        self._updaters[self.store.current].write_state(self._rule, parameters)
+        self._updaters[self.store.current].write_state(self._rule.state)
         self._home = self.replica.live_alone()
 
     @property

@@ -40,12 +40,24 @@ class CollectiveSession(ExpressSession):
         self._start_group()
         self._block = store.current
         self._own = store.blocks[self._block].to(replica.device, copy=True)
-        if not self._is_difference:
-            replica.live_in(self._own)
         self._kept_buffers = replica.layout.buffers.of(self._home).clone()
         self._updater = Updater(self._rule, replica.parameters, replica.layout, self._own)
         self._mean = torch.zeros_like(self._own) if self._is_difference else replica.outgoing
         self._all_present = b"\1" * len(replica.parameters)
+        if not self._is_difference:
+            replica.live_in(self._own)
+            self.unedited.watch(self._own)
+            self.unedited.mark(self._home)
+
+    def _come_back(self) -> None:
+        """The weights lie alone already."""
+
+    def _step_aside(self) -> None:
+        """The store gets what the next epoch is compared with, and what state_dict() reads."""
+        if self._is_express:
+            layout, block = self._replica.layout, self.store.blocks[self._block]
+            for section in (layout.parameters, layout.state):
+                section.of(block).copy_(section.of(self._own))
 
     def _start_group(self) -> None:
         if not dist.is_initialized():
@@ -90,6 +102,7 @@ class CollectiveSession(ExpressSession):
         replica = self._replica
         if self._is_difference:
             assert self._base is not None
+            self.unedited.check()
             self.store.present(self.seat)[:] = self._all_present
             for dtype, start, stop in replica.layout.parameters.runs():
                 base, home, out = (
@@ -99,6 +112,7 @@ class CollectiveSession(ExpressSession):
             return
         if work.inv_scale != 1.0:
             replica.scale_gradients(work.inv_scale)
+        replica.held.take_buffers()
         replica.gather(self.store.present(self.seat))
 
     def _update(self, lines: list[Line]) -> None:
@@ -106,6 +120,8 @@ class CollectiveSession(ExpressSession):
         weights = [line.weight for line in lines]
         check_settings(lines)
         clip = common_clip(lines)
+        if not self._is_difference:
+            self.unedited.check()
         self._is_bad = False
         self._is_skipped = any(line.fault for line in lines)
         if self._is_skipped:
@@ -132,6 +148,8 @@ class CollectiveSession(ExpressSession):
         self.advance_schedule(self._version)
         self._updater.step(self._mean, self._present_in_any(weights), self._rule.param_groups)
         self._average_buffers(weight)
+        if not self._is_difference:
+            self.unedited.mark()
 
     def _average_buffers(self, weight: float) -> None:
         for buffer in self._replica.buffers:
@@ -176,6 +194,7 @@ class CollectiveSession(ExpressSession):
         self._home[:size].copy_(self._own[:size])
         assert self._base is not None
         self._base.copy_(self._home)
+        self.unedited.mark()
 
     def _standing(self) -> tuple[Tensor, Tensor | None]:
         return (self._own, self._kept_buffers) if self._is_express else super()._standing()

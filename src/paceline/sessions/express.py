@@ -56,7 +56,10 @@ class ExpressSession(MediatedSession):
         self._board = Board(self._control, self.seat, self._clock)
         self._first_version = self.store.version
         if not self._is_express:
+            self._pull(0)  # the first member may have loaded other weights since
             self._enter()
+        else:
+            self._come_back()
         self._board.begin(phase)
         self._advance()
         self._clock.begun_s = time.perf_counter()
@@ -79,10 +82,23 @@ class ExpressSession(MediatedSession):
         self._kept_buffers = replica.layout.buffers.of(self._home).clone()
         """Of the version that stands: the model's own change with every forward pass."""
         self._block = store.current
-        if not self._is_difference:
-            replica.live_in(store.blocks[self._block])
         self._share = Share(store, replica, self._rule, seat=self.seat, block=self._block)
         self._all_present = b"\1" * len(replica.parameters)
+        self._come_back()
+
+    def _come_back(self) -> None:
+        """The weights on the shared block, where others read them."""
+        if not self._is_difference:
+            self._replica.live_in(self.store.blocks[self._block])
+            self.unedited.watch(self.store.blocks[self._block], self._share.ranges)
+            self.unedited.mark(self._home)  # others may be at work already
+
+    def _step_aside(self) -> None:
+        """Between epochs the weights lie alone: what a script does with them is seen by nobody."""
+        if self._is_express and not self._is_difference:
+            self._replica.live_in(self._home)
+            self.unedited.watch(self._home)
+            self.unedited.mark()
 
     def _leave(self) -> None:
         """Back to private parameters; they are pulled with the next grant."""
@@ -106,6 +122,7 @@ class ExpressSession(MediatedSession):
         self._hand_over_buffers()
         self._diary.tell()  # all do: the first may have died by now
         self._await_grant()
+        self._step_aside()
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
         """Nobody is asked: the rounds of the epoch are known."""
@@ -194,6 +211,7 @@ class ExpressSession(MediatedSession):
     def _fill(self, work: Work) -> None:
         store = self.store
         if self._is_difference:
+            self.unedited.check()
             self._fill_slot(work)
             return
         if work.inv_scale != 1.0:
@@ -205,6 +223,8 @@ class ExpressSession(MediatedSession):
         weights = [line.weight for line in lines]
         total = sum(weights)
         check_settings(lines)
+        if not self._is_difference:
+            self.unedited.check()  # all are here: nobody changes weights after it was looked
         clip, share = common_clip(lines), self._share
         self._is_skipped = any(line.fault for line in lines)
         present = self._present_in_any(weights)
@@ -221,6 +241,8 @@ class ExpressSession(MediatedSession):
         self.advance_schedule(self._version)
         share.step(present, self._rule.param_groups)
         share.average_buffers([one / total for one in weights])
+        if not self._is_difference:
+            self.unedited.mark()
 
     def _present_in_any(self, weights: list[float]) -> Sequence[int]:
         """Per parameter: whether any member has a gradient for it."""
@@ -242,6 +264,8 @@ class ExpressSession(MediatedSession):
         is_bad = self._board.is_bad(self._version)
         if is_bad and not self._is_skipped:
             self._share.restore(self._version + 1)
+            if not self._is_difference:
+                self.unedited.mark()
             self._raise_if_mine()
             self._board.barrier()
         mine = self._replica.layout.buffers.of(self._home)
@@ -307,6 +331,7 @@ class ExpressSession(MediatedSession):
         self._home[:size].copy_(self.store.blocks[self._block][:size])
         assert self._base is not None
         self._base.copy_(self._home)
+        self.unedited.mark()
 
     def _raise_if_mine(self) -> None:
         """The worker whose own gradient is not finite says so, with the parameter's name."""
@@ -325,6 +350,7 @@ class ExpressSession(MediatedSession):
 
     def _ask_to_leave(self) -> None:
         """This member needs the coordinator: all leave the express path at their next barrier."""
+        self.unedited.check()  # what is on the block goes along
         self._control[ALARM] = 1
         self._tell(Work())
         self._board.arrive()
@@ -334,6 +360,8 @@ class ExpressSession(MediatedSession):
     def _interrupted(self, phase: int, work: Work) -> None:
         """Put the share back, tell where this member stands, and go on through the store."""
         entries = None
+        if phase == 1 and not self._is_difference:
+            self.unedited.check()  # what is on the block goes along
         if phase == 2:
             self._share.restore(self._version + 1)
             lines = self._board.lines()
@@ -385,6 +413,8 @@ class ExpressSession(MediatedSession):
         replica = self._replica
         grads = [parameter.grad for parameter in replica.parameters]
         self._home = replica.live_alone()
+        self.unedited.watch(self._home)
+        self.unedited.mark()
         for parameter, gradient in zip(replica.parameters, grads, strict=True):
             parameter.grad = gradient
 

@@ -9,12 +9,11 @@ the jobs that arrive meanwhile. This module must not know protocols, processes o
 import json
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from ..compute.replica import Replica
@@ -47,6 +46,10 @@ from .lane import Lane, Message
 from .mailbox import Mailbox
 from .snapshots import Snapshots
 from .turns import Turns
+from .unedited import Unedited
+
+State = Mapping[torch.Tensor, Mapping[str, Any]]
+"""What an optimizer keeps for each parameter."""
 
 
 class MediatedSession(Session):
@@ -105,6 +108,14 @@ class MediatedSession(Session):
         """Take over the settings of a worker that is there already."""
         self.order_digest: Callable[[], str] = lambda: ""
         """Of the epoch's order that was drawn last; all members' are compared."""
+        self.unedited = Unedited()
+        self.take_loaded: Callable[[], State | None] = lambda: None
+        """The optimizer's state that the script has loaded since ``prepare``."""
+        self.is_over = False
+        """Whether the script has no more epochs."""
+        self._is_first = False
+        self.has_opened = False
+        """Whether its first epoch was opened."""
         self._first_skipped = 0
         self.first_scale: LossScale | None = None
         """Of a run that goes on; None: the scalers' own."""
@@ -126,6 +137,7 @@ class MediatedSession(Session):
         message = self._mail.expect("laid")
         is_first, self.num_steps, self._is_difference = message[2:5]
         self._nonfinite_is_error, self.first_epoch, limit, version = message[5:9]
+        self._is_first = is_first and not version
         self.store = SharedStore(replica.layout, self._arena.tensor(), self._control)
         self._updaters = [
             Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
@@ -134,13 +146,14 @@ class MediatedSession(Session):
         if limit:
             self._duties.scale_own = lambda number: self._scale_own(number, limit)
         self.snapshots.begin(self.store)
+        self.unedited.begin(replica, self.store)
         if is_first:
             self._control[VERSION] = 2 * version  # of a run that goes on: not 0
             if self.first_scale is not None:
                 self.store.scales.begin(version, self.first_scale)
             self._control[SKIPPED[version & 1]] = self._first_skipped
             replica.write_to(self.store.blocks[self.store.current])
-            self._updaters[self.store.current].write_state(rule, replica.parameters)
+            self._updaters[self.store.current].write_state(rule.state)
             self._control.set_and_wake(LAYOUT, 1)
         while not self._control.wait_while(LAYOUT, lambda value: value == 0, POLL_S):
             self._mail.do_jobs()
@@ -150,6 +163,7 @@ class MediatedSession(Session):
         """The model on private memory with the newest version, gradients into this seat's slot."""
         self._home = self._replica.live_alone()
         self._base = torch.empty_like(self._home) if self._is_difference else None
+        self.unedited.watch(self._home)
         self._pull(0)
         if not self._is_difference:
             self._replica.push_into(self.store.slot(self.seat), self.check)
@@ -160,6 +174,7 @@ class MediatedSession(Session):
         """Wait until every member is at this epoch; False: the run is over."""
         if self._mail.has_stopped:
             return False
+        own = self._settle_edits()
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
         ends = list(batch_ends) if batch_ends is not None else None
         digest = self.order_digest() if self.num_workers > 1 else ""
@@ -173,7 +188,30 @@ class MediatedSession(Session):
         if message[0] != "open":
             return False
         self._opened(message)
+        if own is not None and self._grant is not None:
+            self._replica.layout.buffers.of(self._home).copy_(own)
         return True
+
+    def _settle_edits(self) -> torch.Tensor | None:
+        """What the script changed since the last epoch; buffers of its own, as a pass leaves them.
+
+        Before the first epoch the first member's weights and state are written to the store: all
+        stand still, and whatever another member holds is pulled over.
+        """
+        if self.has_opened:
+            self.unedited.check_all(self._version)
+            return self.unedited.buffers_to_keep(self._home)
+        self.unedited.take_all()
+        self.has_opened = True
+        loaded, store = self.take_loaded(), self.store
+        if self._is_first:
+            self._replica.write_to(store.blocks[store.current])
+        if self._is_first and loaded is not None:
+            for number, block in enumerate(store.blocks):
+                layout, parameters = self._replica.layout, self._replica.parameters
+                self._updaters[number] = Updater(self._rule, parameters, layout, block)
+            self._updaters[store.current].write_state(loaded)
+        return None
 
     def _opened(self, message: Message) -> None:
         self._await_grant()
@@ -188,6 +226,7 @@ class MediatedSession(Session):
         clock = self._clock
         clock.compute_s = start - clock.begun_s
         fault, hyper = OK, 0
+        self.unedited.check(-1 if self._is_difference else self._version)
         if work.weight:
             fault = self._fill_slot(work)
             hyper = self._digest_hyper()
@@ -208,6 +247,7 @@ class MediatedSession(Session):
         store, replica = self.store, self._replica
         slot, present = store.slot(self.seat), store.present(self.seat)
         if self._base is not None:
+            replica.held.take_buffers()
             for run in replica.layout.parameters.runs():
                 dtype, start, stop = run
                 torch.sub(
@@ -259,8 +299,8 @@ class MediatedSession(Session):
 
     def check(self) -> None:
         self.beat()
-        has_work = self.is_in_step and self._grant is not None
-        if has_work and self._control[self._cancelled] > self._serial:
+        is_late = self.is_in_step and self._control[self._cancelled] > self._serial
+        if is_late and self._grant is not None:  # else the epoch is over: no other work will come
             raise Superseded
 
     def beat(self) -> None:
@@ -270,6 +310,7 @@ class MediatedSession(Session):
 
     def superseded(self) -> None:
         left_s = time.perf_counter()
+        self._replica.held.drop_parameters()  # it may have been left with others in their place
         self._lane.hold(("superseded", self._serial, left_s - self._clock.begun_s, left_s))
         self._await_grant()
         self._clock.push_s = 0.0
@@ -302,7 +343,7 @@ class MediatedSession(Session):
         """What all members see of the prepared scheduler of this number."""
         return RhythmWords(self._control, number)
 
-    def optimizer_state(self) -> dict[nn.Parameter, dict[str, Any]]:
+    def optimizer_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         """Clones of the optimizer's whole state at the newest version, by the user's parameters."""
         rows = self._updaters[self.store.current].read_state()
         held = [one for group in self._rule.param_groups for one in group["params"]]
@@ -430,17 +471,21 @@ class MediatedSession(Session):
         """The epoch or the run is over at this version."""
         self._mail.settle(lambda: self._control.wait_for_version(version, POLL_S))
         self._pull(version)
+        self.unedited.end_epoch(self._home)
         self._grant = None
 
     def _pull(self, version: int) -> None:
         self._version = self.store.pull(version, self._home)
         if self._base is not None:
             self._base.copy_(self._home)
+        self._replica.held.drop_buffers()
+        self.unedited.mark()
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""
+        self.is_over = True
         self._lane.send(("rested", epoch))
         self._mail.answer("goodbye")
 

@@ -45,6 +45,10 @@ def _even(layout: Layout, member: int, num_members: int) -> Ranges:
     return runs
 
 
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
 def _pieces(layout: Layout, ranges: Ranges) -> list[Piece]:
     """The elements of each parameter that lie in the ranges."""
     pieces = []
@@ -115,6 +119,8 @@ class Share:
         self._control = store.control
         self._store = store
         self._replica = replica
+        self.ranges = [(run.start, _aligned(run.stop)) for run in ranges]
+        """Where this share's parameters lie, in bytes, with what fills up their last line."""
         live, undo = store.blocks[block], store.blocks[1 - block]
         mean = store.sum_slot
         self._mean = [run.of(mean) for run in ranges]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 ALIGN_BYTES = 64
 
@@ -47,6 +48,14 @@ class Place:
     def view(self, block: Tensor) -> Tensor:
         """The tensor itself, of ``shape``, sharing the memory of ``block`` (bytes)."""
         return self.flat(block).as_strided(self.shape, self.strides)
+
+    def alone(self, block: Tensor) -> Tensor:
+        """As ``view``, with a storage of its own over the same bytes.
+
+        Who saves or copies a tensor takes its storage along: of a view that is the whole block.
+        """
+        view = self.view(block)
+        return from_dlpack(view) if self.numel else view
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +195,7 @@ def bind(module_tensors: Iterable[Tensor], section: Section, block: Tensor) -> N
     The objects stay the same, so optimizers, hooks and tied weights keep holding.
     """
     for tensor, place in zip(module_tensors, section.places, strict=True):
-        tensor.data = place.view(block)
+        tensor.data = place.alone(block)
 
 
 def named_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -133,6 +133,15 @@ class SharedStore:
             if control[generation] == before:
                 return newest >> 1
 
+    def standing(self, version: int) -> Tensor | None:
+        """The block of ``version``; None where it is not the newest one, or no more.
+
+        Who reads from it asks again afterwards: it may have been changed meanwhile.
+        """
+        newest = self.control[VERSION]
+        is_whole = newest >> 1 == version and not self.control[GENERATION[newest & 1]] & 1
+        return self.blocks[newest & 1] if is_whole else None
+
     def pin(self, block: Tensor, buffers: Tensor | None = None) -> None:
         """Copy a whole version to where a checkpoint is written from; nobody may change it now.
 

@@ -31,6 +31,8 @@ FUSED = frozenset((torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.o
 EXISTS = "exists"
 """A state entry of one byte: whether the optimizer has made this parameter's state yet."""
 
+_TWIN = "is_paceline_twin"
+
 StateRow = tuple[int, str, Tensor, bool]
 
 
@@ -101,10 +103,14 @@ def _trial_state(
 def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """The same class with the same attributes, over other parameters, with no state."""
     twin: Optimizer = object.__new__(type(optimizer))
-    private = {"step", "zero_grad", "state_dict", "load_state_dict", "state", "param_groups"}
+    private = {
+        "step", "zero_grad", "state_dict", "load_state_dict", "add_param_group", "state",
+        "param_groups",
+    }  # fmt: skip
     for name, value in optimizer.__dict__.items():
         if name not in private:
             twin.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
+    twin.__dict__[_TWIN] = True
     twin.__dict__["state"] = defaultdict(dict)
     twin.__dict__["param_groups"] = groups
     for group in groups:
@@ -113,6 +119,11 @@ def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
         if _may_fuse(optimizer, group):
             group["fused"] = True
     return twin
+
+
+def is_twin(optimizer: Optimizer) -> bool:
+    """Whether it was made here."""
+    return _TWIN in optimizer.__dict__
 
 
 def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..errors import ConfigError
 from .layout import Layout, StateEntry
 from .twin import EXISTS, bare_step, keeps_gradients, make_twin
 
@@ -54,6 +55,7 @@ class Updater:
     ) -> None:
         self._layout = layout
         self._block = block
+        self._parameters = parameters
         self._entries: dict[int, list[StateEntry]] = defaultdict(list)
         for entry in layout.entries:
             self._entries[entry.parameter].append(entry)
@@ -162,17 +164,38 @@ class Updater:
     def _is_split(self, piece: Piece) -> bool:
         return piece.stop - piece.start < self._layout.parameters.places[piece.number].numel
 
-    def write_state(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        """Put the state that the user's optimizer brings along (a loaded one) into the block."""
+    def write_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Put the state that the user's optimizer brings along (a loaded one) into the block.
+
+        Args:
+            state: by the model's parameters.
+
+        Raises:
+            ConfigError: it has an entry that is not in the layout.
+        """
         for piece, parameter in self._held:
-            state = optimizer.state.get(parameters[piece.number])
-            if state:
+            row = state.get(self._parameters[piece.number])
+            if row:
+                self._refuse_more(piece.number, row)
                 self._optimizer.state[parameter] = {
                     key: value.clone() if isinstance(value, Tensor) else value
-                    for key, value in state.items()
+                    for key, value in row.items()
                 }
         self._bind_created()
         self._write_numbers()
+
+    def _refuse_more(self, number: int, row: Mapping[str, Any]) -> None:
+        """What the optimizer did not keep when the layout was made has no place."""
+        known = {entry.key for entry in self._entries[number]}
+        for key, value in row.items():
+            if key not in known and value is not None:
+                name = self._layout.parameters.places[number].name
+                raise ConfigError(
+                    f"{type(self._optimizer).__name__} keeps {key!r} for {name!r} in the state "
+                    "that was loaded, and none as it was prepared: load it before prepare(), "
+                    "optimizer.load_state_dict(...); "
+                    "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+                )
 
     def read_state(self) -> list[dict[str, Any]]:
         """Compact clones of the state of each parameter of the groups, in the groups' order."""

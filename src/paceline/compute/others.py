@@ -1,0 +1,101 @@
+"""Optimizers that were not prepared: in a run of several workers their steps are refused by name.
+
+What they train would drift: every worker has its own copy, and trains it on its own part of the
+data. Let by is what belongs to one worker alone: tensors of no module, between epochs or within
+one mini-batch (an input that is optimized), and everything before ``prepare`` and after the last
+epoch. Optimizers inside the prepared one step with it. This module must not know sessions.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ..errors import ConfigError
+from ..store.twin import is_twin
+
+
+class _Member(threading.local):
+    """The member whose thread this is; the inline engine has several in one process."""
+
+    guard: "Guard | None" = None
+
+
+_member = _Member()
+_installed: list[Any] = []
+"""The hooks on all optimizers, once a member is guarded."""
+
+
+class Guard:
+    """Looks at every step of an optimizer in this thread.
+
+    Args:
+        prepared: the optimizer of the run.
+        mini_batch: what is the same object as long as one mini-batch is at work; None: none is.
+        is_over: whether the script has no more epochs.
+    """
+
+    def __init__(
+        self,
+        prepared: Optimizer,
+        mini_batch: Callable[[], object | None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._prepared = prepared
+        self._mini_batch = mini_batch
+        self._is_over = is_over
+        self._is_stepping = False
+        self._seen: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()
+
+    def begin(self) -> None:
+        """From now on, in this thread."""
+        _member.guard = self
+        if not _installed:
+            _installed.append(register_optimizer_step_pre_hook(_before))
+            _installed.append(register_optimizer_step_post_hook(_after))
+
+    def before(self, optimizer: Optimizer) -> None:
+        if optimizer is self._prepared:
+            self._is_stepping = True
+        elif not (self._is_stepping or is_twin(optimizer) or self._is_over()):
+            self._refuse_training(optimizer)
+
+    def after(self, optimizer: Optimizer) -> None:
+        if optimizer is self._prepared:
+            self._is_stepping = False
+
+    def _refuse_training(self, optimizer: Optimizer) -> None:
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        if any(isinstance(one, nn.Parameter) for one in held):
+            raise _refused(optimizer)
+        if (now := self._mini_batch()) is None:
+            return
+        if self._seen.setdefault(optimizer, now) is not now:
+            raise _refused(optimizer)
+
+
+def _refused(optimizer: Optimizer) -> ConfigError:
+    name = type(optimizer).__name__
+    return ConfigError(
+        f"{name} was stepped, and it is not the optimizer that was prepared: what it trains would "
+        "become another in each worker; give its parameters to the prepared optimizer as one more "
+        "group, torch.optim.SGD([{'params': model.parameters()}, {'params': other.parameters()}]), "
+        "with one module that holds both, or train it with one worker"
+    )
+
+
+def _before(optimizer: Optimizer, _: Any, __: Any) -> None:
+    if _member.guard is not None:
+        _member.guard.before(optimizer)
+
+
+def _after(optimizer: Optimizer, _: Any, __: Any) -> None:
+    if _member.guard is not None:
+        _member.guard.after(optimizer)

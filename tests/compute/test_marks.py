@@ -1,0 +1,68 @@
+"""Marks by themselves: an edit is seen at once, in the first step of its place, or not at all."""
+
+import pytest
+import torch
+
+from paceline.compute.marks import Marks, first_difference
+
+LARGE = 3 << 20
+
+
+def test_few_bytes_are_all_looked_at() -> None:
+    memory = torch.zeros(64 * 100, dtype=torch.uint8)
+    marks = Marks(memory, [(64, 128), (640, 6400)])
+    marks.set()
+    assert marks.is_whole
+    assert marks.changed() is None
+    for outside in (0, 200):
+        memory[outside] = 1
+        assert marks.changed() is None
+    for inside in (64, 127, 640, 6399):
+        memory[inside] = 1
+        assert marks.changed() == inside
+        memory[inside] = 0
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE + 64 * 3])
+def test_of_many_bytes_every_one_is_looked_at_in_its_turn(size: int) -> None:
+    memory = torch.zeros(size, dtype=torch.uint8)
+    marks = Marks(memory, [(0, size)])
+    assert not marks.is_whole
+    for at in (0, 255, 256, 777_777, LARGE - 1, size - 1):
+        steps = 0
+        marks.set()
+        memory[at] = 1
+        while marks.changed() is None:
+            memory[at] = 0
+            marks.set()
+            memory[at] = 1
+            steps += 1
+            assert steps < size // (128 * 256) + 2
+        memory[at] = 0
+
+
+def test_an_edit_of_a_whole_layer_is_seen_at_once() -> None:
+    memory = torch.zeros(LARGE, dtype=torch.uint8)
+    marks = Marks(memory, [(0, LARGE)])
+    for start in range(0, LARGE - 30_000, 99_968):
+        marks.set()
+        memory[start : start + 30_000] = 1
+        changed = marks.changed()
+        assert changed is not None
+        assert start - 256 < changed < start + 30_000
+        memory[start : start + 30_000] = 0
+
+
+def test_what_is_marked_may_lie_elsewhere() -> None:
+    memory, other = torch.zeros(2, LARGE, dtype=torch.uint8).unbind()
+    other[:] = 1
+    marks = Marks(memory, [(0, LARGE)])
+    marks.set(other)
+    assert marks.changed() is not None
+    memory[:] = 1
+    assert marks.changed() is None
+
+
+def test_nan_is_what_it_was() -> None:
+    one = torch.full((8,), torch.nan).view(torch.uint8)
+    assert first_difference(one, one.clone()) is None
