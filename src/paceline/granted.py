@@ -81,6 +81,7 @@ class PreparedLoader:
             return
         prepared.schedules.opened()
         prepared.is_iterating = True
+        prepared.holding.has_worked = False
         try:
             while (lease := prepared.next_lease()) is not None:
                 yield prepared.take(lease)

@@ -55,6 +55,7 @@ class Holding:
 
     Attributes:
         current: what the loop has in its hands, or had last; None: nothing of this work.
+        has_worked: whether there was a backward pass or a step since the epoch opened.
         steps_a_batch: how often the script steps on a batch at most, as far as it is known.
     """
 
@@ -67,6 +68,7 @@ class Holding:
         self._last = Work()
         self.current: Held | None = None
         self.steps_a_batch = 1
+        self.has_worked = False
 
     # -- grants and batches -----------------------------------------------------------------------
 
@@ -110,9 +112,12 @@ class Holding:
     # -- what the script does ---------------------------------------------------------------------
 
     def differentiated(self) -> None:
-        """A gradient of the current batch was added to ``.grad``."""
+        """A gradient of the current batch, and of others of its block, was added to ``.grad``."""
+        self.has_worked = True
         if self.current is not None:
             self.current.has_gradient = True
+        for one in self._held:
+            one.has_gradient = one.has_gradient or not one.is_closed
 
     def zeroed(self) -> None:
         """``zero_grad``: of what no step has used nothing is left."""
@@ -127,7 +132,7 @@ class Holding:
     def stepped(self) -> int:
         """``optimizer.step`` was called; how often now with the current batch in hand."""
         assert self.current is not None
-        self.current.has_gradient = True
+        self.differentiated()
         self.current.num_steps += 1
         for one in self._held:
             one.is_used = one.is_used or one.has_gradient
@@ -135,10 +140,11 @@ class Holding:
 
     def close(self) -> bool:
         """The current block has ended; whether local steps are due to be pushed."""
-        one = self.current
-        if one is not None and not one.is_closed:
+        if self.current is not None:
+            self.current.is_closed = True
+            self.steps_a_batch = max(self.steps_a_batch, self.current.num_steps)
+        for one in self._held:
             one.is_closed = True
-            self.steps_a_batch = max(self.steps_a_batch, one.num_steps)
         if not self._is_local or not self._held or self._coming:
             return False
         num_done = sum(bool(one.num_steps) or not one.has_gradient for one in self._held)

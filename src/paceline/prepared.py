@@ -298,20 +298,29 @@ class Prepared:
     # -- mini-batches, one of several workers -----------------------------------------------------
 
     def next_lease(self) -> Lease | None:
-        """The next mini-batch of this worker; None: the epoch is over."""
+        """The next mini-batch of this worker; None: the epoch is over.
+
+        Asked for inside a step block, it is one more of that block.
+        """
         member, holding = self._member, self.holding
         assert member is not None
         self.is_failing = False
-        self.close()
+        is_inside = member.is_in_step
+        if not is_inside:
+            self.close()
         while (grant := member.grant()) is not None:
             self._follow(grant)
             if depth := self.leased.lookahead:
                 self.leased.reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
                 return lease
-            if holding.has_accumulated and (more := member.extend()) is not None:
+            has_more_to_come = is_inside or holding.has_accumulated
+            if has_more_to_come and (more := member.extend()) is not None:
                 holding.add(more)
                 continue
+            if is_inside:  # its block is still to step
+                self.has_left = True
+                return None
             self._push(holding.work())
         holding.follow(None)
         return None
@@ -375,7 +384,7 @@ class Prepared:
             self._push(holding.work())
         if member.grant() is not None:
             rest = holding.work()
-            member.leave_epoch(rest.kept)
+            member.leave_epoch(rest.kept, is_look=not holding.has_worked)
             holding.pushed(rest)
         holding.follow(None)
 

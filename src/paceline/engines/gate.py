@@ -72,6 +72,7 @@ class Gate:
             raise self.left_early(member)
         self._arrived[member] = (epoch, batch_ends, digest)
         self.open_if_all_arrived()
+        self._refuse_more_epochs()
 
     def open_if_all_arrived(self) -> None:
         run, live = self._run, self._run.live
@@ -140,6 +141,21 @@ class Gate:
     def rest(self, member: int, message: Message) -> None:
         self._rested[member] = message[1]
         self.end_if_all_rested()
+        self._refuse_more_epochs()
+
+    def _refuse_more_epochs(self) -> None:
+        """Raise ConfigError where some have no more epochs and all others wait to begin one."""
+        run = self._run
+        live = [one.number for one in run.roster.live if not one.is_done]
+        if run.ending or not self._rested or not self._arrived:
+            return
+        if all(number in self._arrived or number in self._rested for number in live):
+            seats = [run.roster[min(some)].seat for some in (self._arrived, self._rested)]
+            raise ConfigError(
+                f"worker {seats[0]} begins another epoch and worker {seats[1]} has no more: all "
+                "workers must iterate the prepared loader equally often; what one of them does by "
+                "itself goes over the plain loader: loader.plain"
+            )
 
     def end_if_all_rested(self) -> None:
         """The scripts have no more epochs: keep the end, so that more can be added later."""

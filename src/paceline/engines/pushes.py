@@ -7,6 +7,7 @@ This module must not know epochs, rounds among peers, processes or tensors.
 
 from collections.abc import Sequence
 
+from ..errors import ConfigError
 from ..events import Apply, Discard, Grant, Late, Order, Ticket
 from ..sessions.base import Told, conflict
 from ..sessions.lane import Message
@@ -21,12 +22,16 @@ class Pushes:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._hypers: dict[int, int] = {}
+        self._looked: int | None = None
+        """A member that left the first epoch and had done nothing in it."""
 
     def pushed(self, member: int, message: Message) -> None:
         _, serial, version, row, clocks, hyper, clip = message
         run, told = self._run, Told(*row)
         ticket, fault = Ticket(member, serial, version), told.fault
         fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
+        if self._looked is not None:
+            self._refuse_a_look_of_one()
         if hyper and not any(type(order) in (Discard, Late) for order in orders):
             self._compare_hyper(member, hyper, orders)
         run.carry_out(orders, fact, Push(fault, hyper, Clip(*clip)))
@@ -57,8 +62,22 @@ class Pushes:
         run = self._run
         if not run.is_open:
             return  # its end is on the way to this member
+        if message[2] and not run.coordinator.epoch:
+            self._looked = member
+            self._refuse_a_look_of_one()
         orders = run.coordinator.leave_epoch(member, message[1], run.now_s())
         run.carry_out(orders, None, None)
+
+    def _refuse_a_look_of_one(self) -> None:
+        """Raise ConfigError where one only looked at a batch of an epoch that others train in."""
+        run, looked = self._run, self._looked
+        busy = next((one for one in run.roster.members.values() if one.pushes), None)
+        if looked is not None and busy is not None and not run.coordinator.epoch:
+            raise ConfigError(
+                f"worker {run.roster[looked].seat} took a batch of the prepared loader and left "
+                "the loop, which ends the epoch for all workers, while others train in it; to look "
+                "at a batch take it from the plain loader: next(iter(loader.plain))"
+            )
 
     def give_back(self, member: int, message: Message) -> None:
         run = self._run

@@ -89,12 +89,12 @@ class CollectiveSession(ExpressSession):
             )
         super().push(work)
 
-    def leave_epoch(self, kept: Sequence[int]) -> None:
+    def leave_epoch(self, kept: Sequence[int], *, is_look: bool = False) -> None:
         if self._is_express:
             raise ConfigError(
                 "leaving the loop early is not carried by path 'collective'; use --path store"
             )
-        super().leave_epoch(kept)
+        super().leave_epoch(kept, is_look=is_look)
 
     # -- one round ------------------------------------------------------------------------------
 

@@ -165,10 +165,10 @@ class ExpressSession(MediatedSession):
             self._ask_to_leave()
         super().give_back()
 
-    def leave_epoch(self, kept: Sequence[int]) -> None:
+    def leave_epoch(self, kept: Sequence[int], *, is_look: bool = False) -> None:
         if self._is_express:
             self._ask_to_leave()
-        super().leave_epoch(kept)
+        super().leave_epoch(kept, is_look=is_look)
 
     # -- one round ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ tables below are the whole language. This module must not know what a message le
         push      (serial, version, told, clock, hyper, clip)
         extend    (serial)                        one more lease for the ticket at work
         giveback  (serial)
-        leave     (kept)                          the loop was left before the epoch's end
+        leave     (kept, is_look)                 the loop was left before the epoch's end
         superseded (serial, wasted_s, left_s)     travels with the next message
         rounds    (first, rows)                   express: whole rounds, in member order,
                                                   each with the checkpoint taken after it, or 0

@@ -286,13 +286,14 @@ class MediatedSession(Session):
         self._lane.send(("giveback", self._serial))
         self._await_grant()
 
-    def leave_epoch(self, kept: Sequence[int]) -> None:
+    def leave_epoch(self, kept: Sequence[int], *, is_look: bool = False) -> None:
         """The loop was left early: wait for the epoch's end, which comes for all.
 
         Args:
             kept: ids of leases whose gradients ride on the next push.
+            is_look: nothing was done with any of its batches.
         """
-        self._lane.send(("leave", tuple(kept)))
+        self._lane.send(("leave", tuple(kept), is_look))
         while (message := self._mail.next())[0] == "grant":
             pass  # it was on its way
         self._end_at(message[2] if message[0] == "end" else message[1])
