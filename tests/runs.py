@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline import launcher
 from paceline.config import RunSettings
 from paceline.engines import cradle, inline
-from paceline.events import Apply, EpochEnd, Grant, Late, Lease, Order, Pushed
+from paceline.events import Apply, EpochEnd, Grant, Late, Lease, Order, Pushed, Retire
 from paceline.program import Program, ScriptProgram, TaskProgram
 from paceline.records import Handed, Header, Heard, Noted, Ordered, Record, Superseded
 from paceline.report.live import QuietObserver
@@ -89,7 +89,7 @@ class Run:
         }
         used: list[Counter[int]] = []
         for order in self.every_order():
-            if isinstance(order, Apply):
+            if isinstance(order, Apply | Retire):
                 for ticket in order.tickets:
                     for lease in leases[ticket[:2]]:
                         while len(used) <= lease.epoch:

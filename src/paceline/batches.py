@@ -154,6 +154,15 @@ class Cuts:
         self._num_taken += 1
         return lease
 
+    def num_left(self, at_most: int) -> int:
+        """How many can still be taken, counted up to this number."""
+        num_left, batch = len(self.leases) - self._num_taken, self._next_batch
+        while num_left < at_most and batch < self.batches.num_batches:
+            start, end = self.batches.bounds(batch)
+            num_left += min(self.batches.parts, end - start)
+            batch += 1
+        return min(num_left, at_most)
+
     def index(self, lease_id: int) -> int:
         """Where in `leases` this one is."""
         return lease_id - self._first_id
@@ -205,15 +214,23 @@ def express_rounds(
 ) -> list[list[list[Lease]]]:
     """The rounds of an epoch in which nobody is slow: per round, per member, its leases.
 
-    Round j gives member r the leases [(j P + r) H, (j P + r + 1) H), with P members and H steps.
-    That is what releases in member order cut, so members that exchange between themselves agree
-    with the coordinator without asking it (tests/test_coordinator.py holds it).
+    Round j gives member r the leases [(j P + r) H, (j P + r + 1) H), with P members and H steps;
+    the last one, where there are fewer, deals them evenly. That is what releases in member order
+    cut, so members that exchange between themselves agree with the coordinator without asking it
+    (tests/test_coordinator.py holds it).
     """
-    round_size = num_members * num_steps
-    return [
-        [
-            list(leases[start + rank * num_steps : start + (rank + 1) * num_steps])
-            for rank in range(num_members)
-        ]
-        for start in range(0, len(leases), round_size)
-    ]
+    rounds = []
+    stop = 0
+    while stop < len(leases):
+        row = []
+        for rank in range(num_members):
+            start = stop
+            stop += even_share(len(leases) - start, num_members - rank, num_steps)
+            row.append(list(leases[start:stop]))
+        rounds.append(row)
+    return rounds
+
+
+def even_share(num_left: int, num_members: int, num_steps: int) -> int:
+    """Leases for the first of these members: its steps, or its even part of what is left."""
+    return min(num_steps, -(-num_left // num_members))

@@ -27,6 +27,7 @@ at work is the last of it. This module must not know of tensors, processes, cloc
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.batches import even_share
 from paceline.errors import ProtocolError
 from paceline.events import (
     Apply,
@@ -118,6 +119,11 @@ class Coordinator:
         orders: list[Order] = []
         self._settle(at_s, orders)
         return orders
+
+    def first_lease_id(self, position: int) -> int:
+        """The id of the first lease of this epoch from ``position`` on; 0: there is none."""
+        leases = self._ledger.cut_all()
+        return next((one.id for one in leases if one.start >= position), 0)
 
     def leave_epoch(self, member: int, kept: Sequence[int], at_s: float) -> list[Order]:
         """A script left its loop before the epoch's end: nothing more is handed out in it.
@@ -212,7 +218,7 @@ class Coordinator:
                 f"{fact!r}: a push has a version from {granted.version} (granted) to "
                 f"{self.version} (newest)"
             )
-        if fact.num_samples < 0 or not fact.share >= 0.0 or (fact.share and not fact.num_samples):
+        if fact.num_samples < 0 or not fact.share >= 0.0 or fact.num_samples < (fact.share > 0.0):
             raise ProtocolError(f"{fact!r}: a push that weighs something has at least 1 sample")
         if fact.kept or fact.unused:
             held = {lease.id for lease in self._ledger.leases_of(granted)}
@@ -228,12 +234,11 @@ class Coordinator:
         if isinstance(fact, Pushed):
             granted = members.end_work(fact.ticket.member)
             assert granted is not None
-            is_weightless = not fact.share
-            if is_weightless:
+            if not fact.share:
                 self._weightless.add(fact.ticket)
             beaten = self._ledger.gather(
                 granted, fact.ticket, kept=fact.kept, unused=fact.unused,
-                is_weightless=is_weightless,
+                steps_again=fact.num_samples > 0,
             )  # fmt: skip
             self._call_off(beaten, orders)
         elif isinstance(fact, Joined):
@@ -351,12 +356,19 @@ class Coordinator:
             return
         ledger, may_copy = self._ledger, self._protocol.copies_in_tail
         if ledger.has_free or ledger.has_again or (may_copy and self._members.num_at_work):
-            for member in sorted(pending):
-                if member in self._outside:
-                    continue
+            waiting = sorted(set(pending) - self._outside)
+            for place, member in enumerate(waiting):
+                self._share_evenly(member, len(waiting) - place)
                 is_served = self._grant(member, orders, may_copy=may_copy)
                 if not is_served and not ledger.has_again:
                     return
+
+    def _share_evenly(self, member: int, num_waiting: int) -> None:
+        """In an epoch's tail none of those who wait gets all its steps and another nothing."""
+        pending, num_steps = self._members.pending, self._protocol.num_steps
+        if num_steps > 1:
+            num_free = self._ledger.num_free(num_waiting * num_steps)
+            pending[member] = max(1, even_share(num_free, num_waiting, num_steps))
 
     def _grant(self, member: int, orders: list[Order], *, may_copy: bool = False) -> bool:
         """Give a pending member leases; False if there are none for it."""

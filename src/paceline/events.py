@@ -62,7 +62,7 @@ class Pushed(NamedTuple):
             weight 0 has no gradient and is in no update, but to a protocol it is a push.
         kept: ids of those of the ticket's leases that stay with the member, since they ride on a
             later push: a gradient that was accumulated and not stepped yet. Where it keeps all of
-            a push that weighs something, it steps once more on them and is granted the same again.
+            a push that has samples, it steps once more on them and is granted the same again.
         unused: ids of those that the script did nothing with; they are done all the same.
     """
 

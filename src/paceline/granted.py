@@ -8,7 +8,8 @@ evaluation over it, ``next(iter(loader))`` or ``list(loader)`` there take nothin
 module must not know what a step does with a batch, nor how a session carries anything.
 """
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -43,7 +44,17 @@ class PreparedLoader:
         return prepared.shape.batches().num_batches
 
     def __iter__(self) -> Iterator[Any]:
+        own: list[weakref.ref[Generator[Any, None, None]]] = []
+        iteration = self._batches(own)
+        own.append(weakref.ref(iteration))
+        return iteration
+
+    def _batches(
+        self, own: list[weakref.ref[Generator[Any, None, None]]]
+    ) -> Generator[Any, None, None]:
         prepared = self._prepared
+        if not prepared.is_iterating:
+            prepared.iteration = own[0]
         if prepared.is_iterating or not torch.is_grad_enabled():
             for batch in prepared.leased.loader:
                 prepared.has_nested = True

@@ -169,16 +169,20 @@ class Holding:
             keeps: the script steps once more on it, so all leases stay.
         """
         used = [one for one in self._held if one.is_used]
-        weight = float(sum(one.share for one in used))
-        work = Work(num_samples=sum(one.lease.num_samples for one in used), weight=weight)
-        if not weight:
-            work.num_samples = 0
+        work = Work(
+            num_samples=sum(one.lease.num_samples for one in used),
+            weight=float(sum(one.share for one in used)),
+        )
         if keeps:
             work.kept = tuple(one.lease.id for one in self._held)
             return work
         rest = [one for one in self._held if not one.is_used]
         work.kept = tuple(one.lease.id for one in rest if one.has_gradient)
-        work.unused = tuple(one.lease.id for one in rest if not one.has_gradient)
+        unused = [one.lease.id for one in rest if not one.has_gradient]
+        if not work.weight:  # nothing of it counts
+            work.num_samples = 0
+            unused += [one.lease.id for one in used]
+        work.unused = (*unused, *(one.id for one in self._coming))
         return work
 
     def again(self) -> Work:

@@ -192,9 +192,15 @@ class Ledger:
         *,
         kept: Sequence[int] = (),
         unused: Sequence[int] = (),
-        is_weightless: bool = False,
+        steps_again: bool = False,
     ) -> list[Ticket]:
-        """The work of `granted` came in as `pushed`; returns the tickets it beat to a lease."""
+        """The work of `granted` came in as `pushed`; returns the tickets it beat to a lease.
+
+        Args:
+            kept: ids of leases that stay with the member: they ride on its next push.
+            unused: ids of those that nothing came of.
+            steps_again: where all are kept, the member is granted the same ones again.
+        """
         leases = self._work.pop(granted)
         beaten: list[Ticket] = []
         for lease in leases:
@@ -202,7 +208,7 @@ class Ledger:
             if len(holders) > 1:
                 beaten += [other for other in holders if other != granted and other not in beaten]
         if kept or unused:
-            leases = self._set_apart(granted.member, leases, kept, unused, is_weightless)
+            leases = self._set_apart(granted.member, leases, kept, unused, steps_again)
         self._pushed[pushed] = leases
         return beaten
 
@@ -212,11 +218,11 @@ class Ledger:
         leases: tuple[Lease, ...],
         kept: Sequence[int],
         unused: Sequence[int],
-        is_weightless: bool,
+        steps_again: bool,
     ) -> tuple[Lease, ...]:
         """Put aside what stays with the member, and what it did nothing with; gives the rest."""
         stays = tuple(lease for lease in leases if lease.id in kept)
-        if stays and len(stays) == len(leases) and not is_weightless:
+        if stays and len(stays) == len(leases) and steps_again:
             self._again[member] = stays
         elif stays:
             self._riding[member] = stays
@@ -247,7 +253,7 @@ class Ledger:
                 continue
             mine.append(lease)
         unused = [lease.id for lease in mine if lease.id not in kept]
-        self._set_apart(ticket.member, tuple(mine), kept, unused, is_weightless=True)
+        self._set_apart(ticket.member, tuple(mine), kept, unused, steps_again=False)
         return beaten
 
     def close(self) -> int:
@@ -319,6 +325,11 @@ class Ledger:
     def has_free(self) -> bool:
         """Whether somebody could be handed a lease now."""
         return bool(self._returned or self._cuts.has_more or self.lookahead)
+
+    def num_free(self, at_most: int) -> int:
+        """How many leases somebody could be handed now, counted up to this number."""
+        num_kept = sum(len(self.lookahead.kept(one)) for one in self.lookahead.members())
+        return min(at_most, len(self._returned) + num_kept + self._cuts.num_left(at_most))
 
     @property
     def has_again(self) -> bool:

@@ -7,7 +7,8 @@ replaced on the object. This module must not know how a session carries anything
 import cmath
 import math
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -106,11 +107,15 @@ class Prepared:
         is_chosen = context.precision is not None
         self.amp = Amp(optimizer, device, speed.precision if is_chosen else None)
         self.is_iterating = False
+        self.iteration: weakref.ref[Generator[Any, None, None]] | None = None
+        """Of the loader's own loop, the newest."""
         self.has_nested = False
         """Whether the loader was iterated inside its own loop since the last batch."""
         self.is_failing = False
         """Whether an exception of the script's own has left a step block."""
         self.has_left = False
+        self._has_accumulated = False
+        """Whether something lay in ``.grad`` when the last block ended; a gradient may be zero."""
         self.holding = Holding(is_local=context.is_difference)
         self.given_back: list[Any] = []
         self._batch: Any = None
@@ -265,9 +270,13 @@ class Prepared:
     def note_loss(self, loss: Tensor) -> None:
         """A backward pass begins; the loss is what the next push reports."""
         self.loss = loss
-        if self.holding.has_accumulated and not self._has_gradients():
+        if self.holding.has_accumulated and self._is_zeroed():
             self.holding.zeroed()
         self.holding.differentiated()
+
+    def _is_zeroed(self) -> bool:
+        """Whether what was accumulated is gone: there was something, and there is nothing now."""
+        return self._has_accumulated and not self._has_gradients()
 
     def _has_gradients(self) -> bool:
         """Whether anything is accumulated; on accelerators, whether there is memory for it."""
@@ -314,14 +323,14 @@ class Prepared:
                 self.leased.reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
                 return lease
-            has_more_to_come = is_inside or holding.has_accumulated
-            if has_more_to_come and (more := member.extend()) is not None:
+            is_short = is_inside or holding.has_accumulated or self._context.is_difference
+            if is_short and (more := member.extend()) is not None:
                 holding.add(more)
                 continue
             if is_inside:  # its block is still to step
                 self.has_left = True
                 return None
-            self._push(holding.work())
+            self._push_what_is_done()
         holding.follow(None)
         return None
 
@@ -334,12 +343,18 @@ class Prepared:
         """A step block has ended, or the next batch is asked for: the work on this one is done."""
         if self._member is None:
             return
-        if self.holding.close():
-            work = self.holding.work()
-            work.loss, self._local_loss = self._local_loss, math.nan
-            self._push(work)
+        is_due = self.holding.close()
+        if self.holding.has_accumulated:
+            self._has_accumulated = self._has_gradients()
+        if is_due:
+            self._push_what_is_done()
         elif self.holding.is_owed:
             self._push(Work())
+
+    def _push_what_is_done(self) -> None:
+        work = self.holding.work()
+        work.loss, self._local_loss = self._local_loss, math.nan
+        self._push(work)
 
     def _push(self, work: Work) -> bool:
         """Push, wait for the release, pull; False: the work was called off before."""
@@ -373,6 +388,15 @@ class Prepared:
             with suppress(Stopped):  # a generator that is closed cannot raise
                 self.finish_leaving()
 
+    def end_iteration(self) -> None:
+        """The script has no more epochs: an iterator that it did not come to the end of ends."""
+        if self.is_alone:
+            return
+        iteration = None if self.iteration is None else self.iteration()
+        if self.is_iterating and iteration is not None:
+            iteration.close()
+        self.finish_leaving()
+
     def finish_leaving(self) -> None:
         """End the epoch for all workers, if this one has left it."""
         member, holding = self._member, self.holding
@@ -381,7 +405,7 @@ class Prepared:
         self.has_left = False
         self.close()
         if member.grant() is not None and holding.work().weight:
-            self._push(holding.work())
+            self._push_what_is_done()
         if member.grant() is not None:
             rest = holding.work()
             member.leave_epoch(rest.kept, is_look=not holding.has_worked)

@@ -26,6 +26,15 @@ from .errors import ConfigError
 State = dict[Tensor, dict[str, Any]]
 
 
+_HINTS = {
+    ("loader", True): "; loaders for evaluation stay as they are: pace.evaluate(fn, loader)",
+    ("loader", False): "; a loop that makes its batches by itself needs one over their numbers: "
+    "loader = DataLoader(range(num_samples), batch_size=B), and in the loop x = data[batch]",
+    ("optimizer", True): "; a second optimizer cannot be carried, as a GAN has two: alternate them "
+    "in two runs, or train both parts by one optimizer with parameter groups",
+}
+
+
 def sort_out(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any]]:
     """The one model, optimizer and loader among what was given to ``prepare``."""
     kinds = {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
@@ -33,10 +42,7 @@ def sort_out(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader
     for label, kind in kinds.items():
         mine = [one for one in objects if isinstance(one, kind)]
         if len(mine) != 1:
-            hint = {
-                "loader": "; loaders for evaluation stay as they are: pace.evaluate(fn, loader)",
-                "optimizer": "; a second optimizer cannot be carried: use parameter groups",
-            }.get(label, "")
+            hint = _HINTS.get((label, len(mine) > 1), "")
             names = ", ".join(type(one).__name__ for one in mine) or "none"
             raise ConfigError(f"prepare() needs one {label}, got {names}{hint}")
         found.append(mine[0])

@@ -279,7 +279,15 @@ class Pace:
             if self._session.is_stopped:
                 return
             yield value
+            self._finish_leaving()
+        if hasattr(self, "_prepared"):
+            self._prepared.end_iteration()
         self._session.rest(len(values))
+
+    def _finish_leaving(self) -> None:
+        """Where an exception left the loop and was caught, others still count on this worker."""
+        if hasattr(self, "_prepared"):
+            self._prepared.finish_leaving()
 
     def step(self) -> Step:
         """One step on one mini-batch; left early when its work is superseded.
@@ -379,6 +387,7 @@ class Pace:
             ConfigError: ``fn`` returns something else; the loader gives nothing, or other samples
                 in each worker; several workers were not prepared yet.
         """
+        self._finish_leaving()
         prepared: Prepared | None = getattr(self, "_prepared", None)
         is_alone = prepared is not None and prepared.is_iterating
         found = Evaluation(self._session, prepared, self.seed).totals(fn, loader, self._to_device)
@@ -402,6 +411,7 @@ class Pace:
 
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs."""
+        self._finish_leaving()
         return self._session.sum([float(value)])[0]
 
     @contextlib.contextmanager

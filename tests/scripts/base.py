@@ -164,8 +164,10 @@ def several(says: str, **options: bool) -> Refusals:
 
 
 def gathered(says: str, **options: bool) -> Refusals:
-    """Where gradients are what workers push: by all of several but local-sgd."""
-    return {one.name: Refusal(says, **options) for one in SEVERAL if not one.is_local}
+    """Where an update averages several gradients: by full-sync and k-batch-async."""
+    alone = ("k-sync:1",)  # an update is one push, so a part is the whole
+    names = [one.name for one in SEVERAL if not one.is_local]
+    return {one: Refusal(says, **options) for one in names if not one.startswith(alone)}
 
 
 def loose(says: str, **options: bool) -> Refusals:

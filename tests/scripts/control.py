@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import paceline
 
-from .base import Record, Script, not_lockstep, several
+from .base import Record, Script, loose, several
 from .usual import Numbered, count_right, held_out, loss_of, network, one_epoch, points, tensors
 
 
@@ -456,7 +456,7 @@ SCRIPTS = (
     Script(last_skipped, uses_all=False),
     Script(nan_skipped, uses_all=False),
     Script(filtered, is_exact=False, uses_all=False),
-    Script(step_twice, falls=False, refused=not_lockstep(TWICE)),
+    Script(step_twice, falls=False, refused=loose(TWICE)),
     Script(sharpness_aware, is_exact=False, refused=several("weights|gradient", is_sure=False)),
     Script(without_a_block, refused=several(r"pace\.step", is_sure=False)),
     Script(trainer_class),

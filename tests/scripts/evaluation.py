@@ -251,7 +251,7 @@ def sum_over_workers(record: Record) -> None:
 SCRIPTS = (
     Script(between_epochs),
     Script(before_training),
-    Script(before_prepare),
+    Script(before_prepare, refused=several("before pace.prepare", is_early=True)),
     Script(inside_an_epoch),
     Script(by_hand),
     Script(by_the_main_worker),

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 
-from .base import Record, Script, gathered, loose
+from .base import Record, Script, loose, several
 from .usual import count_right, held_out, loss_of, network, one_epoch, points
 
 
@@ -307,7 +307,7 @@ SCRIPTS = (
     Script(warmup_then_cosine),
     Script(chained),
     Script(outside_the_block),
-    Script(each_step_unprepared, refused=gathered(CONFLICT, is_sure=False)),
+    Script(each_step_unprepared, refused=several(CONFLICT, is_sure=False)),
     Script(cosine_each_epoch),
     Script(step_and_epoch),
     Script(plateau),

@@ -64,7 +64,8 @@ def begin_with(scale: LossScale) -> None:
 
 
 def _watched_scale(self: GradScaler, outputs: Any) -> Any:
-    _used.scalers.add(self)
+    if self.is_enabled():  # one that is not keeps nothing
+        _used.scalers.add(self)
     if _used.first is not None and self.is_enabled():
         first, _used.first = _used.first, None
         self.load_state_dict(

@@ -108,7 +108,8 @@ class Gate:
         run.go_by(run.plan.path if is_express else "store")
         mode = "express" if is_express else "mediated"
         seats = [run.roster[number].seat for number in live]
-        words = (run.updates_left, run.engine.calm(), seats, position or 0)
+        first_id = run.coordinator.first_lease_id(position or 0) if is_express else 0
+        words = (run.updates_left, run.engine.calm(), seats, position or 0, first_id)
         run.tell_all(("open", epoch, mode, *words))
         if is_express:
             self._peers.begin()
@@ -119,7 +120,7 @@ class Gate:
     def _close_again(self, epoch: int) -> None:
         """The checkpoint was taken after the last update of this epoch: its loop has no more."""
         version = self._run.coordinator.version
-        self._run.tell_all(("open", epoch, "mediated", -1, self._run.engine.calm(), [], 0))
+        self._run.tell_all(("open", epoch, "mediated", -1, self._run.engine.calm(), [], 0, 0))
         self._run.tell_all(("end", epoch, version))
 
     def left_early(self, member: int) -> ConfigError:

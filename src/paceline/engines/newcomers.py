@@ -120,7 +120,7 @@ class Newcomers:
             return
         run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
-        words = (run.coordinator.epoch, "mediated", run.updates_left, 0, seats, 0)
+        words = (run.coordinator.epoch, "mediated", run.updates_left, 0, seats, 0, 0)
         self._tell_settings(member)
         run.engine.tell(member, ("open", *words))
         self._join(member)

@@ -8,7 +8,7 @@ This module must not know epochs, rounds among peers, processes or tensors.
 from collections.abc import Sequence
 
 from ..errors import ConfigError
-from ..events import Apply, Discard, Grant, Late, Order, Ticket
+from ..events import Apply, Discard, Grant, Late, Order, Retire, Ticket
 from ..sessions.base import Told, conflict
 from ..sessions.lane import Message
 from ..store.clip import Clip
@@ -22,6 +22,8 @@ class Pushes:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._hypers: dict[int, int] = {}
+        self._is_again: dict[int, bool] = {}
+        """Of those in step: whether what they pushed last is one more step on a batch."""
         self._looked: int | None = None
         """A member that left the first epoch and had done nothing in it."""
 
@@ -32,20 +34,36 @@ class Pushes:
         fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
         if self._looked is not None:
             self._refuse_a_look_of_one()
-        if hyper and not any(type(order) in (Discard, Late) for order in orders):
-            self._compare_hyper(member, hyper, orders)
+        if not any(type(order) in (Discard, Late) for order in orders):
+            self._compare(member, hyper, told, orders)
         run.carry_out(orders, fact, Push(fault, hyper, Clip(*clip)))
 
-    def _compare_hyper(self, member: int, hyper: int, orders: Sequence[Order]) -> None:
-        """All pushes of one update must come with the same settings of the optimizer."""
-        hypers = self._hypers
-        hypers[member] = hyper
-        if not any(type(order) is Apply for order in orders):
+    def _compare(self, member: int, hyper: int, told: Told, orders: Sequence[Order]) -> None:
+        """All pushes of one update come with the same settings, and from the same step on a batch.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        if hyper:
+            self._hypers[member] = hyper
+        protocol = self._run.protocol
+        if protocol.is_spmd and protocol.update_rule == "optimizer":
+            self._is_again[member] = told.steps_again or told.is_owed
+        if not any(type(order) in (Apply, Retire) for order in orders):
             return
-        for other, value in hypers.items():
-            if value != hyper:
-                raise conflict(self._run.roster[other].seat, self._run.roster[member].seat)
-        hypers.clear()
+        seat = {one: self._run.roster[one].seat for one in (*self._hypers, *self._is_again)}
+        for seen in (self._hypers, self._is_again):
+            for other, value in seen.items():
+                if value == seen.get(member, value):
+                    continue
+                if seen is self._hypers:
+                    raise conflict(seat[other], seat[member])
+                raise ConfigError(
+                    f"workers {seat[other]} and {seat[member]} call optimizer.step() differently "
+                    "often on a mini-batch; under full-sync all must step alike, since each step "
+                    "is an update of all"
+                )
+            seen.clear()
 
     def extend(self, member: int, message: Message) -> None:
         run = self._run

@@ -201,8 +201,8 @@ class Tally:
                 self.late += 1
                 self._forget(order.ticket)
             case Retire():
-                for ticket in order.tickets:
-                    self._forget(ticket)
+                for ticket in order.tickets:  # what it neither keeps nor leaves, others have used
+                    self._use_leases(ticket, self._pushed.pop(ticket[:2], None))
             case EpochEnd():
                 self._epoch_ended(order, t_s)
 
@@ -226,11 +226,7 @@ class Tally:
             # The version that the gradient was computed at against the one it is applied to.
             self.staleness[self.version - ticket.version] += 1
             fact = self._pushed.pop(ticket[:2], None)
-            rest = () if fact is None else fact.kept + fact.unused
-            for lease in self._leases.pop(ticket[:2], ()):
-                if self.epochs and lease not in rest:
-                    self.epochs[-1].open_leases[lease] = 0
-                    self.dropped_samples -= self._over.pop(lease, 0)
+            self._use_leases(ticket, fact)
             if fact is None:
                 continue
             num_samples += fact.num_samples
@@ -251,6 +247,14 @@ class Tally:
             epoch.updates += 1
             epoch.loss_sum += loss_sum
             epoch.loss_samples += loss_samples
+
+    def _use_leases(self, ticket: Ticket, fact: Pushed | None) -> None:
+        """An update has used the leases of a push, but for those that it keeps or leaves unused."""
+        rest = () if fact is None else fact.kept + fact.unused
+        for lease in self._leases.pop(ticket[:2], ()):
+            if self.epochs and lease not in rest:
+                self.epochs[-1].open_leases[lease] = 0
+                self.dropped_samples -= self._over.pop(lease, 0)
 
     def _forget(self, ticket: Ticket) -> None:
         self._pushed.pop(ticket[:2], None)

@@ -123,8 +123,10 @@ class Fates:
             case Apply(tickets, _):
                 self._applied(tickets)
             case Retire(tickets):
-                for ticket in tickets:
-                    self._used_by(ticket[:2])
+                for ticket in tickets:  # of what was stepped on before: its last update
+                    for one in self._used_by(ticket[:2]):
+                        one.num_updates, one.update, one.staleness = 1, self._version, 0
+                        one.worker = self._seats.get(ticket.member, ticket.member)
             case Cancel(member):
                 if member not in self._current:
                     raise contradiction(f"member {member} is called off and never had work")

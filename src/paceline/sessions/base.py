@@ -57,6 +57,16 @@ class Told(NamedTuple):
     kept: tuple[int, ...] = ()
     unused: tuple[int, ...] = ()
 
+    @property
+    def steps_again(self) -> bool:
+        """Whether its leases stay for one more step on them."""
+        return bool(self.kept) and self.num_samples > 0 and not self.unused
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it only closes leases that had stayed for a step which did not come."""
+        return not (self.num_samples or self.kept or self.unused)
+
 
 @dataclass(slots=True)
 class Work:

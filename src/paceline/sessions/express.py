@@ -42,14 +42,14 @@ class ExpressSession(MediatedSession):
     _round_norm = math.nan  # of the averaged gradient of the round, where it is clipped
 
     def _opened(self, message: Message) -> None:
-        _, _, mode, updates_left, phase, seats, position = message
+        _, _, mode, updates_left, phase, seats, position, first_id = message
         if mode != "express":
             if self._is_express:
                 self._leave()
             self._await_grant()
             return
         self._seats = seats
-        rounds = self._plan_rounds(position)
+        rounds = self._plan_rounds(position, first_id)
         self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
         self._round = 0
         self._diary = Diary(self._lane, self.num_workers)
@@ -64,13 +64,14 @@ class ExpressSession(MediatedSession):
         self._advance()
         self._clock.begun_s = time.perf_counter()
 
-    def _plan_rounds(self, position: int) -> list[list[list[Lease]]]:
+    def _plan_rounds(self, position: int, first_id: int) -> list[list[list[Lease]]]:
         """The leases from ``position`` on, by round and seat: what the coordinator will cut.
 
         It hands out in member order, and who joined later sits wherever a seat was free.
         """
         leases = self._shape.batches(self._batch_ends).cut_all(self._epoch)
         rest = [one for one in leases if one.start >= position]
+        rest = [one._replace(id=first_id + i) for i, one in enumerate(rest)]
         rounds = express_rounds(rest, self.num_workers, self.num_steps)
         places = [self._seats.index(seat) for seat in range(self.num_workers)]
         return [[row[place] for place in places] for row in rounds]

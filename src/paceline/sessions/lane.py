@@ -31,7 +31,7 @@ tables below are the whole language. This module must not know what a message le
                    distance_limit)                the store's memory has this size
         adopt     (text)                          the optimizer's settings, for a newcomer
         away      ()                              to a newcomer: it drew another order, it ends
-        open      (epoch, mode, last_round, phase, seats, position)
+        open      (epoch, mode, last_round, phase, seats, position, first_id)
         grant     (serial, version, leases, upcoming)
         add       (job, seat, weight, scale, is_first)
         finish    (job, version, seat, scale, clip)
