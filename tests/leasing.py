@@ -107,6 +107,80 @@ def caught(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
             optimizer.zero_grad()
 
 
+def filtering_later(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    """In the first epoch every batch is stepped on; in the next ones the second is skipped."""
+    optimizer.num_epochs = getattr(optimizer, "num_epochs", 0) + 1
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            if optimizer.num_epochs > 1 and number == 1:
+                continue
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+
+
+def accumulating_nothing(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    """The gradient of the first of two accumulated batches is zero."""
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            (loss_of(model(inputs), targets) * (number % 2)).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def caught_behind_the_loop(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    """An exception of the script's own leaves a block and the loop, and is caught behind it."""
+    try:
+        for number, (inputs, targets) in enumerate(loader):
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                if number == 3:
+                    raise ValueError("enough")
+                optimizer.step()
+    except ValueError:
+        optimizer.zero_grad()
+
+
+def accumulating_locally(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            (loss_of(model(inputs), targets) / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    optimizer.zero_grad()
+
+
+def zipped(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    for (inputs, targets), (more, others) in zip(loader, loader, strict=True):
+        with pace.step():
+            optimizer.zero_grad()
+            (loss_of(model(inputs), targets) + loss_of(model(more), others)).backward()
+            optimizer.step()
+
+
+def stepping_unevenly(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    """One of the workers steps twice on one batch."""
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            for _ in range(2 if number == 1 and pace.worker == 1 else 1):
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                optimizer.step()
+
+
+def stepping_once_twice(pace: Any, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    """One batch of the epoch is stepped on twice."""
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            for _ in range(2 if number == 1 else 1):
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                optimizer.step()
+
+
 def weighing(pace: Any) -> Results:
     """Each batch is weighted by something else than its samples."""
     model = make_model()
@@ -153,11 +227,20 @@ LOOPS: dict[str, Loop] = {
     "nesting": nesting,
     "outside": stepping_outside,
     "caught": caught,
+    "filtering later": filtering_later,
+    "accumulating nothing": accumulating_nothing,
+    "caught behind": caught_behind_the_loop,
+    "once twice": stepping_once_twice,
 }
+REFUSED: dict[str, Loop] = {"zipped": zipped, "unevenly": stepping_unevenly}
 CASES: dict[str, Callable[[Any], Results]] = {
     **{name: functools.partial(training, loop=loop) for name, loop in LOOPS.items()},
     "weighing": weighing,
     "by hand": looping_by_hand,
+}
+OTHERS: dict[str, Callable[[Any], Results]] = {
+    **{name: functools.partial(training, loop=loop) for name, loop in REFUSED.items()},
+    "locally": functools.partial(training, loop=accumulating_locally),
 }
 
 
@@ -166,7 +249,7 @@ def main() -> None:
 
     case, folder = sys.argv[1:]
     pace = paceline.connect()
-    torch.save(CASES[case](pace), Path(folder) / f"{case}-{pace.worker}.pt")
+    torch.save({**CASES, **OTHERS}[case](pace), Path(folder) / f"{case}-{pace.worker}.pt")
 
 
 if __name__ == "__main__":

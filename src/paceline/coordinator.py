@@ -141,6 +141,11 @@ class Coordinator:
         self._settle(at_s, orders)
         return orders
 
+    def leases_of(self, ticket: Ticket) -> tuple[Lease, ...]:
+        """What a current ticket holds; none for any other."""
+        granted = self._members.ticket_for(ticket)
+        return () if granted is None else self._ledger.leases_of(granted)
+
     def extend(self, ticket: Ticket) -> Lease | None:
         """One more lease on a ticket at work (gradient accumulation); None if none is free.
 

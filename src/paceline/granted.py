@@ -56,13 +56,22 @@ class PreparedLoader:
         if not prepared.is_iterating:
             prepared.iteration = own[0]
         if prepared.is_iterating or not torch.is_grad_enabled():
-            for batch in prepared.leased.loader:
-                prepared.has_nested = True
-                yield prepared.to_device(batch)
+            yield from self._nested()
         elif prepared.is_alone:
             yield from self._alone()
         else:
             yield from self._epoch()
+
+    def _nested(self) -> Iterator[Any]:
+        """The user's own loader."""
+        prepared = self._prepared
+        prepared.num_nested += 1
+        try:
+            for batch in prepared.leased.loader:
+                prepared.has_nested = True
+                yield prepared.to_device(batch)
+        finally:
+            prepared.num_nested -= 1
 
     def _alone(self) -> Iterator[Any]:
         """The user's loader; what was given back comes once more at the end."""

@@ -264,6 +264,7 @@ class Ledger:
             num_samples += lease.num_samples
         back = self._returned
         for member in self.lookahead.members():
+            num_samples += sum(lease.num_samples for lease in self.lookahead.untold(member))
             back += [lease.id for lease in self.lookahead.forget(member)]
         for lease_id in back:
             self._fate[self._cuts.index(lease_id)] = _IS_UNUSED
@@ -340,11 +341,6 @@ class Ledger:
     def has_riding(self) -> bool:
         """Whether a lease of this epoch rides on a push to come."""
         return any(self._is_of_this_epoch(one) for row in self._riding.values() for one in row)
-
-    @property
-    def has_held(self) -> bool:
-        """Whether a ticket is at work."""
-        return bool(self._held)
 
     @property
     def has_gathered(self) -> bool:

@@ -50,6 +50,11 @@ class Lookahead:
         """For whom something is kept."""
         return list(self._queues)
 
+    def untold(self, member: int) -> list[Lease]:
+        """What is kept for `member` and was never told to it."""
+        told = self._told.get(member, -1)
+        return [lease for lease in self._queues.get(member, ()) if lease.id > told]
+
     def keep_for_all(self, members: Sequence[int], next_fresh: Callable[[], Lease | None]) -> None:
         """One more lease for each of them, in their order, as far as there are any."""
         for member in members:

@@ -9,7 +9,6 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,7 @@ from .data.likeness import sample_digests
 from .data.loader import LeasedLoader
 from .data.plain import plain_batches, plain_sizes
 from .data.trees import apply
-from .errors import ConfigError
+from .errors import ConfigError, WorkerError
 from .events import Grant, Lease
 from .fast import Script, Settled, settle
 from .holding import Holding
@@ -109,11 +108,14 @@ class Prepared:
         self.is_iterating = False
         self.iteration: weakref.ref[Generator[Any, None, None]] | None = None
         """Of the loader's own loop, the newest."""
+        self.num_nested = 0
+        """Iterations inside its own loop that are not over."""
         self.has_nested = False
         """Whether the loader was iterated inside its own loop since the last batch."""
         self.is_failing = False
         """Whether an exception of the script's own has left a step block."""
         self.has_left = False
+        self._error: ConfigError | WorkerError | None = None
         self._has_accumulated = False
         """Whether something lay in ``.grad`` when the last block ended; a gradient may be zero."""
         self.holding = Holding(is_local=context.is_difference)
@@ -313,6 +315,7 @@ class Prepared:
         """
         member, holding = self._member, self.holding
         assert member is not None
+        self._refuse_side_by_side()
         self.is_failing = False
         is_inside = member.is_in_step
         if not is_inside:
@@ -333,6 +336,14 @@ class Prepared:
             self._push_what_is_done()
         holding.follow(None)
         return None
+
+    def _refuse_side_by_side(self) -> None:
+        """Raise ConfigError where the loader is iterated twice at once: zip(loader, loader)."""
+        if self.num_nested:
+            raise ConfigError(
+                "the prepared loader is iterated a second time beside its own loop, and there it "
+                "gives every worker all samples; give the second stream a DataLoader of its own"
+            )
 
     def take(self, lease: Lease) -> Any:
         """The batch of ``lease``."""
@@ -384,9 +395,14 @@ class Prepared:
     def leave(self) -> None:
         """The loop was left before the epoch's end."""
         self.has_left = True
-        if not self.is_failing:  # else the worker ends, and nobody is waited for
-            with suppress(Stopped):  # a generator that is closed cannot raise
-                self.finish_leaving()
+        if self.is_failing:
+            return  # the worker ends, and nobody is waited for
+        try:
+            self.finish_leaving()
+        except Stopped:
+            pass
+        except (ConfigError, WorkerError) as error:
+            self._error = error  # a generator that is closed cannot raise it
 
     def end_iteration(self) -> None:
         """The script has no more epochs: an iterator that it did not come to the end of ends."""
@@ -400,6 +416,8 @@ class Prepared:
     def finish_leaving(self) -> None:
         """End the epoch for all workers, if this one has left it."""
         member, holding = self._member, self.holding
+        if self._error is not None:
+            raise self._error
         if member is None or not self.has_left:
             return
         self.has_left = False
@@ -516,7 +534,9 @@ class Prepared:
         grant = member.grant()
         if grant is None:
             raise ConfigError(
-                "optimizer.step() was called after the epoch's last mini-batch was done"
+                "optimizer.step() was called after the epoch's last mini-batch was done, and an "
+                "update needs one; step on what was accumulated inside the loop: "
+                "if (i + 1) % n == 0 or i + 1 == len(loader): optimizer.step()"
             )
         self._hold_up(grant.ticket.serial)
         self.scaling.read(asked)

@@ -18,7 +18,7 @@ from paceline.engines.describe import Description, _notes
 from paceline.errors import ConfigError
 from paceline.protocols import parse
 from reference import differ
-from runs import Run, run_script
+from runs import Run, assert_each_sample_once, run_script
 from tiny import BATCH_SIZE, EPOCHS, NUM_SAMPLES
 
 CLOSE = 1e-9
@@ -87,11 +87,15 @@ OTHERS = [
     {"protocol": "async", "engine": "inline"},
     {"protocol": "local-sgd:4"},
     {"protocol": "local-sgd:3", "path": "store"},
+    {"protocol": "k-sync:1", "dropped": "skip"},
 ]
 
 
 @pytest.mark.parametrize("how", OTHERS, ids=str)
-@pytest.mark.parametrize("case", ["filtering", "breaking", "nesting", "outside", "caught"])
+@pytest.mark.parametrize(
+    "case",
+    ["filtering", "breaking", "nesting", "outside", "caught", "caught behind", "filtering later"],
+)
 def test_every_epoch_ends_and_no_sample_is_used_twice(
     tmp_path: Path, case: str, how: dict[str, str]
 ) -> None:
@@ -101,6 +105,34 @@ def test_every_epoch_ends_and_no_sample_is_used_twice(
     used = sum(sum(epoch.values()) for epoch in run.used())
     assert used + run.summary.dropped_samples == EPOCHS * NUM_SAMPLES
     assert differ(*({k: v for k, v in one.items() if k[0].isalpha()} for one in results)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("case", "says"), [("zipped", "a second time beside"), ("unevenly", "differently often")]
+)
+def test_what_would_be_silently_different_is_refused(tmp_path: Path, case: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        _run(case, tmp_path, protocol="full-sync", path="peers")
+
+
+def test_a_batch_that_was_stepped_on_twice_is_used_once(tmp_path: Path) -> None:
+    run, _ = _run("once twice", tmp_path, protocol="full-sync", path="peers")
+    assert run.summary.dropped_samples == 0
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_local_steps_are_counted_where_the_loop_accumulates(tmp_path: Path, path: str) -> None:
+    """Two of them a push: five mini-batches a worker and epoch make two, and one is left."""
+    run, _ = _run("locally", tmp_path, protocol="local-sgd:2", path=path)
+    assert run.summary.updates == EPOCHS
+    assert run.summary.train_loss is not None
+
+
+def test_local_steps_are_dealt_evenly_at_an_epochs_end(tmp_path: Path) -> None:
+    run, _ = _run("nesting", tmp_path, protocol="local-sgd:4", path="peers")
+    samples = [push.num_samples for push in run.pushes]
+    assert samples == [24, 24, 6, 6] * EPOCHS
 
 
 def test_the_plan_says_whose_count_an_index_is() -> None:

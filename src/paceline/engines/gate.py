@@ -126,9 +126,8 @@ class Gate:
     def left_early(self, member: int) -> ConfigError:
         seat, epoch = self._run.roster[member].seat, self._run.coordinator.epoch + 1
         return ConfigError(
-            f"worker {seat} left the loader before epoch {epoch} was over, the others still train "
-            "in it; leave a loop early in all workers at once by --updates, --seconds or "
-            "pace.stop(), or use one worker"
+            f"worker {seat} began an epoch before epoch {epoch} was over for the others: loop over "
+            "the prepared loader in all workers alike"
         )
 
     def go_on_if_waiting(self) -> None:

@@ -8,7 +8,7 @@ This module must not know epochs, rounds among peers, processes or tensors.
 from collections.abc import Sequence
 
 from ..errors import ConfigError
-from ..events import Apply, Discard, Grant, Late, Order, Retire, Ticket
+from ..events import Apply, Discard, Grant, Late, Lease, Order, Retire, Ticket
 from ..sessions.base import Told, conflict
 from ..sessions.lane import Message
 from ..store.clip import Clip
@@ -24,6 +24,7 @@ class Pushes:
         self._hypers: dict[int, int] = {}
         self._is_again: dict[int, bool] = {}
         """Of those in step: whether what they pushed last is one more step on a batch."""
+        self._has_said_uneven = False
         self._looked: int | None = None
         """A member that left the first epoch and had done nothing in it."""
 
@@ -72,8 +73,22 @@ class Pushes:
         if ticket is not None and ticket.serial == message[1]:
             lease = run.coordinator.extend(ticket)
             if lease is not None:
+                self._say_what_is_uneven(ticket, lease)
                 run.trace.order(Grant(ticket, (lease,)), run.now_s())
         run.engine.tell(member, ("extended", tuple(lease) if lease is not None else None))
+
+    def _say_what_is_uneven(self, ticket: Ticket, lease: Lease) -> None:
+        """Accumulated parts of batches of other sizes weigh otherwise than in one process."""
+        run = self._run
+        sizes = {one.num_samples for one in run.coordinator.leases_of(ticket)}
+        if sizes <= {lease.num_samples} or self._has_said_uneven:
+            return
+        self._has_said_uneven = True
+        run.observer.note(
+            f"mini-batches of {min(sizes)} and {max(sizes)} samples are accumulated into one push, "
+            "which is weighted by all its samples: with a last batch that is not full the update "
+            "is not quite that of one process; drop_last=True makes it so"
+        )
 
     def leave_epoch(self, member: int, message: Message) -> None:
         """The script left its loop: the epoch ends for all."""

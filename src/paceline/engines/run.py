@@ -175,7 +175,7 @@ class Run:
     ) -> tuple[Pushed, list[Order]]:
         """A member pushed: count, trace, ask the coordinator."""
         num_samples, loss, fault, weight, kept, unused = told
-        weighs_otherwise = None if weight == num_samples else weight
+        weighs_otherwise = None if weight == num_samples > 0 else weight
         fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
         self.roster[ticket.member].count(num_samples, clocks)
         if weight:

@@ -116,6 +116,11 @@ class SyncProtocol(abc.ABC):
             version: the newest.
         """
         rule = self.staleness
+        if type(fact) is Pushed and not self.is_spmd and (fact[5] == 0.0 or not fact[1]):
+            # Nothing came of this work: to the protocol, its member is still at it.
+            self.note_dropped(fact)
+            member = fact.ticket.member
+            return [Apply((fact.ticket,), (1.0,)), Release(member, self.num_steps)]
         if rule is WHOLE:
             return self.react(fact)
         if type(fact) is Pushed and rule.is_dropped(version - fact.ticket.version):
@@ -128,7 +133,7 @@ class SyncProtocol(abc.ABC):
         return [_scaled(one, rule, version) if type(one) is Apply else one for one in decisions]
 
     def note_dropped(self, fact: Pushed) -> None:
-        """A push was left out as stale, and its member goes on: nothing can be decided."""
+        """A push was left out, stale or of nothing, and its member goes on."""
         return
 
     @abc.abstractmethod
