@@ -211,6 +211,18 @@ def unfreezing(pace: Any) -> Results:
     return gather(model, optimizer)
 
 
+def unfreezing_with_momentum(pace: Any) -> Results:
+    """What thaws has no momentum yet, and the others have."""
+    model: Any = make_net()
+    model[0].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
+    for epoch in pace.epochs(3):
+        model[0].requires_grad_(epoch == 1)
+        one_epoch(pace, model, optimizer, loader)
+    return gather(model, optimizer)
+
+
 def unfreezing_what_is_not_optimized(pace: Any) -> Results:
     model: Any = make_net()
     model[0].requires_grad_(False)
@@ -426,6 +438,7 @@ CASES: dict[str, Callable[[Any], Results]] = {
     "load first main": lambda pace: loading_before_the_first_epoch(pace, is_main_only=True),
     "load momentum": loading_another_optimizer,
     "unfreeze": unfreezing,
+    "unfreeze momentum": unfreezing_with_momentum,
     "unfreeze unused": unfreezing_what_is_not_optimized,
     "new buffers": making_buffers_anew,
     "reset statistics": resetting_statistics,

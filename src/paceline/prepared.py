@@ -209,7 +209,12 @@ class Prepared:
     def _watch_edits(self, replica: Replica) -> None:
         """Find what changes a gradient on its way, but for a scaler."""
         edits = self.edits = Edits(replica, is_refused=self._context.averages)
-        note_backward(edits.before_backward, edits.after_backward)
+
+        def before_backward() -> None:
+            replica.held.check_kinds()
+            edits.before_backward()
+
+        note_backward(before_backward, edits.after_backward)
         tell_of_unscaling(edits.check, edits.explained)
 
     def _remember(self) -> None:

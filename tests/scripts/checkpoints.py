@@ -261,7 +261,7 @@ SCRIPTS = (
     Script(best_loaded_at_the_end),
     Script(loaded_between_epochs, refused=several(LOADED)),
     Script(put_aside_and_back),
-    Script(loaded_after_prepare, refused=several(LOADED, is_early=True)),
+    Script(loaded_after_prepare),
     Script(optimizer_loaded_after_prepare, refused=several("load the optimizer's state before")),
     Script(part_of_the_state),
     Script(part_saved),

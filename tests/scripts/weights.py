@@ -240,7 +240,7 @@ SCRIPTS = (
     Script(clamped_behind_the_block, refused=several(EDITED), falls=False),
     Script(max_norm, refused=several(EDITED)),
     Script(reset_layer, refused=several(EDITED)),
-    Script(initialised_after_prepare, refused=several(EDITED, is_early=True)),
+    Script(initialised_after_prepare),
     Script(data_replaced, refused=several(EDITED + "|memory")),
     Script(cast_after_prepare, refused=several(EDITED + "|memory|prepare", is_early=True)),
     Script(swa),

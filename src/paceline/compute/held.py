@@ -59,6 +59,13 @@ class Held:
             if not _are_equal(ours, found):
                 raise edited(self._layout.parameters.places[number].name)
 
+    def check_kinds(self) -> None:
+        """Before a backward pass, whose gradients would not fit. Raises: as above, but content."""
+        for number in self._moved():
+            place, found = self._layout.parameters.places[number], self._parameters[number].detach()
+            if (found.dtype, tuple(found.shape)) != (place.dtype, place.shape):
+                raise replaced("parameter", place, found)
+
     def take_parameters(self) -> None:
         """As ``check_parameters``, but other contents are taken over."""
         for number in self._moved():

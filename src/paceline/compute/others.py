@@ -84,8 +84,8 @@ class Guard:
 def _refused(optimizer: Optimizer) -> ConfigError:
     name = type(optimizer).__name__
     return ConfigError(
-        f"{name} was stepped, and it is not the optimizer that was prepared: what it trains would "
-        "become another in each worker; give its parameters to the prepared optimizer as one more "
+        f"{name} was stepped, and it was not prepared: what it trains would become another in each "
+        "worker; give its parameters to the prepared optimizer as one more "
         "group, torch.optim.SGD([{'params': model.parameters()}, {'params': other.parameters()}]), "
         "with one module that holds both, or train it with one worker"
     )

@@ -77,6 +77,9 @@ class Updater:
             self._held += held
             groups.append({**group, "params": [parameter for _, parameter in held]})
         self._optimizer = make_twin(optimizer, groups)
+        self._fused = [
+            type(optimizer) is torch.optim.SGD and bool(one.get("fused")) for one in groups
+        ]
         self._step = bare_step(optimizer)
         self._may_change_gradients = not keeps_gradients(optimizer)
         self._unbound = [
@@ -126,6 +129,8 @@ class Updater:
         gradients = self._gradients_in(slot)
         for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
             parameter.grad = gradient if present[piece.number] else None
+        if self._unbound:
+            self._choose_kernels()
             if self._may_change_gradients and parameter.grad is not None:
                 parameter.grad = gradient.clone()  # who does this step again reads what it read
         if self._numbers:
@@ -137,6 +142,17 @@ class Updater:
             self._bind_created()
         if self._numbers:
             self._write_numbers()
+
+    def _choose_kernels(self) -> None:
+        """Torch's one-pass SGD takes momentum that all parameters have or none has (torch 2.13).
+
+        One whose gradient comes later than the others', as when a layer thaws, has none yet.
+        """
+        state = self._optimizer.state
+        for group, is_fused in zip(self._optimizer.param_groups, self._fused, strict=True):
+            if is_fused:
+                held = [one for one in group["params"] if one.grad is not None]
+                group["fused"] = len({"momentum_buffer" in state.get(one, {}) for one in held}) < 2
 
     def private_state(self) -> list[Tensor]:
         """Clones of the state that is not in the block: a piece's own copies of step counters."""
