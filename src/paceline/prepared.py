@@ -23,7 +23,7 @@ from .compute.cancel import grain, watch_forward
 from .compute.candidate import Forward
 from .compute.edits import Edits
 from .compute.norms import batch_norm_note
-from .compute.others import Guard
+from .compute.others import Guard, Strays
 from .compute.place import Place
 from .compute.replica import Replica, refuse_hooks, refuse_what_cannot_be_carried
 from .compute.scalers import reset_scalers, tell_of_unscaling
@@ -198,6 +198,7 @@ class Prepared:
         )
         session.attach(replica, rule, self.shape, self._describe(replica))
         clone_state(self.model)
+        self._strays = Strays(self.model.parameters())
         note_losses(self.note_loss)
         if not self._context.is_difference:
             state = SharedState(self.optimizer, session.optimizer_state, lambda: session.has_opened)
@@ -276,7 +277,8 @@ class Prepared:
 
     def note_loss(self, loss: Tensor) -> None:
         """A backward pass begins; the loss is what the next push reports."""
-        self.loss = loss
+        self.loss = loss.detach()
+        self._strays.look(loss)
         if self.holding.has_accumulated and self._is_zeroed():
             self.holding.zeroed()
         self.holding.differentiated()

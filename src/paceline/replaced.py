@@ -226,7 +226,7 @@ _backward: Callable[..., None] = Tensor.backward
 
 
 def note_losses(hear: Callable[[Tensor], None]) -> None:
-    """Tell ``hear`` of the loss of every ``loss.backward()`` in this member."""
+    """Tell ``hear`` of the loss of every ``loss.backward()`` in this member, with its graph."""
     _listener.hear, _listener.before, _listener.after = hear, None, None
     Tensor.backward = _noted_backward  # type: ignore[method-assign]
 
@@ -238,7 +238,7 @@ def note_backward(before: Callable[[], None], after: Callable[[], None]) -> None
 
 def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
     if _listener.hear is not None and self.numel() == 1:
-        _listener.hear(self.detach())
+        _listener.hear(self)
     if _listener.before is not None:
         _listener.before()
     _backward(self, *arguments, **options)

@@ -34,7 +34,7 @@ from paceline.ledger import Dropped, Ledger, Place
 from paceline.protocols import PROTOCOLS, parse
 
 WORKERS = 4
-NUM_SAMPLES = 41
+NUM_SAMPLES = 61
 EPOCHS = 3
 
 

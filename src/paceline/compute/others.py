@@ -1,4 +1,4 @@
-"""Optimizers that were not prepared: in a run of several workers their steps are refused by name.
+"""What was not prepared: in a run of several workers its training is refused by name.
 
 What they train would drift: every worker has its own copy, and trains it on its own part of the
 data. Let by is what belongs to one worker alone: tensors of no module, between epochs or within
@@ -8,10 +8,11 @@ epoch. Optimizers inside the prepared one step with it. This module must not kno
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -79,6 +80,62 @@ class Guard:
             return
         if self._seen.setdefault(optimizer, now) is not now:
             raise _refused(optimizer)
+
+
+class Strays:
+    """Parameters that the loss depends on and that were not prepared: nobody may train them.
+
+    Looked for in the graph of the first loss; then for a few steps, whether a loop changes them by
+    hand. Frozen ones, and those that nobody changes, are the script's own affair.
+
+    Args:
+        known: the parameters of the prepared model.
+    """
+
+    _LOOKS = 8
+
+    def __init__(self, known: Iterable[nn.Parameter]) -> None:
+        self._known = {id(one) for one in known}
+        self._found: list[tuple[nn.Parameter, Tensor]] | None = None
+        self._num_looks = 0
+
+    def look(self, loss: Tensor) -> None:
+        """A backward pass of this loss begins.
+
+        Raises:
+            ConfigError: one of them has changed since the first.
+        """
+        if self._num_looks >= self._LOOKS or self._found == []:
+            return
+        self._num_looks += 1
+        if self._found is None:
+            strays = [one for one in leaves_of(loss) if id(one) not in self._known]
+            self._found = [(one, one.detach().clone()) for one in strays]
+            return
+        for one, before in self._found:
+            if one.shape != before.shape or not torch.equal(one, before):
+                raise ConfigError(
+                    f"a parameter of shape {tuple(one.shape)} is trained by hand and was not "
+                    "prepared: it would become another in each worker; put its network and the "
+                    "prepared one into one module, and its parameters into the optimizer"
+                )
+
+
+def leaves_of(loss: Tensor) -> list[nn.Parameter]:
+    """The parameters that a backward pass of ``loss`` would give gradients to."""
+    found: dict[int, nn.Parameter] = {}
+    seen: set[Any] = set()
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter):
+            found[id(leaf)] = leaf
+        nodes += [one for one, _ in node.next_functions]
+    return list(found.values())
 
 
 def _refused(optimizer: Optimizer) -> ConfigError:

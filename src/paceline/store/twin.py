@@ -136,36 +136,7 @@ def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
         while hasattr(step, "__wrapped__"):
             step = step.__wrapped__
     bare: Callable[[Optimizer], object] = step
-    return _with_first_momenta_apart(bare) if type(optimizer) is torch.optim.SGD else bare
-
-
-def _with_first_momenta_apart(step: Callable[[Optimizer], object]) -> Callable[[Optimizer], None]:
-    """SGD's step; parameters that get their first momentum make it by themselves.
-
-    Torch's one-pass kernel raises TypeError where some have one already (torch 2.13), as where a
-    layer is used in some batches only.
-    """
-
-    def both(optimizer: Optimizer) -> None:
-        state = optimizer.state
-        old, first = list[nn.Parameter](), list[nn.Parameter]()
-        for group in optimizer.param_groups:
-            for one in group["params"]:
-                if one.grad is not None:
-                    has_one = state.get(one, {}).get("momentum_buffer") is not None
-                    (old if has_one or not group["momentum"] else first).append(one)
-        if not first or not old:
-            step(optimizer)
-            return
-        gradients = {one: one.grad for one in (*first, *old)}
-        for now, others in ((first, old), (old, first)):
-            for one in now:
-                one.grad = gradients[one]
-            for one in others:
-                one.grad = None
-            step(optimizer)
-
-    return both
+    return bare
 
 
 def _may_fuse(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
