@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(of: Any, wanted: 
         (None, "got None"),
         (True, "got True"),
     ],
-    ids=str,
+    ids=lambda one: type(one).__name__,
 )
 def test_anything_else_is_refused_in_one_sentence(of: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"a number of epochs, a range or a list.*{words}"):
