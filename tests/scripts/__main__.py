@@ -6,25 +6,25 @@
 Exits with 1 where a cell differs.
 """
 
-import contextlib
-import io
+import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
-from paceline.engines.cradle import warm
-
 from . import FAMILIES, SCRIPTS
 from .base import CONFIGURATIONS, Script
-from .harness import DIFFERS, REFUSED, RIGHT, Cell, cell
+from .harness import DIFFERS, REFUSED, RIGHT, Cell
+from .rows import begin_process, row_of
 
 ROOT = Path(__file__).parents[2]
+PROCESSES = 2
+"""Scripts that run at once: few, since each starts workers of its own."""
 PAGE = ROOT / "docs" / "scripts.md"
 
 HEAD = """\
@@ -48,18 +48,16 @@ evaluation and schedules exact, a loss that falls.
 
 def run_all(scripts: Sequence[Script]) -> Iterator[tuple[Script, list[Cell]]]:
     """Each script in every configuration, said line by line."""
-    said = io.StringIO()  # what scripts print
-    for number, script in enumerate(scripts, 1):
-        begun_s = time.perf_counter()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            row = [cell(script, one) for one in CONFIGURATIONS]
-        words = "  ".join(f"{one.verdict:8}" for one in row)
-        took_s = time.perf_counter() - begun_s
-        print(f"{number:4} {script.name:32} {words} {took_s:5.1f} s", flush=True)
-        for one, configuration in zip(row, CONFIGURATIONS, strict=True):
-            if one.verdict == DIFFERS:
-                print(f"     {configuration.name}: {one.words}", flush=True)
-        yield script, row
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, context, begin_process) as pool:
+        results = pool.map(row_of, [one.name for one in scripts])
+        for number, (script, (row, took_s)) in enumerate(zip(scripts, results, strict=True), 1):
+            words = "  ".join(f"{one.verdict:8}" for one in row)
+            print(f"{number:4} {script.name:32} {words} {took_s:5.1f} s", flush=True)
+            for one, configuration in zip(row, CONFIGURATIONS, strict=True):
+                if one.verdict == DIFFERS:
+                    print(f"     {configuration.name}: {one.words}", flush=True)
+            yield script, row
 
 
 def page(rows: dict[str, list[Cell]]) -> str:
@@ -107,11 +105,9 @@ def about(rows: dict[str, list[Cell]]) -> dict[str, str]:
 
 
 def main() -> int:
-    torch.set_num_threads(1)
     names = sys.argv[1:]
-    with warm():
-        chosen = [one for one in SCRIPTS if not names or one.name in names]
-        rows = {script.name: row for script, row in run_all(chosen)}
+    chosen = [one for one in SCRIPTS if not names or one.name in names]
+    rows = {script.name: row for script, row in run_all(chosen)}
     if not names:
         PAGE.write_text(page(rows))
     print(about(rows)["counts"])
