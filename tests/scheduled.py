@@ -189,8 +189,8 @@ def loading(own: Schedulers, epoch: int, *_: int) -> None:
     if epoch == 0:
         _, optimizer, _ = make(8)
         further = lr.CosineAnnealingLR(optimizer, T_max=40)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # what step() notes for them
         for _ in range(10):
-            optimizer.step()
             further.step()
         own[0].load_state_dict(further.state_dict())
 

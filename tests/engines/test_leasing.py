@@ -126,7 +126,7 @@ def test_local_steps_are_counted_where_the_loop_accumulates(tmp_path: Path, path
     """Two of them a push: five mini-batches a worker and epoch make two, and one is left."""
     run, _ = _run("locally", tmp_path, protocol="local-sgd:2", path=path)
     assert run.summary.updates == EPOCHS
-    assert run.summary.train_loss is not None
+    assert run.summary.final_loss is not None
 
 
 def test_local_steps_are_dealt_evenly_at_an_epochs_end(tmp_path: Path) -> None:

@@ -129,10 +129,10 @@ class Updater:
         gradients = self._gradients_in(slot)
         for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
             parameter.grad = gradient if present[piece.number] else None
-        if self._unbound:
-            self._choose_kernels()
             if self._may_change_gradients and parameter.grad is not None:
                 parameter.grad = gradient.clone()  # who does this step again reads what it read
+        if self._unbound:
+            self._choose_kernels()
         if self._numbers:
             self._read_numbers()
         with torch.no_grad():
