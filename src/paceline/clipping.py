@@ -60,7 +60,7 @@ class Clipping:
                 "once, after the last backward(), and pace.clip_grad_value_ only after it"
             )
         self._ask("clip_grad_norm_", parameters, Clip(max_norm=_limit("max_norm", max_norm)))
-        self._norm = _LaterNorm.unknown()
+        self._norm = _LaterNorm.unknown(next(self._model.parameters()).dtype)
         return self._norm
 
     def by_value(self, parameters: Any, clip_value: float) -> None:
@@ -114,8 +114,8 @@ class _LaterNorm(Tensor):
     is_known = False
 
     @classmethod
-    def unknown(cls) -> "_LaterNorm":
-        return torch.tensor(math.nan).as_subclass(cls)
+    def unknown(cls, dtype: torch.dtype) -> "_LaterNorm":
+        return torch.tensor(math.nan, dtype=dtype).as_subclass(cls)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -170,6 +170,11 @@ def gathered(says: str, **options: bool) -> Refusals:
     return {one: Refusal(says, **options) for one in names if not one.startswith(alone)}
 
 
+def pushed(says: str, **options: bool) -> Refusals:
+    """Where gradients are what workers push: by all of several but local-sgd."""
+    return {one.name: Refusal(says, **options) for one in SEVERAL if not one.is_local}
+
+
 def loose(says: str, **options: bool) -> Refusals:
     """Where workers go at their own pace: neither full-sync nor local-sgd."""
     return {

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 
-from .base import Record, Script, several
+from .base import Record, Script, pushed, several
 from .usual import count_right, held_out, loss_of, network, one_epoch, points
 
 
@@ -262,7 +262,7 @@ SCRIPTS = (
     Script(loaded_between_epochs, refused=several(LOADED)),
     Script(put_aside_and_back),
     Script(loaded_after_prepare),
-    Script(optimizer_loaded_after_prepare, refused=several("load the optimizer's state before")),
+    Script(optimizer_loaded_after_prepare, refused=pushed("load the optimizer's state before")),
     Script(part_of_the_state),
     Script(part_saved),
     Script(whole_model_saved),

@@ -182,7 +182,7 @@ class Session(abc.ABC):
 
     @property
     def serial(self) -> int:
-        """Of the work that was granted last."""
+        """Grows with every work that is granted, and with every one that is called off."""
         return 0
 
     def applied(self, version: int) -> int:

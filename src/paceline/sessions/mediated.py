@@ -97,6 +97,7 @@ class MediatedSession(Session):
         self._turns = Turns(control, seat, lambda: self.is_main, self._look)
         self._grant: Grant | None = None
         self._serial = -1
+        self._num_called_off = 0
         self._version = 0
         self._hyper: object = ()
         self._hyper_digest = 0
@@ -310,6 +311,7 @@ class MediatedSession(Session):
         control[index] = (control[index] + 1) & 0x7FFFFFFF
 
     def superseded(self) -> None:
+        self._num_called_off += 1
         left_s = time.perf_counter()
         self._replica.held.drop_parameters()  # it may have been left with others in their place
         self._lane.hold(("superseded", self._serial, left_s - self._clock.begun_s, left_s))
@@ -395,7 +397,7 @@ class MediatedSession(Session):
 
     @property
     def serial(self) -> int:
-        return self._serial
+        return self._serial + self._num_called_off
 
     def applied(self, version: int) -> int:
         return self.store.applied.of(version)
