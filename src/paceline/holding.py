@@ -55,7 +55,7 @@ class Holding:
 
     Attributes:
         current: what the loop has in its hands, or had last; None: nothing of this work.
-        has_worked: whether there was a backward pass or a step since the epoch opened.
+        has_worked: whether a step block was begun, or a backward pass, since the epoch opened.
         steps_a_batch: how often the script steps on a batch at most, as far as it is known.
     """
 

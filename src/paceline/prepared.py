@@ -445,6 +445,7 @@ class Prepared:
     # -- one step ---------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
+        self.holding.has_worked = True
         self._begun_s = time.perf_counter()
         self.is_failing = False
 

@@ -166,7 +166,9 @@ def test_the_norm_is_that_of_the_update_which_used_the_push(
     _, results = _run("norms", tmp_path, workers=3, protocol=protocol, **where)
     for result in results:
         own, found = result["kept"].unbind(dim=1)
-        assert torch.allclose(own, found, atol=CLOSE)
+        is_known = ~found.isnan()  # one that came late, at an epoch's end, is in no update
+        assert is_known.any()
+        assert torch.allclose(own[is_known], found[is_known], atol=CLOSE)
 
 
 def test_a_push_that_no_update_has_used_yet_has_no_norm(tmp_path: Path) -> None:

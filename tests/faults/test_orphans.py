@@ -135,7 +135,8 @@ def test_a_launcher_that_was_ordered_to_die_leaves_a_run_that_goes_on(tmp_path: 
     fault = "kill launcher at update 40"
     command = [
         sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
-        "--run-dir", "run", "--checkpoint-every", "10 updates", "--fault", fault, "train.py",
+        "--run-dir", "run", "--checkpoint-every", "10 updates", "--fault", fault,
+        "--delay", "20ms", "train.py",  # so that a checkpoint is written before
     ]  # fmt: skip
     before = {one.pid for one in psutil.process_iter()}
     process = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=60)
