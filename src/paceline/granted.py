@@ -105,6 +105,7 @@ class PreparedLoader:
         try:
             while (lease := prepared.next_lease()) is not None:
                 yield prepared.take(lease)
+            prepared.schedules.check()
         except GeneratorExit:
             prepared.leave()
             raise

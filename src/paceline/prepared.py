@@ -6,9 +6,10 @@ replaced on the object. This module must not know how a session carries anything
 
 import cmath
 import math
+import re
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from .conditions.faults import FaultPlan
 from .conditions.holdup import Holdup
 from .conditions.mishaps import Mishaps
 from .context import Context
+from .data.feed import SeededData
 from .data.likeness import sample_digests
 from .data.loader import LeasedLoader
 from .data.plain import plain_batches, plain_sizes
@@ -46,6 +48,7 @@ from .replaced import (
     SharedState,
     clone_state,
     note_backward,
+    note_batches,
     note_losses,
     replace_step,
     sort_out,
@@ -153,8 +156,10 @@ class Prepared:
         )
         return Schedules(
             objects,
+            self.optimizer,
             place,
             words=session.rhythm if isinstance(session, MediatedSession) else None,
+            num_workers=session.num_workers,
             most=MOST_SCHEDULES,
             skips=context.nonfinite == "skip",
             tell=self.tell_settings,
@@ -190,6 +195,8 @@ class Prepared:
         self.leased.seeds_between = session.num_workers > 1
         session.order_digest = self.leased.order.fingerprint
         session.advance_schedule, session.marks = self.schedules.advance, self.schedules.marks
+        if self._context.is_difference:
+            session.num_own_steps = lambda: self.schedules.place.num_run_steps
         session.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         at = pinned_at(replica.layout, session.num_workers)
         session.snapshots.write_own = self._keeper.write
@@ -205,6 +212,7 @@ class Prepared:
             session.take_loaded, session.unedited.check_objects = state.take_loaded, state.check
             self._watch_edits(replica)
         if session.num_workers > 1:
+            note_batches(self.note_batch)
             Guard(self.optimizer, session.grant, lambda: session.is_over).begin()
 
     def _watch_edits(self, replica: Replica) -> None:
@@ -226,6 +234,7 @@ class Prepared:
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
+        add("steps", self.schedules.place.remember, self.schedules.place.go_on)
         add("scale", self.scaling.remember, self.scaling.go_on)
         if isinstance(self._session, MediatedSession):
             add("skipped", self._session.num_skipped, self._session.begin_skipped)
@@ -282,6 +291,20 @@ class Prepared:
         if self.holding.has_accumulated and self._is_zeroed():
             self.holding.zeroed()
         self.holding.differentiated()
+
+    def note_batch(self, dataset: object) -> None:
+        """A loader gave a batch of this; inside the loop and with gradients, it trains."""
+        is_in_loop = self.is_iterating and not self.num_nested and torch.is_grad_enabled()
+        if not is_in_loop or isinstance(dataset, SeededData):
+            return
+        assert self._member is not None
+        number = f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no known size"
+        self._member.say(
+            f"a second DataLoader, of {number}, is used inside the loop and was not prepared: "
+            "every worker goes through all of it; for a part each: DataLoader(data, "
+            "sampler=range(pace.worker, len(data), pace.num_workers), batch_size=...)"
+        )
+        note_batches(lambda _: None)
 
     def _is_zeroed(self) -> bool:
         """Whether what was accumulated is gone: there was something, and there is nothing now."""
@@ -458,6 +481,16 @@ class Prepared:
             if current.is_used and not self._context.is_difference:
                 raise ConfigError("step.weight was set after optimizer.step(); set it before")
             current.weight = float(weight)
+
+    def explain(self, error: Exception) -> None:
+        """A step failed, and where it speaks of the whole batch's size, that may be why."""
+        size, parts = self.leased.loader.batch_size, self._context.parts
+        is_shared = size == self.shape.batch_size and parts > 1
+        if is_shared and re.search(rf"\b{size}\b", str(error)):
+            error.add_note(
+                f"a batch of {size} is shared by {parts} mini-batches; for a script that counts on "
+                f"{size} samples in each: pace.prepare(..., batch='per-worker')"
+            )
 
     def _unscale(self) -> None:
         scale = self.amp.unscale()

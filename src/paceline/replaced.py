@@ -4,6 +4,7 @@
     optimizer.state_dict       the whole state at one version, in any member
     model.state_dict           compact clones: what training changes is nobody else's
     loss.backward              the loss is noted for the report
+    next() of other loaders    a second one inside the loop is noted
 
 The objects stay the user's. This module must not know how a session carries anything.
 """
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .errors import ConfigError
 
@@ -214,15 +216,17 @@ def _refuse_group(*_: Any, **__: Any) -> None:
 
 
 class _Listener(threading.local):
-    """Who hears of these backward passes: of a process, or of a member of the inline engine."""
+    """Who hears of this: a process, or a member of the inline engine."""
 
     hear: Callable[[Tensor], None] | None = None
+    hear_batch: Callable[[Any], None] | None = None
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
 
 
 _listener = _Listener()
 _backward: Callable[..., None] = Tensor.backward
+_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
 
 def note_losses(hear: Callable[[Tensor], None]) -> None:
@@ -244,3 +248,16 @@ def _noted_backward(self: Tensor, *arguments: Any, **options: Any) -> None:
     _backward(self, *arguments, **options)
     if _listener.after is not None:
         _listener.after()
+
+
+def note_batches(hear: Callable[[Any], None]) -> None:
+    """Tell ``hear`` of the data set of every batch that a DataLoader makes in this member."""
+    _listener.hear_batch = hear
+    _BaseDataLoaderIter.__next__ = _noted_next  # type: ignore[method-assign]
+
+
+def _noted_next(self: Any) -> Any:
+    batch = _next(self)
+    if _listener.hear_batch is not None:
+        _listener.hear_batch(self._dataset)
+    return batch

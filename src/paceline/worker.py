@@ -133,7 +133,9 @@ class Step:
         self._pace._session.is_in_step = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> bool:
         self._pace._session.is_in_step = False
         prepared = self._pace._prepared
         if kind is None:
@@ -141,6 +143,8 @@ class Step:
             return False
         if not issubclass(kind, Superseded):
             prepared.is_failing = True
+            if isinstance(error, RuntimeError | ValueError):
+                prepared.explain(error)
             return False
         self.was_superseded = True
         prepared.superseded()

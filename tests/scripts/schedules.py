@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 
-from .base import Record, Script, loose, several
+from .base import SEVERAL, Record, Refusal, Script, gathered, loose, several
 from .usual import count_right, held_out, loss_of, network, one_epoch, points
 
 
@@ -222,6 +222,43 @@ def plateau_and_warmup(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def plateau_each_step(record: Record) -> None:
+    """ReduceLROnPlateau in the loop, by the loss of the step."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.5)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=0.9)
+    loader = DataLoader(points(), batch_size=8)
+    model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                scheduler.step(loss.item())
+    record.state(model, optimizer)
+
+
+def rate_by_own_loss(record: Record) -> None:
+    """The rate is a function of the step's loss, written into the groups."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.5)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs), targets)
+                loss.backward()
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.1 * loss.item()
+                optimizer.step()
+    record.state(model, optimizer)
+
+
 def every_other_step(record: Record) -> None:
     """ExponentialLR at every second step."""
     pace = paceline.connect()
@@ -295,6 +332,8 @@ def scheduler_checkpoint(record: Record) -> None:
 
 
 CONFLICT = "different optimizer settings"
+LOCAL = {one.name: Refusal(CONFLICT) for one in SEVERAL if one.is_local}
+METRIC = f"{CONFLICT}|with an argument|by a metric of this worker's own"
 RHYTHM = "every 2|every second|every other|rhythm"
 
 SCRIPTS = (
@@ -307,11 +346,13 @@ SCRIPTS = (
     Script(warmup_then_cosine),
     Script(chained),
     Script(outside_the_block),
-    Script(each_step_unprepared, refused=several(CONFLICT, is_sure=False)),
+    Script(each_step_unprepared, refused=loose("it was not prepared")),
     Script(cosine_each_epoch),
     Script(step_and_epoch),
     Script(plateau),
     Script(plateau_and_warmup),
+    Script(plateau_each_step, refused=several(METRIC)),
+    Script(rate_by_own_loss, refused={**gathered(CONFLICT), **LOCAL}),
     Script(every_other_step, refused=loose(RHYTHM)),
     Script(rate_by_hand_each_epoch),
     Script(rate_by_hand_each_step, refused=loose(CONFLICT, is_sure=False)),

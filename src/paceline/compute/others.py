@@ -6,9 +6,10 @@ one mini-batch (an input that is optimized), and everything before ``prepare`` a
 epoch. Optimizers inside the prepared one step with it. This module must not know sessions.
 """
 
+import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.optim.optimizer import (
 
 from ..errors import ConfigError
 from ..store.twin import is_twin
+from .schedule import AnyScheduler
 
 
 class _Member(threading.local):
@@ -119,6 +121,52 @@ class Strays:
                     "prepared: it would become another in each worker; put its network and the "
                     "prepared one into one module, and its parameters into the optimizer"
                 )
+
+
+class StraySchedulers:
+    """Schedulers of the prepared optimizer that were not prepared.
+
+    Between epochs they may step. Inside the loop each would count the steps of its own worker, and
+    an update would have the rate of whoever executes it.
+
+    Args:
+        known: the prepared ones.
+    """
+
+    def __init__(self, optimizer: Optimizer, known: Iterable[AnyScheduler]) -> None:
+        self._optimizer = optimizer
+        self._known = {id(inner) for one in known for inner in _with_those_inside(one)}
+        self._found: list[AnyScheduler] | None = None
+        self._counts: list[int] = []
+
+    def open(self) -> None:
+        """A loop begins. Those that are made later are not found."""
+        if self._found is None:
+            self._found = [
+                one
+                for one in gc.get_objects()
+                if issubclass(type(one), AnyScheduler)
+                and id(one) not in self._known
+                and getattr(one, "optimizer", None) is self._optimizer
+            ]
+        self._counts = [one.last_epoch for one in self._found]
+
+    def check(self) -> None:
+        """Raise ConfigError where one has stepped since."""
+        for one, count in zip(self._found or (), self._counts, strict=True):
+            if one.last_epoch != count:
+                raise ConfigError(
+                    f"{type(one).__name__} was stepped inside the loop, and it was not prepared: "
+                    "each worker would count its own steps, and not the updates of the run; "
+                    "prepare it: pace.prepare(model, optimizer, loader, scheduler)"
+                )
+
+
+def _with_those_inside(scheduler: AnyScheduler) -> Iterator[AnyScheduler]:
+    """It, and those that it steps itself."""
+    yield scheduler
+    for inner in getattr(scheduler, "_schedulers", ()):
+        yield from _with_those_inside(inner)
 
 
 def leaves_of(loss: Tensor) -> list[nn.Parameter]:

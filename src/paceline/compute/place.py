@@ -43,6 +43,8 @@ class Place:
         next_version: the version that the last own step made; before it, that of the epoch.
         own_version: the version that the last own step, taken in step, was pushed at.
         num_steps: own steps in this epoch.
+        num_run_steps: own steps in the whole run.
+        has_left_out: whether a step of an optimizer that steps here was left out.
         was_current: whether this member took part in the last update before the epoch opened.
     """
 
@@ -62,7 +64,8 @@ class Place:
         self.is_local = is_local
         self.epoch_version = self.epoch_applied = self.next_version = 0
         self.own_version = -1
-        self.num_steps = 0
+        self.num_steps = self.num_run_steps = 0
+        self.has_left_out = False
         self.was_current = False
         self._has_stepped = False
         self.is_first = not is_newcomer
@@ -134,9 +137,19 @@ class Place:
     def end_step(self) -> None:
         """The step is done."""
         self.num_steps += 1
+        self.num_run_steps += 1
+        self.has_left_out = self.has_left_out or (self.is_local and self._found_inf)
         self.next_version = self._pushed + 1
         self._num_skipped = self._next_skipped
         self.is_first, self._has_stepped = False, True
+
+    def remember(self) -> list[int]:
+        """What counts on where a run goes on."""
+        return [self.num_run_steps, int(self.has_left_out)]
+
+    def go_on(self, state: list[int]) -> None:
+        """Become what ``remember`` gave."""
+        self.num_run_steps, self.has_left_out = state[0], bool(state[1])
 
     @property
     def was_skipped(self) -> bool:

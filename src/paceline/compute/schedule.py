@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from ..errors import ConfigError
 from .place import Place
 
 AnyScheduler = LRScheduler | ReduceLROnPlateau
@@ -115,6 +116,7 @@ class LocalSchedule(Schedule):
     """The scheduler of a worker whose optimizer steps here: plain calls.
 
     Args:
+        is_one_of_several: whether others step theirs by themselves, too.
         tell: tells a member that comes later of it, after every step in the loop.
     """
 
@@ -124,14 +126,23 @@ class LocalSchedule(Schedule):
         place: Place,
         nesting: Nesting,
         tell: Callable[[], None] = lambda: None,
+        *,
+        is_one_of_several: bool = False,
     ) -> None:
         super().__init__(scheduler, place, nesting)
+        self._is_one_of_several = is_one_of_several
         self._tell = tell
         self._steps_since = 0
         self._is_each = False
         """Whether it was stepped once after the own step before the last."""
 
     def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._is_one_of_several and isinstance(self._scheduler, ReduceLROnPlateau):
+            raise ConfigError(
+                f"{self.name} is stepped inside the loop, by a metric of this worker's own weights "
+                "and samples, and the workers' rates would part; step it between epochs by what is "
+                "the same in all: pace.evaluate(fn, loader) or pace.sum(value)"
+            )
         is_each = self._steps_since == 1 and self._num_calls == 1
         self._steps_since = 0
         is_bare = not arguments and not options

@@ -8,9 +8,11 @@ This module must not know sessions or the store.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import ConfigError
+from .others import StraySchedulers
 from .place import Place
 from .schedule import LocalSchedule, Nesting, Schedule
 from .together import SharedSchedule, Words
@@ -21,7 +23,9 @@ class Schedules:
 
     Args:
         objects: what was given to ``prepare``; the schedulers among them are taken.
+        optimizer: the one among them.
         words: what all members see of the scheduler of this number; None: a worker by itself.
+        num_workers: that take part.
         most: so many schedulers can be prepared.
         skips: whether an update may be skipped without a scaler.
         tell: tells a member that comes later where they stand.
@@ -30,9 +34,11 @@ class Schedules:
     def __init__(
         self,
         objects: Sequence[Any],
+        optimizer: Optimizer,
         place: Place,
         *,
         words: Callable[[int], Words] | None,
+        num_workers: int,
         most: int,
         skips: bool,
         tell: Callable[[], None],
@@ -50,7 +56,10 @@ class Schedules:
         self._shared: list[SharedSchedule] = []
         self._every: list[Schedule] = []
         if words is None or place.is_local:
-            self._every += [LocalSchedule(one, place, nesting, tell) for one in own]
+            self._every += [
+                LocalSchedule(one, place, nesting, tell, is_one_of_several=num_workers > 1)
+                for one in own
+            ]
         else:
             self._shared += [
                 SharedSchedule(one, place, nesting, words(number), tell)
@@ -58,6 +67,9 @@ class Schedules:
             ]
             self._every += self._shared
         self._is_alone = words is None
+        self._strays: StraySchedulers | None = None
+        if not (self._is_alone or place.is_lockstep or place.is_local):
+            self._strays = StraySchedulers(optimizer, own)
         self._is_replaced = False
         if not self._is_alone:
             self._replace()
@@ -80,6 +92,8 @@ class Schedules:
     def opened(self) -> None:
         """The loop begins."""
         self.place.opened()
+        if self._strays is not None:
+            self._strays.open()
         for one in self._shared:
             one.opened()
 
@@ -87,6 +101,7 @@ class Schedules:
         """The loop steps its optimizer, with a gradient of ``version``; see ``Place``."""
         if not self._every and self._is_alone:
             return
+        self.check()
         if self._every:
             if not self._is_replaced and (self._skips or has_scaled):
                 self._replace()  # one worker: not before something may be skipped
@@ -106,7 +121,12 @@ class Schedules:
         """Be ready for the update from ``version``; whether members' rates may differ by then."""
         for one in self._shared:
             one.advance(version)
-        return bool(self._shared) and not self.place.is_lockstep
+        return self.place.has_left_out or (bool(self._shared) and not self.place.is_lockstep)
+
+    def check(self) -> None:
+        """Raise ConfigError where one that was not prepared has stepped in the loop."""
+        if self._strays is not None:
+            self._strays.check()
 
     def end(self) -> None:
         """The loop has no more."""

@@ -86,7 +86,7 @@ class FedWorkers:
         """The user's loader with their workers and settings, over leases."""
         user = self._loader
         return DataLoader(
-            _Seeded(user.dataset),  # type: ignore[arg-type]
+            SeededData(user.dataset),  # type: ignore[arg-type]
             batch_sampler=self._feed,
             num_workers=self._num_workers,
             collate_fn=user.collate_fn,
@@ -114,7 +114,7 @@ class _Feed:
         return self.ready.popleft()
 
 
-class _Seeded:
+class SeededData:
     """The user's data set in a loader worker: random state set per lease."""
 
     def __init__(self, dataset: Any) -> None:

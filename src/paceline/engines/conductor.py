@@ -95,6 +95,7 @@ class Conductor:
             "copied": self._copied,
             "rested": self._gate.rest,
             "log": self._log,
+            "note": lambda _, message: self._run.say_once(message[1]),
             "scaled": self._scaled,
             "stop": lambda *_: self.stop("the script asked for it"),
             "done": ends.done,

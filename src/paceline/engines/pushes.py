@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..errors import ConfigError
 from ..events import Apply, Discard, Grant, Late, Lease, Order, Retire, Ticket
-from ..sessions.base import Told, conflict
+from ..sessions.base import Told, are_at_odds, conflict
 from ..sessions.lane import Message
 from ..store.clip import Clip
 from .base import Push
@@ -24,7 +24,6 @@ class Pushes:
         self._hypers: dict[int, int] = {}
         self._is_again: dict[int, bool] = {}
         """Of those in step: whether what they pushed last is one more step on a batch."""
-        self._has_said_uneven = False
         self._looked: int | None = None
         """A member that left the first epoch and had done nothing in it."""
 
@@ -55,10 +54,11 @@ class Pushes:
         seat = {one: self._run.roster[one].seat for one in (*self._hypers, *self._is_again)}
         for seen in (self._hypers, self._is_again):
             for other, value in seen.items():
-                if value == seen.get(member, value):
-                    continue
-                if seen is self._hypers:
+                mine = seen.get(member, value)
+                if seen is self._hypers and are_at_odds(value, mine):
                     raise conflict(seat[other], seat[member])
+                if seen is self._hypers or value == mine:
+                    continue
                 raise ConfigError(
                     f"workers {seat[other]} and {seat[member]} call optimizer.step() differently "
                     "often on a mini-batch; under full-sync all must step alike, since each step "
@@ -81,10 +81,9 @@ class Pushes:
         """Accumulated parts of batches of other sizes weigh otherwise than in one process."""
         run = self._run
         sizes = {one.num_samples for one in run.coordinator.leases_of(ticket)}
-        if sizes <= {lease.num_samples} or self._has_said_uneven:
+        if sizes <= {lease.num_samples}:
             return
-        self._has_said_uneven = True
-        run.observer.note(
+        run.say_once(
             f"mini-batches of {min(sizes)} and {max(sizes)} samples are accumulated into one push, "
             "which is weighted by all its samples: with a last batch that is not full the update "
             "is not quite that of one process; drop_last=True makes it so"

@@ -82,6 +82,7 @@ class Run:
         self.happened: list[str] = []
         """Faults that were ordered and have come."""
         self.are_express = False
+        self._said: set[str] = set()
         self.needs_store = False
         """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
@@ -122,6 +123,13 @@ class Run:
     def coordinator_members(self) -> list[int]:
         """Whom the coordinator counts on."""
         return self.coordinator.live_members if self.has_begun else []
+
+    def say_once(self, text: str) -> None:
+        """Say it to the user, unless it was said."""
+        if text not in self._said:
+            self._said.add(text)
+            self.observer.note(text)
+            self.trace.note(self.now_s(), text)
 
     def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
         """All members have described the same: make the ledger, the coordinator and the store."""

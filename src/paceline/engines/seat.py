@@ -139,6 +139,7 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
     message = str(error).strip().splitlines() or [""]
     lines.append(f"{type(error).__name__}: {message[0]}")
     lines += [f"  {line}" for line in message[1:2]]
+    lines += [f"  {note}" for note in getattr(error, "__notes__", ())[:1]]
     if any(word in str(error) for word in _NO_GROUP):
         lines.append(_HINT_OF_GROUP)
     lines.append(f"the other workers were ended; the whole traceback: {report}")

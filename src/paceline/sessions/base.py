@@ -136,6 +136,24 @@ def not_finite(seat: int, name: str, step: int, version: int, loss: float | None
     )
 
 
+_STEPS_SHIFT, _MOST_STEPS = 32, 1 << 20
+
+
+def settings_word(digest: int, num_steps: int = 0) -> int:
+    """What a push tells of its optimizer's settings; 0, which this never is: they may differ.
+
+    Args:
+        digest: of 32 bits.
+        num_steps: of its own optimizer that the member had taken, where each steps by itself.
+    """
+    return (1 + num_steps % _MOST_STEPS) << _STEPS_SHIFT | digest
+
+
+def are_at_odds(word: int, other: int) -> bool:
+    """Whether two came to other settings by as many steps of their own."""
+    return word >> _STEPS_SHIFT == other >> _STEPS_SHIFT and word != other
+
+
 def conflict(worker: int, other: int) -> ConfigError:
     """Two workers pushed into one update with different optimizer settings."""
     return ConfigError(

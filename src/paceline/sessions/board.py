@@ -9,11 +9,12 @@ not know what is decided from the lines, nor gradients.
 
 import time
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from ..store.clip import UNCLIPPED, Clip, clip_conflict
 from ..store.control import Control
-from .base import Clock, conflict
+from .base import Clock, are_at_odds, conflict
 
 _WAIT_S = 0.1
 
@@ -129,10 +130,12 @@ class Board:
 
 def check_settings(lines: Sequence[Line]) -> None:
     """Raise ConfigError where the optimizers of two who pushed have different settings."""
-    shown = {seat: line.hyper for seat, line in enumerate(lines) if line.weight}
-    if len(set(shown.values())) > 1:
-        first = next(iter(shown))
-        raise conflict(first, next(seat for seat in shown if shown[seat] != shown[first]))
+    shown = {seat: int(line.hyper) for seat, line in enumerate(lines) if line.weight}
+    if len(set(shown.values())) < 2:
+        return
+    for one, other in combinations(shown, 2):
+        if are_at_odds(shown[one], shown[other]):
+            raise conflict(one, other)
 
 
 def common_clip(lines: Sequence[Line]) -> Clip:

@@ -19,6 +19,7 @@ tables below are the whole language. This module must not know what a message le
         counted   (start, totals)
         sum       (values)
         log       (values)
+        note      (text)                          the run says it, once
         scaled    (serial, version, scale)        distance left so much of its push; held
         done      ()                              the script ended
         copied    (number, version, is_pinned, fault)   the own part of a checkpoint is written

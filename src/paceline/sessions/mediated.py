@@ -39,6 +39,7 @@ from .base import (
     Told,
     Work,
     not_finite,
+    settings_word,
 )
 from .census import LaneCensus
 from .duties import POLL_S, Duties
@@ -105,6 +106,8 @@ class MediatedSession(Session):
         """Bring prepared schedulers to this version; whether members' rates may differ by then."""
         self.marks: Callable[[], object] = lambda: None
         """What of prepared schedulers must be the same in members that push into one update."""
+        self.num_own_steps: Callable[[], int] = lambda: 0
+        """Of an optimizer that steps here, in the whole run."""
         self.adopt: Callable[[str], None] = lambda text: None
         """Take over the settings of a worker that is there already."""
         self.order_digest: Callable[[], str] = lambda: ""
@@ -429,6 +432,10 @@ class MediatedSession(Session):
         self.beat()
         self._mail.do_jobs()
 
+    def say(self, text: str) -> None:
+        """Have the run say this, once for all workers."""
+        self._lane.send(("note", text))
+
     def log(self, values: dict[str, float]) -> None:
         self._lane.send(("log", values))
 
@@ -519,17 +526,14 @@ class MediatedSession(Session):
         return self.store.blocks[self.store.current], None
 
     def _digest_hyper(self) -> int:
-        """A number that is equal for two members exactly when their optimizers' settings are.
-
-        0: they may differ, since members step by themselves, or are at different versions.
-        """
-        if self.advance_schedule(self._version) or self._is_difference:
+        """See ``settings_word``; 0: they may differ, since members are at different versions."""
+        if self.advance_schedule(self._version):
             return 0
         hyper = (self._replica.hyper(), self.marks())
         if hyper != self._hyper:
             self._hyper = hyper
             self._hyper_digest = zlib.crc32(_said(hyper).encode())
-        return self._hyper_digest
+        return settings_word(self._hyper_digest, self.num_own_steps())
 
 
 def _said(value: object) -> str:

@@ -1,0 +1,60 @@
+"""What a run says of a script that several workers do not share as the user may think."""
+
+from pathlib import Path
+
+import pytest
+
+import one_script
+from paceline.errors import WorkerError
+from runs import Run, run_script
+
+
+def _run(name: str, folder: Path, **settings: object) -> Run:
+    return run_script(
+        Path(one_script.__file__), folder, name, str(folder), **{"workers": 2, **settings}
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "path"), [("local", "store"), ("local", "peers"), ("inline", "store")]
+)
+def test_a_second_loader_in_the_loop_is_said_once(tmp_path: Path, engine: str, path: str) -> None:
+    run = _run("zipped", tmp_path, protocol="full-sync", engine=engine, path=path)
+    [note] = [one for one in run.notes if "DataLoader" in one]
+    assert note.startswith("a second DataLoader, of 80 samples, is used inside the loop")
+    assert "sampler=range(pace.worker, len(data), pace.num_workers)" in note
+
+
+@pytest.mark.parametrize("name", ["by_hand", "nested", "sgd"])
+def test_a_loader_that_trains_nothing_is_not(tmp_path: Path, name: str) -> None:
+    run = _run(name, tmp_path, protocol="full-sync")
+    assert not [one for one in run.notes if "DataLoader" in one]
+
+
+COUNTS = """
+import torch, paceline
+from torch.utils.data import DataLoader
+
+pace = paceline.connect()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.ones(24, 1), batch_size=12)
+model, optimizer, loader = pace.prepare(model, optimizer, loader, batch="{batch}")
+for _ in pace.epochs(1):
+    for x in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            (model(x) * torch.arange(12.0)[:, None]).mean().backward()
+            optimizer.step()
+"""
+
+
+def test_a_script_that_counts_on_the_whole_batch_is_told_of_the_mini_batch(tmp_path: Path) -> None:
+    script = tmp_path / "counts.py"
+    script.write_text(COUNTS.format(batch="global"))
+    with pytest.raises(WorkerError, match=r"batch of 12 is shared by 2 .*batch='per-worker'"):
+        run_script(script, tmp_path, workers=2, protocol="full-sync")
+    script.write_text(COUNTS.format(batch="per-worker"))
+    again = tmp_path / "again"
+    again.mkdir()
+    assert run_script(script, again, workers=2, protocol="full-sync").summary.updates == 1
