@@ -28,7 +28,7 @@ from ..store.memory import Memory, PrivateMemory
 from .base import Birth, Engine, Event, Push, Signs, Traits
 from .jobs import Jobs, grant_message
 
-_EVER = 2**31 - 1
+_EVER = 2**63 - 1
 
 
 class _Turn(threading.Thread):

@@ -23,7 +23,7 @@ from .base import Birth, Engine, Event, Push, Signs, Traits
 from .jobs import Jobs, grant_message
 from .standing import Standing
 
-_EVER = 2**31 - 1
+_EVER = 2**63 - 1
 
 
 class LocalEngine(Engine):

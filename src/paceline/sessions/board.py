@@ -75,13 +75,13 @@ class Board:
         """Write this member's line."""
         control, place = self._control, self._control.numbers[self._seat]
         for i, value in enumerate(line):
-            control.set_double(place + 2 * i, value)
+            control.set_double(place + i, value)
 
     def lines(self) -> list[Line]:
         """The lines of all seats."""
         control = self._control
         return [
-            Line(*(control.double(place + 2 * i) for i in range(len(Line._fields))))
+            Line(*(control.double(place + i) for i in range(len(Line._fields))))
             for place in control.numbers
         ]
 
@@ -121,11 +121,11 @@ class Board:
         self._clock.wait_s += time.perf_counter() - start
 
     def _set(self, column: int, value: float) -> None:
-        self._control.set_double(self._control.numbers[self._seat] + 2 * column, value)
+        self._control.set_double(self._control.numbers[self._seat] + column, value)
 
     def _column(self, column: int) -> list[float]:
         control = self._control
-        return [control.double(place + 2 * column) for place in control.numbers]
+        return [control.double(place + column) for place in control.numbers]
 
 
 def check_settings(lines: Sequence[Line]) -> None:

@@ -30,7 +30,7 @@ from .lane import Message
 from .mediated import MediatedSession
 from .shares import Share
 
-_NEVER_CANCELLED = 2**31 - 2
+_NEVER_CANCELLED = 2**62
 """A serial between peers: they never call each other off, only the run's end does."""
 
 

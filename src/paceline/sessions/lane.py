@@ -60,6 +60,7 @@ from typing import Any, Protocol
 from ..store.memory import spin
 
 Message = tuple[Any, ...]
+_MORE, _LAST = b"+", b"."
 
 
 class Lane(Protocol):
@@ -84,35 +85,42 @@ class Lane(Protocol):
 class SocketLane:
     """A lane over one end of a socket pair that keeps message borders.
 
-    ``marshal`` is safe here: the other end is a process of ours on the same machine, and the
+    Messages of any size: a long one goes in pieces, each with a byte that says whether it is the
+    last. ``marshal`` is safe here: the other end is a process of ours on the same machine, and the
     pair has no name that anybody else could open.
     """
 
-    MAX_BYTES = 1 << 18
+    PIECE_BYTES = 1 << 17
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._held: list[Message] = []
+        self._pieces: list[bytes] = []
 
     def send(self, message: Message) -> None:
         messages, self._held = [*self._held, message], []
-        self._end.send(marshal.dumps(messages))
+        self.send_all(messages)
 
     def hold(self, message: Message) -> None:
         self._held.append(message)
 
     def send_all(self, messages: list[Message]) -> None:
         """Send several messages as one, in order."""
-        self._end.send(marshal.dumps(messages))
+        data, size = marshal.dumps(messages), self.PIECE_BYTES
+        for start in range(0, len(data) - size, size):
+            self._end.send(_MORE + data[start : start + size])
+        self._end.send(_LAST + data[(len(data) - 1) // size * size :])
 
     def receive(self, is_blocking: bool = True) -> list[Message]:
-        data = self._read(is_blocking)
-        if data is None:
-            return []
-        if not data:
-            raise ConnectionResetError("the coordinator is gone")
-        messages: list[Message] = marshal.loads(data)
-        return messages
+        while (piece := self._read(is_blocking)) is not None:
+            if not piece:
+                raise ConnectionResetError("the coordinator is gone")
+            self._pieces.append(piece[1:])
+            if piece[:1] == _LAST:
+                data, self._pieces = b"".join(self._pieces), []
+                messages: list[Message] = marshal.loads(data)
+                return messages
+        return []
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -122,12 +130,13 @@ class SocketLane:
 
     def _read(self, is_blocking: bool) -> bytes | None:
         """The next datagram; None when there is none. A blocking read spins for a moment first."""
+        most = 1 + self.PIECE_BYTES
         for _ in spin() if is_blocking else (None,):
             try:
-                return self._end.recv(self.MAX_BYTES, socket.MSG_DONTWAIT)
+                return self._end.recv(most, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 continue
-        return self._end.recv(self.MAX_BYTES) if is_blocking else None
+        return self._end.recv(most) if is_blocking else None
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -138,5 +147,5 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     except OSError:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SocketLane.MAX_BYTES)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * SocketLane.PIECE_BYTES)
     return ends

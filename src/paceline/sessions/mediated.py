@@ -277,7 +277,8 @@ class MediatedSession(Session):
 
     def _fail_not_finite(self, loss: float) -> None:
         name = self.store.not_finite(self.seat)
-        raise not_finite(self.seat, name, self._serial, self._version, loss)
+        step = self._serial if self._grant is None else self._grant.ticket.serial
+        raise not_finite(self.seat, name, step, self._version, loss)
 
     def extend(self) -> Lease | None:
         """One more mini-batch for the work in flight (gradient accumulation)."""
@@ -311,7 +312,7 @@ class MediatedSession(Session):
     def beat(self) -> None:
         """A sign of life: this member gets on."""
         control, index = self._control, self._beats
-        control[index] = (control[index] + 1) & 0x7FFFFFFF
+        control[index] += 1
 
     def superseded(self) -> None:
         self._num_called_off += 1

@@ -23,9 +23,10 @@ from typing import TypeAlias
 from torch import Tensor
 
 from .directory import Record, Slice
+from .fences import HAS_ORDER
 from .locks import LOCK_BYTES, Lock, open_lock, prepare_lock
-from .memory import LINE_BYTES
-from .region import HAS_ORDERED_LOADS, WORD_BYTES, Region
+from .memory import LINE_BYTES, WORD_BYTES
+from .region import Region
 from .shards import CHAIN, GENERATIONS, LAST, PUBLISHED, Shards
 
 NUM_BLOCKS = 3
@@ -84,7 +85,7 @@ class Cell:
     def read(self, copy: Callable[[Tensor], object]) -> int:
         """Call ``copy`` with one whole version, more than once if need be; its number."""
         words, generations = self._words, self._control + GENERATIONS
-        for _ in range(_TRIES if HAS_ORDERED_LOADS else 0):
+        for _ in range(_TRIES if HAS_ORDER else 0):
             head = words[self._control + PUBLISHED]
             before = words[generations + (head & 3)]
             if before & 1:

@@ -1,69 +1,84 @@
 """The page of words through which the members of one machine see each other.
 
-    line 0..17   the run: version, jobs, alarm, ...
+    first        the run: version, jobs, alarm, ...
     then 6 lines a seat: [cancelled, gone, beats] [arrived] [undo mark]
-                         [what it pushed last: numbers] [the loss scale that it began with]
+                         [what it pushed last: numbers, two lines] [the loss scale it began with]
 
-A seat is a worker's place; at any time one member sits on it. Every word has one writer at a
-time, named below. This module must not know what a version or an arrival leads to.
+A seat is a worker's place; at any time one member sits on it. Every word has 64 bits, so that none
+comes to its end, and one writer at a time, named below. Lines are given out one after the other, so
+no two names share one. This module must not know what a version or an arrival leads to.
 """
 
+from itertools import count
 from typing import Final
 
-from .memory import LINE_BYTES, Memory, Words
+from .memory import LINE_BYTES, WORD_BYTES, Memory, Words
 
-_WORDS_A_LINE = LINE_BYTES // 4
-_RUN_LINES = 18
+_WORDS_A_LINE = LINE_BYTES // WORD_BYTES
 _SEAT_LINES = 6
+_line = count()
 
-VERSION: Final = 0 * _WORDS_A_LINE
+
+def _words(num_words: int = 1) -> int:
+    """The first of so many words on lines of their own."""
+    first = next(_line) * _WORDS_A_LINE
+    for _ in range(1, -(-num_words // _WORDS_A_LINE)):
+        next(_line)
+    return first
+
+
+VERSION: Final = _words()
 """Twice the newest whole version, plus the number of the block that it lies in: one word, so that
 both change at once (writer: who executes the update)."""
-JOBS: Final = 1 * _WORDS_A_LINE
+JOBS: Final = _words()
 """Number of jobs done (writer: who executes them, one after the other)."""
-ALARM: Final = 2 * _WORDS_A_LINE
+ALARM: Final = _words()
 """Not 0: members leave the express path at their next barrier (writer: coordinator, any member)."""
-LAYOUT: Final = 3 * _WORDS_A_LINE
+LAYOUT: Final = _words()
 """1 when the store's memory is laid out and holds the first member's parameters."""
-GENERATION: Final = (4 * _WORDS_A_LINE, 5 * _WORDS_A_LINE)
+GENERATION: Final = (_words(), _words())
 """For each block: odd while it is being written."""
-CHUNK: Final = 6 * _WORDS_A_LINE
+CHUNK: Final = _words(3)
 """Chunks of the pass under way that are done."""
-CHUNK_UNDO: Final = 6 * _WORDS_A_LINE + 1
+CHUNK_UNDO: Final = CHUNK + 1
 """Number of the chunk (from 1) whose old content lies in the undo area."""
-PASS: Final = 6 * _WORDS_A_LINE + 2
+PASS: Final = CHUNK + 2
 """Number of the pass under way over the accumulator."""
 MOST_SCHEDULES: Final = 8
 """Prepared schedulers: each has a word on each of the three lines below, or two."""
-RHYTHMS: Final = 7 * _WORDS_A_LINE
+RHYTHMS: Final = _words(MOST_SCHEDULES)
 """A word for each scheduler: its rhythm (writer: any member that found it; all find the same)."""
-COUNTS: Final = 16 * _WORDS_A_LINE
+COUNTS: Final = _words(2 * MOST_SCHEDULES)
 """Two words for each scheduler: its steps by now, and when the last epoch ended (writer: any member
 that takes them in its own loop; all take the same)."""
-ARGUMENTS: Final = 17 * _WORDS_A_LINE
+ARGUMENTS: Final = _words(MOST_SCHEDULES)
 """A float64 for each scheduler: the argument of the last of its steps (likewise)."""
-NORM: Final = 8 * _WORDS_A_LINE
+NORM: Final = _words(2)
 """A float64: the norm of the averaged gradient that is being clipped (writer: who executes)."""
-PUSH_SCALE: Final = 8 * _WORDS_A_LINE + 2
+PUSH_SCALE: Final = NORM + 1
 """A float64: what distance has left of the push under way (writer: who executes)."""
-HAS_SCALE: Final = 9 * _WORDS_A_LINE
+HAS_SCALE: Final = _words()
 """1 when some member scales its losses (writer: any member)."""
-SCALE: Final = (10 * _WORDS_A_LINE, 11 * _WORDS_A_LINE)
+SCALE: Final = (_words(6), _words(6))
 """For even and odd versions: six float64, the loss scale (writer: who executes)."""
-BEGAN: Final = 14 * _WORDS_A_LINE
+BEGAN: Final = _words()
 """A float64: the machine's clock when the first epoch opened, seconds (writer: coordinator)."""
 
-SKIPPED: Final = (12 * _WORDS_A_LINE, 13 * _WORDS_A_LINE)
+SKIPPED: Final = (_words(), _words())
 """For even and odd versions: updates until then that changed nothing (writer: who executes)."""
-SNAPSHOT: Final = 15 * _WORDS_A_LINE
+SNAPSHOT: Final = _words(3)
 """Number of the checkpoint that was asked for last (writer: coordinator)."""
-ONCE: Final = 15 * _WORDS_A_LINE + 1
+ONCE: Final = SNAPSHOT + 1
 """Blocks of ``pace.once()`` that somebody has gone through (writer: the main member)."""
-INSIDE: Final = 15 * _WORDS_A_LINE + 2
+INSIDE: Final = SNAPSHOT + 2
 """1 more than the seat of who goes first through such a block now; else 0 (the same writer)."""
 
-NORMS: Final = 16 * _WORDS_A_LINE
-"""Eight pairs of float64: a version, and the norm of its gradient (writer: who executes)."""
+NORMS_KEPT: Final = 8
+"""The newest versions whose norms are kept."""
+NORMS: Final = _words(2 * NORMS_KEPT)
+"""For each: a version as a float64, and the norm of its gradient (writer: who executes)."""
+
+_RUN_LINES = next(_line)
 
 
 class Control(Words):

@@ -20,8 +20,8 @@ import torch
 
 from ..errors import ConfigError
 from .locks import LOCK_BYTES, open_lock, prepare_lock
-from .memory import LINE_BYTES
-from .region import WORD_BYTES, Region
+from .memory import LINE_BYTES, WORD_BYTES
+from .region import Region
 
 LIST_BYTES = 16 * 2**20
 """Address space for the list: some hundred thousand keys. Pages are taken when they are used."""

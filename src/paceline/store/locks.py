@@ -18,7 +18,8 @@ import time
 from typing import Protocol
 
 from ..errors import ConfigError, LinkError
-from .region import WORD_BYTES, Region
+from .memory import WORD_BYTES
+from .region import Region
 
 LOCK_BYTES = 128
 FREE_WORDS = 9

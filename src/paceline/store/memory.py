@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import LinkError
+from .fences import ordered
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LINE_BYTES = 64
 """A cache line: words that different members write lie on different lines."""
+WORD_BYTES = 8
+_LOWER_HALF = 0 if sys.byteorder == "little" else 4
 
 _SPIN_S = 30e-6
 """Less than it costs to put a core to sleep and wake it. Longer is worse where processes outnumber
@@ -143,38 +146,43 @@ _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Words:
-    """32-bit words in shared memory, one to a cache line or packed, that can be waited on.
+    """64-bit words in shared memory, one to a cache line or packed, that can be waited on.
 
-    A word has one writer at a time; readers see it whole. ``wait_while`` spins for a moment and
-    then sleeps in the kernel until a ``wake`` of that word or the time-out.
+    A word has one writer at a time; readers see it whole, and whoever has seen it sees all that its
+    writer wrote before. ``wait_while`` spins for a moment and then sleeps in the kernel until a
+    ``wake`` of that word or the time-out. The kernel looks at the lower half of it, which is enough
+    to sleep by.
     """
 
     def __init__(self, memory: Memory) -> None:
         buffer = memory.buffer
-        self._view = memoryview(buffer).cast("i")
-        self._doubles = memoryview(buffer).cast("d")
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self._view = ordered(memoryview(buffer).cast("q"))
+        self._doubles = ordered(memoryview(buffer).cast("d"))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(buffer)) + _LOWER_HALF
 
     def __getitem__(self, index: int) -> int:
-        return self._view[index]
+        value: int = self._view[index]
+        return value
 
     def __setitem__(self, index: int, value: int) -> None:
         self._view[index] = value
 
     def double(self, index: int) -> float:
-        """The float64 at byte offset ``4 * index`` (index must be even)."""
-        return self._doubles[index >> 1]
+        """The word as a float64."""
+        value: float = self._doubles[index]
+        return value
 
     def set_double(self, index: int, value: float) -> None:
-        self._doubles[index >> 1] = value
+        self._doubles[index] = value
 
     def set_and_wake(self, index: int, value: int) -> None:
-        self._view[index] = value
+        self[index] = value
         self.wake(index)
 
     def wake(self, index: int) -> None:
         if _futex_number is not None:
-            _syscall(_futex_number, self._address + 4 * index, _WAKE, 2**31 - 1, None, None, 0)
+            address = self._address + WORD_BYTES * index
+            _syscall(_futex_number, address, _WAKE, 2**31 - 1, None, None, 0)
 
     def wait_while(
         self,
@@ -207,9 +215,9 @@ class Words:
             return
         seconds = int(timeout_s)
         spec = _TimeSpec(seconds, int((timeout_s - seconds) * 1e9))
-        _syscall(
-            _futex_number, self._address + 4 * index, _WAIT, value, ctypes.byref(spec), None, 0
-        )
+        address = self._address + WORD_BYTES * index
+        seen = value & 0xFFFFFFFF
+        _syscall(_futex_number, address, _WAIT, seen, ctypes.byref(spec), None, 0)
 
 
 class _TimeSpec(ctypes.Structure):
@@ -222,7 +230,7 @@ def _find_futex() -> tuple[int | None, "ctypes._NamedFuncPointer | None"]:
         return None, None
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.argtypes = [
-        ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int,
+        ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32,
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int,
     ]  # fmt: skip
     call.restype = ctypes.c_long

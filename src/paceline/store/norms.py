@@ -7,9 +7,8 @@ number, which is written last. This module must not know what clips.
 
 import math
 
-from .control import NORMS, Control
+from .control import NORMS, NORMS_KEPT, Control
 
-_NUM_KEPT = 8
 _NONE = -1.0
 
 
@@ -23,7 +22,7 @@ class Norms:
         """The gradient of the update that makes ``version`` had this norm."""
         control, place = self._control, _place(version)
         control.set_double(place, _NONE)
-        control.set_double(place + 2, norm)
+        control.set_double(place + 1, norm)
         control.set_double(place, float(version))
 
     def of(self, version: int) -> float:
@@ -31,9 +30,9 @@ class Norms:
         control, place = self._control, _place(version)
         if version <= 0 or control.double(place) != version:
             return math.nan
-        norm = control.double(place + 2)
+        norm = control.double(place + 1)
         return norm if control.double(place) == version else math.nan
 
 
 def _place(version: int) -> int:
-    return NORMS + 4 * (version % _NUM_KEPT)
+    return NORMS + 2 * (version % NORMS_KEPT)

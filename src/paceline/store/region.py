@@ -6,17 +6,10 @@ the C library want an address. This module must not know what lies where.
 
 import ctypes
 import os
-import platform
 import weakref
 
 from ..errors import ConfigError
 from .memory import SharedMemory
-
-WORD_BYTES = 8
-
-HAS_ORDERED_LOADS = platform.machine().lower() in ("x86_64", "amd64")
-"""Whether the processor shows stores in the order in which they were made, so that a reader may
-check words around a copy without a lock."""
 
 
 class Region:

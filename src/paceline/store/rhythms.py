@@ -18,7 +18,7 @@ class RhythmWords:
         self._rhythm = RHYTHMS + number
         self._count = COUNTS + number
         self._end = COUNTS + MOST_SCHEDULES + number
-        self._argument = ARGUMENTS + 2 * number
+        self._argument = ARGUMENTS + number
 
     @property
     def rhythm(self) -> int:

@@ -90,7 +90,7 @@ class LossScales:
 
     def _read(self, place: int) -> LossScale | None:
         value, tracker, growth, backoff, interval, fell_at = (
-            self._control.double(place + 2 * i) for i in range(6)
+            self._control.double(place + i) for i in range(6)
         )
         if value == 0.0:
             return None
@@ -102,4 +102,4 @@ class LossScales:
     def _write(self, place: int, scale: LossScale) -> None:
         """The value last: without it the rest is not there."""
         for i, number in reversed(list(enumerate(astuple(scale)))):
-            self._control.set_double(place + 2 * i, number)
+            self._control.set_double(place + i, number)

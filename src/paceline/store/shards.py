@@ -10,7 +10,8 @@ from typing import Final
 
 from .directory import shard_lock
 from .locks import FREE_WORDS, open_lock
-from .region import WORD_BYTES, Region
+from .memory import WORD_BYTES
+from .region import Region
 
 PUBLISHED: Final = 0
 """``4 * version + block`` of the newest whole version."""
