@@ -58,3 +58,46 @@ def test_a_script_that_counts_on_the_whole_batch_is_told_of_the_mini_batch(tmp_p
     again = tmp_path / "again"
     again.mkdir()
     assert run_script(script, again, workers=2, protocol="full-sync").summary.updates == 1
+
+
+OWN_COUNT = """
+import torch, paceline
+from torch.utils.data import DataLoader
+
+pace = paceline.connect()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.ones(36, 1), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+batches, steps = iter(loader), 0
+while steps < {steps}:
+    try:
+        x = next(batches)
+    except StopIteration:
+        if not {begins_anew}:
+            raise
+        batches = iter(loader)
+        x = next(batches)
+    with pace.step():
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+    steps += 1
+"""
+
+
+def test_a_loop_that_counts_more_batches_than_it_gets_is_told_why(tmp_path: Path) -> None:
+    script = tmp_path / "counts.py"
+    script.write_text(OWN_COUNT.format(steps=40, begins_anew=False))
+    with pytest.raises(WorkerError, match=r"StopIteration:(.|\n)*for batch in loader"):
+        run_script(script, tmp_path, workers=2, protocol="k-batch-async:2")
+
+
+def test_a_worker_whose_script_is_over_while_others_train_on_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "counts.py"
+    script.write_text(OWN_COUNT.format(steps=24, begins_anew=True))
+    run = run_script(
+        script, tmp_path, workers=2, protocol="k-batch-async:2", slow=("1=5x",), delay=("20ms",)
+    )
+    [note] = [one for one in run.notes if "is over" in one]
+    assert note.startswith("worker 0's script is over, and others train on in epoch")

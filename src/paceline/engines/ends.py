@@ -43,7 +43,7 @@ class Ends:
         """Its script is over; the others go on, and do what it held."""
         run = self._run
         one = run.roster[member]
-        one.is_done, one.end = True, "its script ended"
+        one.is_done, one.is_over, one.end = True, True, "its script ended"
         if run.is_open and not run.ending and not run.are_express:
             run.observer.note(
                 f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "

@@ -20,6 +20,8 @@ class Member:
     pid: int = 0
     is_alive: bool = True
     is_done: bool = False
+    is_over: bool = False
+    """Whether its script has come to its end by itself."""
     end: str = ""
     """How it ended, where it did not end by itself."""
     is_starting: bool = False

@@ -35,6 +35,11 @@ _HINT_OF_GROUP = (
     "paceline launch makes no process group of torch's own: leave that line out where the script "
     "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
 )
+_HINT_OF_END = (
+    "next() of the prepared loader ends with this worker's mini-batches of the epoch, which may be "
+    "fewer or more than len(loader), the updates of all: write for batch in loader, or begin anew "
+    "at StopIteration"
+)
 
 
 def sit(birth: Birth, descriptors: list[int]) -> int:
@@ -140,6 +145,8 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
     lines.append(f"{type(error).__name__}: {message[0]}")
     lines += [f"  {line}" for line in message[1:2]]
     lines += [f"  {note}" for note in getattr(error, "__notes__", ())[:1]]
+    if isinstance(error, StopIteration):
+        lines.append(_HINT_OF_END)
     if any(word in str(error) for word in _NO_GROUP):
         lines.append(_HINT_OF_GROUP)
     lines.append(f"the other workers were ended; the whole traceback: {report}")
