@@ -4,9 +4,10 @@
 
 LeNet, batch 256, 60,000 synthetic images, all cores. Three loops live in one process: with the
 four lines, bare, and bare again (A/A: what the method itself makes of no difference). They take
-blocks of ten steps in turn, in an order that rotates. Every ten rounds all three are built anew,
-so that where their memory happens to lie is averaged, too. It goes on until the 95 % interval of
-the median ratio is narrow. Writes results/overhead.md.
+blocks of two steps in turn, in an order that is drawn, so that a machine which others use changes
+all three alike. Every 40 rounds all three are built anew, so that where their memory happens to lie
+is averaged, too. It goes on until the 95 % interval of the median ratio is narrow. Writes
+results/overhead.md.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from paceline.worker import Pace
 from paceline.workloads.lenet import build
 from table import interval, machine, spread, write_table
 
-BATCH, STEPS, ROUNDS_A_BUILD = 256, 10, 10
+BATCH, STEPS, ROUNDS_A_BUILD = 256, 2, 40
 LEARNING_RATE = 0.01
 WANTED, HALF_WIDTH = 1.01, 0.002
 Step = Callable[[], None]
@@ -124,7 +125,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     note = machine()
     data = make_data(6_000 if options.quick else 60_000)
-    times = measure(data, *((10, 10) if options.quick else (120, 600)))
+    times = measure(data, *((40, 40) if options.quick else (400, 2400)))
     rows = []
     for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
         middle, low, high = interval(ratios(times, name))
