@@ -91,12 +91,13 @@ def block_s(step: Step) -> float:
     return time.perf_counter() - start
 
 
-def measure(data: ArrayDataset, num_least: int, num_most: int) -> dict[str, list[float]]:
+def measure(data: ArrayDataset, num_least: int, most_s: float) -> dict[str, list[float]]:
     """Seconds of each block, loop by loop, pair by pair."""
     makers = {"four lines": with_four_lines, "bare": bare, "bare again": bare}
     times: dict[str, list[float]] = {name: [] for name in makers}
     rng = random.Random(0)
-    while len(times["bare"]) < num_most:
+    end_s = time.perf_counter() + most_s
+    while time.perf_counter() < end_s:
         loops = {name: make(data) for name, make in makers.items()}
         for step in loops.values():
             block_s(step)
@@ -105,6 +106,7 @@ def measure(data: ArrayDataset, num_least: int, num_most: int) -> dict[str, list
             rng.shuffle(order)
             for name in order:
                 times[name].append(block_s(loops[name]))
+        print(f"{len(times['bare'])} pairs", end="\r", flush=True)
         if len(times["bare"]) >= num_least:
             _, low, high = interval(ratios(times, "four lines"))
             if high - low <= 2 * HALF_WIDTH:
@@ -125,7 +127,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     note = machine()
     data = make_data(6_000 if options.quick else 60_000)
-    times = measure(data, *((40, 40) if options.quick else (400, 2400)))
+    times = measure(data, *((40, 5.0) if options.quick else (400, 300.0)))
     rows = []
     for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
         middle, low, high = interval(ratios(times, name))
