@@ -7,8 +7,8 @@ four lines, bare, and bare again (A/A: what the method itself makes of no differ
 blocks of two steps in turn, in an order that is drawn, so that a machine which others use changes
 all three alike. Every 40 rounds all three are built anew, in another order, so that where their
 memory happens to lie is averaged, too: two bare loops in one process may differ by 1 % for as long
-as they live. The four lines are held against the mean of both bare ones. It goes on until the 95 % interval of the median ratio is narrow. Writes
-results/overhead.md.
+as they live. The four lines are held against the mean of both bare ones. It goes on until the 95 %
+interval of the median ratio is narrow. Writes results/overhead.md.
 """
 
 import argparse
