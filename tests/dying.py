@@ -1,8 +1,8 @@
-"""A worker that is killed by SIGKILL at a chosen point: a fault is data, and travels with a task.
+"""A worker that is killed by SIGKILL, or is late, at a chosen point: a fault is data, and travels.
 
 A point is a method of a class and whether death comes before it, after it, or after its effect is
-spoilt; the fault is armed in its own worker's process when that builds its model. It must not be
-armed inline, where the tests' own process would die.
+spoilt; the fault is armed in its own worker's process when that builds its model, so it travels
+with a task. It must not be armed inline, where the tests' own process would die.
 """
 
 import functools
@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +28,12 @@ POINTS = {
     "with its share half written": ("sessions.shares", "Share", "step", "spoil"),
     "after its share is written": ("sessions.shares", "Share", "step", "after"),
     "at a barrier": ("sessions.board", "Board", "lines", "before"),
+    "before it reaches a barrier": ("sessions.board", "Board", "arrive", "before"),
+    "after its last barrier": ("store.applied", "Applied", "bring", "before"),
+    "while it leaves its peers": ("sessions.express", "ExpressSession", "_leave_with_work", "before"),
     "while it fills its slot": ("compute.replica", "Replica", "collect", "before"),
     "before it tells of the epoch": (
-        "sessions.express", "ExpressSession", "_hand_over_buffers", "before",
+        "sessions.express", "ExpressSession", "_let_stand", "before",
     ),
     "before it adds to the sum": ("store.shared", "SharedStore", "add", "before"),
     "after it added to the sum": ("store.shared", "SharedStore", "add", "after"),
@@ -50,16 +54,27 @@ class Fault:
         worker: who dies.
         point: a name of ``POINTS``, or "in its model" for the user's own code.
         call: at which call of the method, from 1.
+        late_s: it does not die, it only takes so much longer.
     """
 
     worker: int = 1
     point: str = "in its model"
     call: int = 5
+    late_s: float = 0.0
+
+    def happen(self) -> None:
+        """Now."""
+        if self.late_s:
+            time.sleep(self.late_s)
+        else:
+            die()
 
 
-def with_fault(task: Task, fault: Fault) -> Task:
-    """``task`` where this happens."""
-    return replace(task, model=functools.partial(_armed_model, task.model, fault))
+def with_fault(task: Task, *faults: Fault) -> Task:
+    """``task`` where these happen."""
+    for fault in faults:
+        task = replace(task, model=functools.partial(_armed_model, task.model, fault))
+    return task
 
 
 def _armed_model(make: Any, fault: Fault) -> nn.Module:
@@ -77,27 +92,29 @@ def arm(model: nn.Module, fault: Fault) -> None:
 
         def dying_forward(*arguments: Any) -> Any:
             if torch.is_grad_enabled() and countdown.is_over():
-                die()
+                fault.happen()
             return forward(*arguments)
 
         model.forward = dying_forward
         return
     module, class_name, method, when = POINTS[fault.point]
     owner = getattr(importlib.import_module(f"paceline.{module}"), class_name)
-    setattr(owner, method, _dying(getattr(owner, method), when, _Countdown(fault.call)))
+    setattr(owner, method, _dying(getattr(owner, method), when, fault))
 
 
-def _dying(original: Any, when: str, countdown: "_Countdown") -> Any:
+def _dying(original: Any, when: str, fault: Fault) -> Any:
+    countdown = _Countdown(fault.call)
+
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         is_now = countdown.is_over()
         if is_now and when == "before":
-            die()
+            fault.happen()
         result = original(self, *arguments, **options)
         if is_now and when == "spoil":
             for _, live in self._kept:
                 live.view(torch.uint8).fill_(77)
-        if is_now:
-            die()
+        if is_now and when != "before":
+            fault.happen()
         return result
 
     return method

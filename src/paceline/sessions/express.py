@@ -104,7 +104,6 @@ class ExpressSession(MediatedSession):
     def _leave(self) -> None:
         """Back to private parameters; they are pulled with the next grant."""
         self._is_express = False
-        self._hand_over_buffers()
         self._live_alone()
 
     def _advance(self) -> None:
@@ -120,8 +119,8 @@ class ExpressSession(MediatedSession):
                 return
             if not self._exchange(Work()):
                 return
-        self._hand_over_buffers()
-        self._diary.tell()  # all do: the first may have died by now
+        self._let_stand()
+        self._diary.tell()  # all do both: the first may have died by now
         self._await_grant()
         self._step_aside()
 
@@ -389,7 +388,11 @@ class ExpressSession(MediatedSession):
     def _report_interruption(
         self, mine: object, entries: object, *, needs_store: bool = False
     ) -> None:
-        """Tell of this member's push and those it saw; wait until all live ones have."""
+        """Tell of this member's push and those it saw; wait until all live ones have.
+
+        From then on the others may make updates, so nothing that they share is written after it.
+        """
+        self._let_stand()
         self._diary.tell()
         self._lane.send(("interrupted", mine, entries, needs_store))
         while (message := self._mail.next())[0] == "mend":
@@ -409,8 +412,6 @@ class ExpressSession(MediatedSession):
     def _leave_with_work(self) -> None:
         """Private memory again, with the parameters of the version that stands."""
         self._is_express = False
-        self._control[VERSION] = 2 * self._version + self._block
-        self._hand_over_buffers()
         replica = self._replica
         grads = [parameter.grad for parameter in replica.parameters]
         self._home = replica.live_alone()
@@ -419,8 +420,12 @@ class ExpressSession(MediatedSession):
         for parameter, gradient in zip(replica.parameters, grads, strict=True):
             parameter.grad = gradient
 
-    def _hand_over_buffers(self) -> None:
-        """The block holds no buffers while peers run; all write the same ones."""
+    def _let_stand(self) -> None:
+        """The version that peers came to is the store's, with its buffers, which no block held.
+
+        All write the same.
+        """
+        self._control[VERSION] = 2 * self._version + self._block
         self._replica.layout.buffers.of(self.store.blocks[self._block]).copy_(self._kept_buffers)
 
 

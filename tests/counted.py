@@ -1,0 +1,150 @@
+"""A script whose weights count: one weight a sample, and the loss is the mean of those drawn.
+
+A gradient is 1 / (samples of the mini-batch) for each sample that was drawn and 0 for all others,
+whatever the weights are. So plain SGD leaves in a weight the sum of what its sample weighed in
+updates, and who knows which pushes an update was made of (the trace) knows every weight, under any
+protocol and however stale a push was: one that was lost, or used twice, is seen.
+
+    python counted.py PLAN FOLDER      PLAN: JSON of havoc.Plan     FOLDER: final-S-PID.pt, pid-S
+
+The worker strikes itself where the plan says so (havoc.Line); it must not know what is judged.
+"""
+
+import faulthandler
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+from havoc import Plan, Strike
+
+HOME = Path(paceline.__file__).parent
+PLACES = tuple(
+    str(HOME / name)
+    for name in (
+        "sessions", "engines/seat", "evaluation", "granted", "prepared", "worker", "store/a",
+        "store/control", "store/norms", "store/scale", "store/shared", "store/sums", "store/update",
+    )
+)  # fmt: skip
+"""Where a worker meets others: not what it does by itself, nor the turns of a loop that waits."""
+
+
+class Weights(nn.Module):
+    """One weight a sample, and a buffer that every pass in training changes."""
+
+    passes: Tensor
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_samples, dtype=torch.float64))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+        return self.weight[indices]
+
+
+class Lines:
+    """Counts lines that this process comes to in `PLACES`; strikes at some, dawdles at others.
+
+    Args:
+        strikes: with the place of each, where it is noted that it has happened: it happens once,
+            however many lives its worker has.
+    """
+
+    def __init__(self, plan: Plan, strikes: list[tuple[Strike, Path]], seat: int) -> None:
+        self._left = sorted(strikes, key=lambda one: one[0].line)
+        self._pause = plan.dawdle
+        self._rng = random.Random(f"{plan.seed}/{seat}/{os.getpid()}")
+        self._is_ours: dict[CodeType, bool] = {}
+        self._count = 0
+
+    def start(self) -> None:
+        """From here on, also in the functions that this one was called from."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            frame.f_trace = self._enter(frame, "call", None)
+            frame = frame.f_back
+        sys.settrace(self._enter)
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        code = frame.f_code
+        is_ours = self._is_ours.get(code)
+        if is_ours is None:
+            is_ours = code.co_filename.startswith(PLACES) and code.co_name[0] != "<"
+            self._is_ours[code] = is_ours
+        return self._line if is_ours else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        self._count += 1
+        while self._left and self._left[0][0].line <= self._count:
+            strike, mark = self._left.pop(0)
+            try:
+                mark.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            code = frame.f_code
+            mark.write_text(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
+            os.kill(os.getpid(), strike.signal)
+        if self._pause and self._rng.random() < self._pause:
+            time.sleep(self._rng.uniform(0.0, 0.004))
+        return self._line
+
+
+def _begin_strikes(plan: Plan, folder: Path, worker: int) -> None:
+    """From here on this worker may be struck."""
+    (folder / f"pid-{worker}").write_text(str(os.getpid()))
+    marks = [(one, folder / f"struck-{i}") for i, one in enumerate(plan.strikes)]
+    own = [one for one in marks if one[0].worker == worker and one[0].line]
+    if own or plan.dawdle:
+        Lines(plan, own, worker).start()
+
+
+def main(plan: Plan, folder: Path) -> None:
+    """The script: a loop as anybody would write it, and what the plan wants between its epochs."""
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    pace = paceline.connect()
+    is_first_life = not (folder / f"pid-{pace.worker}").exists()
+    if not is_first_life:
+        _begin_strikes(plan, folder, pace.worker)
+    indices = torch.arange(plan.samples)
+    model = Weights(plan.samples)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = DataLoader(TensorDataset(indices), batch_size=plan.batch)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    if is_first_life:  # before, a death is the end of a run that has not begun
+        _begin_strikes(plan, folder, pace.worker)
+    tests = DataLoader(TensorDataset(indices), batch_size=7)
+    if "once" in plan.between:
+        with pace.once():
+            pass
+    for _ in pace.epochs(plan.epochs):
+        for (drawn,) in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                model(drawn).mean().backward()
+                optimizer.step()
+        if "evaluate" in plan.between:
+            found = pace.evaluate(lambda batch: {"n": (len(batch[0]), len(batch[0]))}, tests)
+            assert found["n"][1] == plan.samples, f"{found} of {plan.samples} were evaluated"
+        if "once" in plan.between:
+            with pace.once():
+                pass
+        if "sum" in plan.between:
+            assert pace.sum(1) >= 1
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.save(state, folder / f"final-{pace.worker}-{os.getpid()}.pt")
+
+
+if __name__ == "__main__":
+    main(Plan.read(sys.argv[1]), Path(sys.argv[2]))
