@@ -30,7 +30,10 @@ POINTS = {
     "at a barrier": ("sessions.board", "Board", "lines", "before"),
     "before it reaches a barrier": ("sessions.board", "Board", "arrive", "before"),
     "after its last barrier": ("store.applied", "Applied", "bring", "before"),
-    "while it leaves its peers": ("sessions.express", "ExpressSession", "_leave_with_work", "before"),
+    "while it leaves its peers": (
+        "sessions.express", "ExpressSession", "_leave_with_work", "before",
+    ),
+    "before it tells of rounds": ("sessions.diary", "Diary", "tell", "before"),
     "while it fills its slot": ("compute.replica", "Replica", "collect", "before"),
     "before it tells of the epoch": (
         "sessions.express", "ExpressSession", "_let_stand", "before",
@@ -67,6 +70,7 @@ class Fault:
         if self.late_s:
             time.sleep(self.late_s)
         else:
+            print("it dies", self.point, flush=True)  # noqa: T201  into its log
             die()
 
 

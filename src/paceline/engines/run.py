@@ -199,6 +199,11 @@ class Run:
         self.trace.left(fact.at_s, member, self.roster[member].end)
         self.carry_out(self.coordinator.hear(fact), fact, None)
 
+    def hand_on(self, member: int) -> None:
+        """What this member had to do for the store is another's; nothing else follows."""
+        if self.has_begun:
+            self.engine.carry_out([], Left(member, self.now_s()), None)
+
     def stalled(self, member: int) -> bool:
         """A member is silent; whether its work was called off and handed on."""
         fact = Stalled(member, self.now_s())

@@ -108,9 +108,19 @@ class Snapshots:
             self._capture(self._draft)
 
     def at_round(self, number: int) -> None:
-        """Between peers: after this round they took checkpoint ``number``."""
-        if self._draft is not None and self._draft.number == number and not self._draft.files:
-            self._capture(self._draft)
+        """Between peers: after this round they took checkpoint ``number``.
+
+        The one on seat 0 pinned the version, or died before it could and nobody did.
+        """
+        draft, run = self._draft, self._run
+        if draft is None or draft.number != number or draft.files:
+            return
+        run.engine.ask_copy(0)  # or a job would pin another version where peers go by the store
+        draft.pinner = run.roster.on_seat(0).number
+        if draft.is_pinned or run.roster[draft.pinner].is_alive:
+            self._capture(draft)
+        else:
+            self._drop()
 
     def between(self, epoch: int) -> None:
         """All members have arrived at ``epoch``; they wait where one is due."""
@@ -215,8 +225,8 @@ class Snapshots:
         self._last_place = (version, run.script_epoch)
         remembers_all = self._protocol.update_rule == "mean"
         are_told = first is not None or not run.are_express
-        if first is not None or run.are_express:
-            draft.pinner = run.live[0] if first is None else first
+        if first is not None:
+            draft.pinner = first
         if remembers_all:
             draft.missing = {one.number for one in run.roster.live if not one.is_done}
         for number in draft.missing if are_told else ():

@@ -221,9 +221,11 @@ class CollectiveSession(ExpressSession):
         self._write_back()
         super()._leave()
 
-    def _leave_with_work(self) -> None:
+    def _report_interruption(
+        self, mine: object, entries: object, *, needs_store: bool = False
+    ) -> None:
         self._write_back()
-        super()._leave_with_work()
+        super()._report_interruption(mine, entries, needs_store=needs_store)
 
     def _write_back(self) -> None:
         """Hand the whole state to the store; every member's copy is the same."""

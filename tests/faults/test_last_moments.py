@@ -1,0 +1,37 @@
+"""The end of a run, and its checkpoints, when the worker dies that had to make them."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dying import Fault, with_fault
+from reference import differ, plain_loop
+from runs import train
+from tiny import TASK, samples
+
+CLOSE = 1e-6
+LONG = replace(TASK, data=functools.partial(samples, 240), epochs=2)
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("point", ["before it publishes", "before it adds to the sum"])
+def test_another_makes_the_last_update_when_its_worker_dies(tmp_path: Path, point: str) -> None:
+    """The run stops at that version, and everybody waits for it."""
+    task = with_fault(TASK, Fault(point=point, call=5))
+    run = train(task, tmp_path, workers=2, path="store", delay=("1=5ms",), updates=5)
+    assert point in (run.folder / "logs" / "worker-1.log").read_text()
+    assert differ(run.state, plain_loop(replace(TASK, epochs=1))) < CLOSE
+
+
+@pytest.mark.timeout(40)
+def test_a_checkpoint_that_nobody_pinned_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    """Worker 0 pins it after it has told of the round; here the others tell first, and go on."""
+    death = Fault(worker=0, point="before it tells of rounds", call=2)
+    settings = {"workers": 3, "path": "peers", "delay": ("30ms",), "checkpoint_every": "1 updates"}
+    run = train(with_fault(LONG, death), tmp_path, **settings)
+    assert run.left == ["killed by signal 9"]
+    assert run.notes == ["the express path was left"]
+    assert list((run.folder / "checkpoints").iterdir())
+    assert differ(run.state, plain_loop(LONG)) < CLOSE
