@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 from torch import nn
 
+from paceline import worker
 from paceline.workloads.base import Task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -51,7 +52,7 @@ POINTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """The death of one worker.
+    """The death of one worker, in its first life.
 
     Args:
         worker: who dies.
@@ -83,7 +84,7 @@ def with_fault(task: Task, *faults: Fault) -> Task:
 
 def _armed_model(make: Any, fault: Fault) -> nn.Module:
     model: nn.Module = make()
-    if os.environ.get("RANK") == str(fault.worker):
+    if os.environ.get("RANK") == str(fault.worker) and not worker._here.context.is_newcomer:
         arm(model, fault)
     return model
 

@@ -104,6 +104,10 @@ class Engine(abc.ABC):
         """Signs of life of this member."""
 
     @abc.abstractmethod
+    def is_free(self, seat: int) -> bool:
+        """Whether a new life may push from this seat: nobody needs what the last one pushed."""
+
+    @abc.abstractmethod
     def end(self, member: int) -> None:
         """End a member that was given up; ("left", ...) follows."""
 

@@ -325,6 +325,9 @@ class InlineEngine(Engine):
     def signs(self, member: int) -> Signs:
         return Signs(0, 0, 0, False)
 
+    def is_free(self, seat: int) -> bool:
+        return True
+
     def end(self, member: int) -> None:
         raise AssertionError("members of the inline engine are never given up")
 

@@ -98,6 +98,15 @@ class Jobs:
         num_done = self._num_done()
         return any(holder == member for job, holder, _ in self._open if job == num_done + 1)
 
+    def needs(self, seat: int) -> bool:
+        """Whether what was pushed from this seat is still to be added, or to make an update."""
+        num_done = self._num_done()
+        places = {"add": 2, "finish": 3}
+        return any(
+            job > num_done and message[0] in places and message[places[message[0]]] == seat
+            for job, _, message in self._open
+        )
+
     def idle(self, member: int) -> None:
         """This member waits for orders and can do jobs."""
         self._idle.add(member)

@@ -91,6 +91,9 @@ class LocalEngine(Engine):
         context = {**first.context, **told}
         self._ask_for(replace(first, member=member, context=context))
 
+    def is_free(self, seat: int) -> bool:
+        return self._jobs is None or not self._jobs.needs(seat)
+
     def end(self, member: int) -> None:
         self._cradle.kill(member)
 

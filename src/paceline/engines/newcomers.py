@@ -29,7 +29,7 @@ class Newcomers:
         self._settings = ""
         self._has_lookahead = 0
         self._arrived: list[int] = []
-        """Members that are at their loop, while peers run by themselves."""
+        """Members that are at their loop and cannot enter yet."""
 
     # -- a life ends, another one begins --------------------------------------------------------
 
@@ -53,10 +53,9 @@ class Newcomers:
         run = self._run
         if run.ending or not run.has_begun:
             return
-        if self._arrived and not self._peers.are_express:
-            arrived, self._arrived = self._arrived, []
-            for member in arrived:
-                self._enter(member)
+        arrived, self._arrived = self._arrived, []
+        for member in arrived:
+            self._enter_when_it_can(member)
         if self._empty_seats and not self._peers.are_express:
             seats, self._empty_seats = self._empty_seats, []
             for seat in seats:
@@ -106,18 +105,24 @@ class Newcomers:
         run.roster[member].has_arrived = True
         if epoch > run.coordinator.epoch:
             return False
-        if run.is_open and self._peers.are_express:
+        self._enter_when_it_can(member)
+        return True
+
+    def _enter_when_it_can(self, member: int) -> None:
+        """Not while peers run by themselves, nor while its seat holds what the last life pushed."""
+        run = self._run
+        one = run.roster[member]
+        if not one.is_alive or not run.is_open or one.first_epoch != run.coordinator.epoch:
+            return  # that epoch has ended meanwhile, and it was told
+        if self._peers.are_express or not run.engine.is_free(one.seat):
             self._arrived.append(member)
-        elif run.is_open:
+        else:
             self._enter(member)
-        return True  # else that epoch has ended meanwhile, and it was told
 
     def _enter(self, member: int) -> None:
         """It works from the newest version on."""
         run = self._run
         one = run.roster[member]
-        if not one.is_alive or not run.is_open:
-            return
         run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
         words = (run.coordinator.epoch, "mediated", run.updates_left, 0, seats, 0, 0)
