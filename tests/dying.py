@@ -39,6 +39,8 @@ POINTS = {
     "before it tells of the epoch": (
         "sessions.express", "ExpressSession", "_let_stand", "before",
     ),
+    "before it writes its weights": ("compute.replica", "Replica", "write_to", "before"),
+    "before it arrives": ("sessions.mediated", "MediatedSession", "open_epoch", "before"),
     "before it adds to the sum": ("store.shared", "SharedStore", "add", "before"),
     "after it added to the sum": ("store.shared", "SharedStore", "add", "after"),
     "between two chunks of a sum": ("store.shared", "SharedStore", "_begin_writing", "after"),

@@ -230,8 +230,8 @@ class Conductor:
         is_difference = self._protocol.update_rule == "mean"
         is_error = run.settings.nonfinite == "error"
         limit = self._protocol.staleness.distance_limit
-        for i, number in enumerate(run.live):
-            words = (first.arena_bytes, i == 0, self._protocol.num_steps, is_difference, is_error)
+        for number in run.live:
+            words = (first.arena_bytes, self._protocol.num_steps, is_difference, is_error)
             run.engine.tell(number, ("laid", *words, 0, limit, run.coordinator.version))
 
     # -- beside the pushes ----------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Newcomers:
         one.first_epoch = run.coordinator.epoch + (0 if run.is_open else 1)
         protocol = run.protocol
         words = (
-            first.arena_bytes, False, protocol.num_steps, protocol.update_rule == "mean",
+            first.arena_bytes, protocol.num_steps, protocol.update_rule == "mean",
             run.settings.nonfinite == "error", one.first_epoch, protocol.staleness.distance_limit,
             run.coordinator.version,
         )  # fmt: skip

@@ -28,8 +28,8 @@ tables below are the whole language. This module must not know what a message le
         fault     (text)                          what was ordered to go wrong goes wrong now
         settings  (text)                          the optimizer's settings, for newcomers
     coordinator -> member
-        laid      (arena_bytes, is_first, num_steps, is_difference, is_error, first_epoch,
-                   distance_limit)                the store's memory has this size
+        laid      (arena_bytes, num_steps, is_difference, is_error, first_epoch,
+                   distance_limit, version)       the store's memory has this size
         adopt     (text)                          the optimizer's settings, for a newcomer
         away      ()                              to a newcomer: it drew another order, it ends
         open      (epoch, mode, last_round, phase, seats, position, first_id)

@@ -9,7 +9,7 @@ the jobs that arrive meanwhile. This module must not know protocols, processes o
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ..compute.replica import Replica
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease, Ticket
-from ..store.control import BEGAN, LAYOUT, SKIPPED, VERSION, Control
+from ..store.control import BEGAN, Control
 from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import Memory
 from ..store.rhythms import RhythmWords
@@ -41,6 +41,7 @@ from .base import (
     not_finite,
     settings_word,
 )
+from .beginning import Beginning, State
 from .census import LaneCensus
 from .duties import POLL_S, Duties
 from .lane import Lane, Message
@@ -48,9 +49,6 @@ from .mailbox import Mailbox
 from .snapshots import Snapshots
 from .turns import Turns
 from .unedited import Unedited
-
-State = Mapping[torch.Tensor, Mapping[str, Any]]
-"""What an optimizer keeps for each parameter."""
 
 
 class MediatedSession(Session):
@@ -117,7 +115,6 @@ class MediatedSession(Session):
         """The optimizer's state that the script has loaded since ``prepare``."""
         self.is_over = False
         """Whether the script has no more epochs."""
-        self._is_first = False
         self.has_opened = False
         """Whether its first epoch was opened."""
         self._first_skipped = 0
@@ -139,9 +136,8 @@ class MediatedSession(Session):
         self._shape = shape
         self._lane.send(("describe", json.dumps(description)))
         message = self._mail.expect("laid")
-        is_first, self.num_steps, self._is_difference = message[2:5]
-        self._nonfinite_is_error, self.first_epoch, limit, version = message[5:9]
-        self._is_first = is_first and not version
+        self.num_steps, self._is_difference, self._nonfinite_is_error = message[2:5]
+        self.first_epoch, limit, version = message[5:8]
         self.store = SharedStore(replica.layout, self._arena.tensor(), self._control)
         self._updaters = [
             Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
@@ -151,16 +147,8 @@ class MediatedSession(Session):
             self._duties.scale_own = lambda number: self._scale_own(number, limit)
         self.snapshots.begin(self.store)
         self.unedited.begin(replica, self.store)
-        if is_first:
-            self._control[VERSION] = 2 * version  # of a run that goes on: not 0
-            if self.first_scale is not None:
-                self.store.scales.begin(version, self.first_scale)
-            self._control[SKIPPED[version & 1]] = self._first_skipped
-            replica.write_to(self.store.blocks[self.store.current])
-            self._updaters[self.store.current].write_state(rule.state)
-            self._control.set_and_wake(LAYOUT, 1)
-        while not self._control.wait_while(LAYOUT, lambda value: value == 0, POLL_S):
-            self._mail.do_jobs()
+        self._beginning = Beginning(self._control, self._mail, self.store, self._updaters, version)
+        self._beginning.lay_out(replica, rule, self.first_scale, self._first_skipped)
         self._live_alone()
 
     def _live_alone(self) -> None:
@@ -178,7 +166,8 @@ class MediatedSession(Session):
         """Wait until every member is at this epoch; False: the run is over."""
         if self._mail.has_stopped:
             return False
-        own = self._settle_edits()
+        own, is_first = self._settle_edits(), not self.has_opened
+        self.has_opened = True
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
         ends = list(batch_ends) if batch_ends is not None else None
         digest = self.order_digest() if self.num_workers > 1 else ""
@@ -191,6 +180,8 @@ class MediatedSession(Session):
             raise Stopped
         if message[0] != "open":
             return False
+        if is_first:
+            self._settle_beginning()
         self._opened(message)
         if own is not None and self._grant is not None:
             self._replica.layout.buffers.of(self._home).copy_(own)
@@ -199,23 +190,20 @@ class MediatedSession(Session):
     def _settle_edits(self) -> torch.Tensor | None:
         """What the script changed since the last epoch; buffers of its own, as a pass leaves them.
 
-        Before the first epoch the first member's weights and state are written to the store: all
+        Before the first epoch the main worker's weights and state are written to the store: all
         stand still, and whatever another member holds is pulled over.
         """
         if self.has_opened:
             self.unedited.check_all(self._version)
             return self.unedited.buffers_to_keep(self._home)
         self.unedited.take_all()
-        self.has_opened = True
-        loaded, store = self.take_loaded(), self.store
-        if self._is_first:
-            self._replica.write_to(store.blocks[store.current])
-        if self._is_first and loaded is not None:
-            for number, block in enumerate(store.blocks):
-                layout, parameters = self._replica.layout, self._replica.parameters
-                self._updaters[number] = Updater(self._rule, parameters, layout, block)
-            self._updaters[store.current].write_state(loaded)
+        self._loaded = self.take_loaded()
+        if self._mail.is_main:
+            self._settle_beginning()
         return None
+
+    def _settle_beginning(self) -> None:
+        self._beginning.settle(self._replica, self._rule, self._loaded)
 
     def _opened(self, message: Message) -> None:
         self._await_grant()

@@ -35,7 +35,8 @@ JOBS: Final = _words()
 ALARM: Final = _words()
 """Not 0: members leave the express path at their next barrier (writer: coordinator, any member)."""
 LAYOUT: Final = _words()
-"""1 when the store's memory is laid out and holds the first member's parameters."""
+"""1 when the store holds the parameters as the main worker prepared them, 2 when as its script
+began the first epoch with them (writer: the main member)."""
 GENERATION: Final = (_words(), _words())
 """For each block: odd while it is being written."""
 CHUNK: Final = _words(3)
