@@ -73,7 +73,7 @@ class Fault:
         if self.late_s:
             time.sleep(self.late_s)
         else:
-            print("it dies", self.point, flush=True)  # noqa: T201  into its log
+            print("it dies", self.point, flush=True)
             die()
 
 

@@ -20,7 +20,7 @@ LONG = replace(TASK, data=functools.partial(samples, 240), epochs=2)
 def test_another_makes_the_last_update_when_its_worker_dies(tmp_path: Path, point: str) -> None:
     """The run stops at that version, and everybody waits for it."""
     task = with_fault(TASK, Fault(point=point, call=5))
-    run = train(task, tmp_path, workers=2, path="store", delay=("1=5ms",), updates=5)
+    run = train(task, tmp_path, workers=2, path="store", delay=("1=60ms",), updates=5)
     assert point in (run.folder / "logs" / "worker-1.log").read_text()
     assert differ(run.state, plain_loop(replace(TASK, epochs=1))) < CLOSE
 
