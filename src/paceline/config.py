@@ -89,12 +89,14 @@ class RunSettings:
     fault: tuple[str, ...] = _setting(
         (), "Let something go wrong, to see how the run takes it: 'kill worker 1 at update 100'."
     )
-    respawn: bool = _setting(False, "Begin a new worker in the place of one that died.")
+    respawn: bool = _setting(
+        False, "Begin a new worker in the place of one that died, and the run again where all did."
+    )
     on_worker_error: Literal["fail", "continue"] = _setting(
         "fail", "A worker's exception ends the run, or the others go on without it."
     )
     stall_after: float | None = _setting(
-        None, "Seconds without a sign of life after which a worker is given up.", above=0
+        None, "Give up a worker that has slept, or been stopped, for so many seconds.", above=0
     )
     init: str | None = _setting(
         None, "Weights at the start: default is torch's; otherwise the task's own."

@@ -3,6 +3,7 @@
     PacelineError
     |- ConfigError      yours: a setting, a name, a file, a script that asks for what cannot be
     |- WorkerError      a worker's: its script raised, it died, its loss is not finite
+    |  `- AllGone       nobody is left to go on: the run can only begin again
     |- LinkError        the wire's: shared memory, a socket or a peer is not there or too small
     `- ProtocolError    ours: an invariant of the pure core was broken; please report it
 
@@ -26,6 +27,10 @@ class ConfigError(PacelineError):
 
 class WorkerError(PacelineError):
     """A worker failed: its script raised, it died, or it computed something not finite."""
+
+
+class AllGone(WorkerError):
+    """All workers have died, or the process that they are forked from and they with it."""
 
 
 class LinkError(PacelineError):

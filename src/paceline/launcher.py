@@ -8,6 +8,7 @@ This module must not know how orders are carried out or how a summary is compute
 import errno
 import signal
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from .engines.base import Engine
 from .engines.births import births_of
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
-from .errors import ConfigError, Interrupted, LinkError, WorkerError
+from .errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
 from .folder import RunFolder, make_folder
+from .lives import Lives
 from .program import Program, TaskProgram
 from .protocols import parse
 from .protocols.base import SyncProtocol
@@ -68,7 +70,7 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     found = origin.resumption
     folder = make_folder(settings, program.name) if found is None else RunFolder(found.folder)
     try:
-        _run(program, settings, protocol, observer, folder.path, origin)
+        _live(program, observer, folder.path, Lives(settings, origin, folder.path))
     except BaseException as error:
         if not has_begun(folder.path / FILE_NAME):
             if found is None and not _has_words(folder.path, error):
@@ -127,6 +129,17 @@ def _find_data(program: Program, observer: Observer) -> None:
             choose(entry.data_set, fetch_missing=True, say=observer.note)
 
 
+def _live(program: Program, observer: Observer, folder: Path, lives: Lives) -> None:
+    """Run, and where all workers are lost, again, as far as ``--respawn`` wants that."""
+    while True:
+        settings = lives.settings
+        protocol = parse(settings.protocol, settings.workers, settings.staleness)
+        end = _run(program, settings, protocol, observer, folder, lives.origin)
+        if end is None:
+            return
+        observer.note(lives.go_on(*end))
+
+
 def _run(
     program: Program,
     settings: RunSettings,
@@ -134,7 +147,8 @@ def _run(
     observer: Observer,
     folder: Path,
     origin: Origin,
-) -> None:
+) -> tuple[AllGone, int, Sequence[str]] | None:
+    """One life of a run; where all workers were lost that end, how far it came, and its faults."""
     (folder / "logs").mkdir(exist_ok=True)
     seats: dict[int, tuple[int, int]] = {}
     conductor: Conductor | None = None
@@ -173,9 +187,14 @@ def _run(
                 conductor.fail(_ending(error))
             if isinstance(error, OSError) and error.errno in _DISK:
                 raise _disk_error(error, folder) from None
-            raise
+            if asked and isinstance(error, AllGone | KeyboardInterrupt):
+                raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
+            if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
+                raise
+            return error, conductor.version, conductor.happened
     if asked:
         raise SignalInterrupt(asked[0])
+    return None
 
 
 def _open_log(

@@ -91,10 +91,12 @@ class Origin:
     Attributes:
         about: the program, as plain data: task or script, and its arguments.
         resumption: what it goes on from; None: it begins.
+        note: why it begins again, for the trace; empty where it does not.
     """
 
     about: Mapping[str, Any]
     resumption: Resumption | None = None
+    note: str = ""
 
 
 def find(settings: RunSettings) -> Resumption | None:

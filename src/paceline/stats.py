@@ -106,20 +106,43 @@ def _deviations(own: list[float], others: list[list[float]]) -> float:
     return (wins - num_pairs / 2) / math.sqrt(variance)
 
 
+class Limits(NamedTuple):
+    """How long a worker may be silent, in seconds.
+
+    Attributes:
+        named_s: until it is named.
+        again_s: until one that sleeps is named once more.
+        stopped_s: until one that a signal has stopped has stalled.
+        asleep_s: until one that sleeps has stalled; infinite: it never does.
+    """
+
+    named_s: float
+    again_s: float
+    stopped_s: float
+    asleep_s: float
+
+    @property
+    def least_s(self) -> float:
+        """Before this nothing follows from silence."""
+        return min(self.named_s, self.stopped_s, self.asleep_s)
+
+
 class Patience:
     """How long silence lasts before it counts, by the steps that this run has made lately.
 
     What is usual is the median of the last 64 steps of all workers. A process that the kernel has
     stopped is waited for 3 usual steps, at least half a second, or 5 seconds where no step was made
-    yet; one that only gives no sign of life for 100 usual steps and 4 times the longest of the last
-    ones, at least a minute: it may be slow, or save something.
+    yet. One that only gives no sign of life is named after 100 usual steps and 4 times the longest
+    of the last ones, at least a minute, or two before its first step; it is never given up, since
+    it may save, validate or compile, unless somebody has said after how long.
 
     Args:
-        given_s: wait exactly so long instead; None: as above.
+        given_s: wait exactly so long instead, and give up who sleeps so long; None: as above.
     """
 
     _STOPPED_STEPS, _SILENT_STEPS, _LONGEST = 3.0, 100.0, 4.0
-    _STOPPED_LEAST_S, _STOPPED_UNKNOWN_S, _SILENT_LEAST_S = 0.5, 5.0, 60.0
+    _STOPPED_LEAST_S, _STOPPED_UNKNOWN_S = 0.5, 5.0
+    _SILENT_LEAST_S, _FIRST_STEP_S, _AGAIN_S = 60.0, 120.0, 60.0
 
     def __init__(self, given_s: float | None = None) -> None:
         self.given_s = given_s
@@ -145,10 +168,23 @@ class Patience:
 
     @property
     def silent_s(self) -> float:
-        """For one that gives no sign of life."""
+        """For one that gives no sign of life: until it is named."""
         if self.given_s is not None:
             return self.given_s
         if not self._steps_s:
-            return 2.0 * self._SILENT_LEAST_S
+            return self._FIRST_STEP_S
         longest_s = self._LONGEST * max(self._steps_s)
         return max(self._SILENT_LEAST_S, self._SILENT_STEPS * self.usual_s, longest_s)
+
+    def limits(self, *, has_stepped: bool, may_sleep: bool) -> Limits:
+        """For one worker.
+
+        Args:
+            has_stepped: before its first step it may compile, or read its data for the first time.
+            may_sleep: the script wants it waited for, as long as it takes.
+        """
+        named_s = self.silent_s
+        if not has_stepped and self.given_s is None:
+            named_s = max(self._FIRST_STEP_S, named_s)
+        asleep_s = math.inf if self.given_s is None or may_sleep else self.given_s
+        return Limits(named_s, self._AGAIN_S, self.stopped_s, asleep_s)

@@ -21,6 +21,25 @@ pace = paceline.connect()
 Path(f"seen-{pace.worker}").write_text(os.environ["COLOUR"])
 """
 
+STOPS_IT = """
+import os, signal, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(48, 2)), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1):
+    for number, (x,) in enumerate(loader):
+        if pace.worker == 1 and number == 2:
+            os.kill(os.getppid(), signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+"""
+
 
 @pytest.fixture(autouse=True)
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +93,18 @@ def test_the_next_run_has_its_own_folder_and_environment(
             with pytest.raises(ConfigError, match="it trained nothing"):
                 run_script(script, folder, workers=2)
             assert (folder / "seen-1").read_text() == colour
+
+
+def test_one_that_somebody_stops_is_let_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else no death would be told, and nobody could be ended."""
+    monkeypatch.setattr(cradle, "_STOPPED_S", 0.3)
+    script = tmp_path / "script.py"
+    script.write_text(STOPS_IT)
+    monkeypatch.chdir(tmp_path)
+    run = run_script(script, tmp_path, workers=2)
+    assert run.left == ["killed by signal 9"]
+    assert run.num_epochs_ended() == 1
+    said = capsys.readouterr().err
+    assert "the process that workers are forked from was stopped; it was let go on" in said

@@ -36,7 +36,7 @@ for epoch in pace.epochs(1):
             optimizer.step()
 """
 SAYS = re.compile(
-    r"worker 1 has not pushed for [0-9.]+ s \(usual: [0-9.e-]+ s\): it is at "
+    r"worker 1 has not pushed for [0-9.]+ s \(usual: [0-9.e-]+ s\): it sleeps at "
     r"train\.py:(?P<line>\d+) in (?P<name>\S+); the others wait for update \d+; it is ended, and "
     r"the others do its work"
 )
@@ -54,7 +54,6 @@ def explained(folder: Path, hang: str, loader_workers: int = 0, **settings: obje
     "hang",
     [
         pytest.param("time.sleep(600)", id="asleep"),
-        pytest.param("[None for _ in iter(int, 1)]", id="in a loop"),
         pytest.param("ctypes.PyDLL(None).sleep(600)", id="in C code that holds the lock"),
     ],
 )
@@ -65,7 +64,20 @@ def test_the_line_that_hangs_is_named(tmp_path: Path, hang: str, path: str) -> N
     assert found is not None, note
     line = (tmp_path / "train.py").read_text().splitlines()[int(found["line"]) - 1]
     assert line.strip() == hang
-    assert found["name"] in ("__getitem__", "<listcomp>")
+    assert found["name"] == "__getitem__"
+
+
+COMPUTES = "end = time.time() + 4; [None for _ in iter(lambda: time.time() > end, True)]"
+"""Nobody can tell it from a loop that never ends."""
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_who_computes_is_named_with_the_line_and_never_ended(tmp_path: Path, path: str) -> None:
+    notes = explained(tmp_path, COMPUTES, path=path)
+    assert notes
+    for note in notes:
+        assert re.search(r"it computes at train\.py:13 in .*; the others wait for update", note)
+        assert re.search(r"left alone, since it computes \(kill -9 \d+ ends it\)", note)
 
 
 def test_a_loaders_worker_that_hangs_leads_to_the_line_that_waits_for_it(tmp_path: Path) -> None:

@@ -3,20 +3,30 @@
     hand_in(request) -> [ scribe ] -> answers()
 
 The scribe is started with the first request. At a stop, and at the end, nobody is disturbed by a
-write, so it is done here, after what the scribe still has. This module must not know what is due.
+write, so it is done here, after what the scribe still has. A scribe that somebody has stopped, or
+that has died, is ended for good; what it still had is written here. This module must not know what
+is due.
 """
 
 import contextlib
 import json
+import math
 import os
+import select
 import subprocess
 import sys
+import time
+from collections import deque
 from typing import Any
 
+from ..vitals import State, read_vitals
 from . import scribe
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
+_STOPPED_S = 1.0
+"""So long a scribe may be stopped by somebody."""
+_LOOK_S = 0.1
 
 
 class Desk:
@@ -30,39 +40,48 @@ class Desk:
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
-        self._num_open = 0
+        self._open: deque[Request] = deque()
+        """What the scribe has to write."""
+        self._stopped_s = math.inf
+        """Since when it has been seen stopped."""
         self._answers: list[Answer] = []
 
     @property
     def is_busy(self) -> bool:
         """Whether a request is being written."""
-        return self._num_open > 0
+        return bool(self._open)
 
     def hand_in(self, request: Request, *, is_last: bool) -> None:
         """Have this written; ``is_last``: now, and return when it is done."""
         if is_last or not hasattr(self._memory, "fd"):
-            self._wait()
+            self.finish()
             self._answers.append(scribe.write(request, self._memory.buffer))
             return
-        self._num_open += 1
+        self._open.append(request)
         try:
             process = self._start() if self._process is None else self._process
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         except OSError as error:
-            self._lost(error.strerror or str(error))
+            self._fail(error.strerror or str(error))
+
+    def finish(self) -> None:
+        """Return when all that was handed in is written: what lies in the memory may change."""
+        while self._open:
+            if self._read(_LOOK_S):
+                self._write_here()
 
     def answers(self) -> list[Answer]:
         """What has been written, or could not be, since the last call; does not wait."""
-        if self._num_open:
-            self._read(is_blocking=False)
+        if self._open and (reason := self._read(0.0)):
+            self._fail(reason)
         answers, self._answers = self._answers, []
         return answers
 
     def close(self) -> None:
         """End the scribe, after what it still has to write; may be called twice."""
-        self._wait()
+        self.finish()
         if self._process is not None:
             process, self._process = self._process, None
             assert process.stdin is not None
@@ -82,30 +101,51 @@ class Desk:
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
+        self._unread, self._stopped_s = b"", math.inf
         return self._process
 
-    def _wait(self) -> None:
-        while self._num_open:
-            self._read(is_blocking=True)
-
-    def _read(self, *, is_blocking: bool) -> None:
+    def _read(self, within_s: float) -> str:
+        """Hear what the scribe has done, waiting so long for it; why it will do no more."""
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        os.set_blocking(descriptor, is_blocking)
-        try:
-            data = os.read(descriptor, 1 << 16)
-        except BlockingIOError:
-            return
+        if not select.select([descriptor], [], [], within_s)[0]:
+            if not self._is_stopped(self._process.pid):
+                return ""
+            self._process.kill()
+            return "its writer was stopped by somebody"
+        data = os.read(descriptor, 1 << 16)
         if not data:
-            self._lost(f"its writer ended (exit {self._process.wait()})")
-            return
+            return f"its writer ended (exit {self._process.wait()})"
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             self._answers.append(json.loads(line))
-            self._num_open -= 1
+            self._open.popleft()
+        return ""
 
-    def _lost(self, reason: str) -> None:
-        """The scribe is gone; the next request starts another."""
-        self._answers += [{"failed": reason}] * self._num_open
-        self._num_open, self._process, self._unread = 0, None, b""
+    def _is_stopped(self, pid: int) -> bool:
+        """Whether it has been stopped for a while: nobody knows for how long it will be."""
+        now_s = time.monotonic()
+        is_stopped = read_vitals(pid).state is State.STOPPED
+        self._stopped_s = min(self._stopped_s, now_s) if is_stopped else math.inf
+        return now_s - self._stopped_s >= _STOPPED_S
+
+    def _fail(self, reason: str) -> None:
+        """The scribe is gone, and what it had with it; the next request starts another."""
+        self._let_go()
+        self._answers += [{"failed": reason}] * len(self._open)
+        self._open.clear()
+
+    def _write_here(self) -> None:
+        """The scribe is gone: what it had is written here, as far as it was not done."""
+        self._let_go()
+        while self._open:
+            request = self._open.popleft()
+            is_there = os.path.isdir(request["aside"])  # else it was sealed, and only not told
+            done = scribe.write(request, self._memory.buffer) if is_there else {"took_s": 0.0}
+            self._answers.append(done)
+
+    def _let_go(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.wait()

@@ -19,7 +19,7 @@ _DEFAULTS = {
     "lr": "the task's or the optimizer's",
     "epochs": "the task's or the script's",
     "threads": "cores / workers",
-    "stall_after": "100 times what is usual, at least 60",
+    "stall_after": "who sleeps: never; who is stopped: after 3 usual steps",
     "precision": "the script's own",
     "loader_workers": "the loader's",
     "run_dir": "runs/NAME",

@@ -8,8 +8,9 @@
 
 An event is ``(member, message)``: a message of ``sessions/lane.py``, or one of the engine's own:
 ``("left", reason, exit_code)``, ``("born", seat, pid)``, ``("stopped",)``, ``("continued",)``, and
-``("stalled",)`` from an engine that can tell by itself. Facts are messages, payloads are seats'
-slots in shared memory here, object references elsewhere. This module must not know protocols.
+``("stalled",)`` from an engine that can tell by itself; ``("woken", what)``, of nobody (-1), where
+the engine let go on what somebody had stopped. Facts are messages, payloads are seats' slots in
+shared memory here, object references elsewhere. This module must not know protocols.
 
 How others implement it: a cluster engine's ``events`` are finished remote calls (``wait`` for the
 first of them), its payloads object references that ``carry_out`` hands to the member that
@@ -27,6 +28,7 @@ from ..sessions.lane import Message
 from ..staleness import StalenessRule
 from ..store.clip import Clip
 from ..store.memory import Memory
+from ..vitals import Vitals
 
 Event = tuple[int, Message]
 
@@ -120,8 +122,16 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def whereabouts(self, member: int) -> str:
-        """Where in its program this member is, in words: "it is at data.py:88 in __getitem__"."""
+    def vitals(self, member: int) -> Vitals:
+        """What this member's process does."""
+
+    @abc.abstractmethod
+    def whereabouts(self, member: int, does: str = "is") -> str:
+        """Where in its program this member is, in words: "it sleeps at data.py:88 in __getitem__".
+
+        Args:
+            does: what it does there.
+        """
 
     @abc.abstractmethod
     def begun(self) -> None:

@@ -7,7 +7,6 @@ Here a run begins, with the description and the plan, and is watched. Its epochs
 ``calls.py``. This module must not know processes, sockets, tensors or terminals.
 """
 
-import math
 import time
 from collections.abc import Callable
 
@@ -22,13 +21,16 @@ from ..sessions.base import Totals
 from ..sessions.lane import Message
 from ..trace import Trace
 from .base import Engine, Event
+from .beginners import Beginners
 from .calls import Calls
+from .curfew import Curfew
 from .describe import Description, make_plan
 from .ends import Ends, Output
 from .gate import Gate
 from .newcomers import Newcomers
 from .peers import Peers
 from .pushes import Pushes
+from .roster import Member
 from .run import Run
 from .snapshots import Snapshots
 from .stalls import Stalls
@@ -36,8 +38,6 @@ from .strikes import Strikes
 from .wishes import Wishes
 
 _TICK_S = 0.1
-_LONGEST_STEP_S = 2.0
-"""So long a stop waits for the border of a step; then what still computes is called off."""
 _FOUR_LINES = """\
 the script ended without paceline.connect() and prepare(): it trained nothing that Paceline could \
 share out. Add the four lines:
@@ -65,19 +65,21 @@ class Conductor:
         self._protocol = protocol
         self._output = output
         self._origin = origin
-        self._run = Run(engine, settings, trace, observer, log, origin.resumption)
+        run = self._run = Run(engine, settings, trace, observer, log, origin.resumption)
         self._peers = Peers(self._run, lambda number: self._snapshots.at_round(number))
         pushes = Pushes(self._run)
         self._calls = Calls(self._run, self._evaluated)
         self._descriptions: dict[int, Description] = {}
         self._newcomers = Newcomers(self._run, self._peers)
         self._gate = Gate(self._run, self._peers, self._newcomers, self.stop)
-        ends = Ends(self._run, self._gate, self._peers, self._calls, output)
+        self._beginners = Beginners(self._run)
+        ends = Ends(self._run, self._gate, self._peers, self._calls, output, self._begin_again)
         self._stalls = Stalls(self._run, self._peers, self._is_resting)
+        self._run.liveliest = self._stalls.liveliest
+        self._curfew = Curfew(self._run, self._peers, self._holds_up)
         self._strikes = Strikes(self._run)
         self._wishes = Wishes(settings, observer)
         self._snapshots: Snapshots
-        self._stopped_at_s = math.inf
         self._handlers: dict[str, Callable[[int, Message], None]] = {
             "describe": self._described,
             "arrive": self._gate.arrive,
@@ -107,6 +109,7 @@ class Conductor:
             "stopped": self._stalls.stopped,
             "continued": self._stalls.continued,
             "stalled": self._set_aside,
+            "woken": lambda _, message: run.say(f"{message[1]} was stopped; it was let go on"),
         }
 
     # -- the loop -------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ class Conductor:
     def _hear_all(self) -> None:
         run = self._run
         next_tick_s = 0.0
-        while any(one.is_alive and not one.is_done for one in run.roster.members.values()):
+        while not self._curfew.is_over and any(not one.is_done for one in run.roster.live):
             for event in run.engine.events(_TICK_S):
                 self.handle(event)
             now_s = time.perf_counter()
@@ -143,6 +146,8 @@ class Conductor:
         self._handlers[message[0]](member, message)
         if message[0] == "left":
             self._newcomers.replace(member)
+        if not self._run.has_begun:
+            self._refuse_half()
 
     def stop(self, reason: str) -> None:
         """End the run at the next step border."""
@@ -150,7 +155,7 @@ class Conductor:
         if run.ending:
             return
         run.ending = reason
-        self._stopped_at_s = run.now_s()
+        self._curfew.stopped(run.now_s())
         if run.are_express:
             run.engine.alarm()
         elif run.is_open:
@@ -170,6 +175,16 @@ class Conductor:
         if run.has_begun:
             run.trace.end(run.now_s(), reason)
 
+    @property
+    def version(self) -> int:
+        """How far the run has come; -1: it has not begun."""
+        return self._run.coordinator.version if self._run.has_begun else -1
+
+    @property
+    def happened(self) -> list[str]:
+        """Faults that were ordered and have come."""
+        return self._run.happened
+
     def close(self) -> None:
         """Write what is still to be written; may be called twice."""
         if self._run.has_begun:
@@ -183,16 +198,16 @@ class Conductor:
             if not run.has_begun:
                 raise KeyboardInterrupt
             self.stop(self.interruption)
+            self._curfew.asked(run.now_s())
+        self._stalls.tick(run.now_s())
         if not run.has_begun:
             return
         self._snapshots.tick()
-        if run.are_express and run.now_s() - self._stopped_at_s > _LONGEST_STEP_S:
-            run.engine.stop(run.live)
+        self._curfew.tick(run.now_s())
         seconds = run.settings.seconds
         if seconds is not None and run.is_open and run.now_s() - run.watch.opened_s >= seconds:
             self.stop(f"{seconds:g} seconds are over")
         self._strikes.tick(run.now_s())
-        self._stalls.tick(run.now_s())
         self._newcomers.tick()
         run.watch.show(run.now_s())
 
@@ -223,6 +238,8 @@ class Conductor:
             run.tell_all(("stop", 0))
             return
         run.begin(first, run.plan, self._protocol)
+        if self._origin.note:
+            run.trace.note(run.now_s(), self._origin.note)
         pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
         self._snapshots = Snapshots(run, self._protocol, self._origin.about, identity, pinned)
         self._gate.snapshots = self._snapshots
@@ -233,6 +250,17 @@ class Conductor:
         for number in run.live:
             words = (first.arena_bytes, self._protocol.num_steps, is_difference, is_error)
             run.engine.tell(number, ("laid", *words, 0, limit, run.coordinator.version))
+
+    def _refuse_half(self) -> None:
+        """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
+        run = self._run
+        ended = [one.seat for one in run.roster.members.values() if one.is_done]
+        if ended and self._descriptions and not run.ending:
+            waiting = run.roster[min(self._descriptions)].seat
+            raise ConfigError(
+                f"worker {ended[0]}'s script ended without prepare(), in which worker {waiting} "
+                "waits for it: call paceline.connect() and prepare() in all workers alike"
+            )
 
     # -- beside the pushes ----------------------------------------------------------------------
 
@@ -260,8 +288,22 @@ class Conductor:
         self._gate.go_on_if_waiting()
 
     def _is_resting(self, member: int) -> bool:
-        """Whether this member waits for the others between epochs."""
-        return member in self._gate or self._calls.is_waiting(member)
+        """Whether this member waits for the others, before the first epoch or between two."""
+        if not self._run.has_begun:
+            return member in self._descriptions
+        is_waiting = member in self._gate or self._calls.is_waiting(member)
+        return is_waiting and not self._snapshots.wait_for(member)
+
+    def _holds_up(self, member: int) -> bool:
+        """Whether the others cannot end in order before this member does something."""
+        return self._stalls.holds_up(member) or self._snapshots.wait_for(member)
+
+    def _begin_again(self, one: Member) -> int | None:
+        """Before the run has begun: who takes the place of this member, if anybody does."""
+        number = self._beginners.replace(one)
+        if number is not None:
+            self._descriptions.pop(one.number, None)
+        return number
 
     def _set_aside(self, member: int, message: Message) -> None:
         """An engine without shared memory says that a member is silent: it ends when it returns."""

@@ -13,8 +13,10 @@ the run that it comes to. This module must not know members, messages between th
 """
 
 import json
+import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -23,12 +25,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import WorkerError
+from ..errors import AllGone, WorkerError
 from ..sessions.lane import socket_pair
+from ..vitals import State, read_vitals
 
 _START_S, _END_S = 120.0, 2.0
+_LOOK_S, _STOPPED_S = 0.5, 2.0
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Of a nursery: one thread, so that it can be forked; members set their own number."""
+
+
+_GONE = "the process that workers are forked from is gone"
 
 
 class Cradle:
@@ -48,6 +55,7 @@ class Cradle:
         """What it said while something else was waited for."""
         self._has_members = False
         self._is_new = True
+        self._next_look_s, self._stopped_s = 0.0, math.inf
 
     @property
     def pid(self) -> int:
@@ -57,13 +65,19 @@ class Cradle:
         return self._end.fileno()
 
     def ask_for(self, birth: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Let it fork a member."""
+        """Let it fork a member.
+
+        Raises:
+            AllGone: it is gone.
+        """
         self._has_members, self._is_new = True, False
-        socket.send_fds(self._end, [json.dumps(birth).encode()], list(descriptors))
+        with _heard():
+            socket.send_fds(self._end, [json.dumps(birth).encode()], list(descriptors))
 
     def kill(self, member: int) -> None:
-        """Let it end a member, and all that it had begun."""
-        self._end.send(json.dumps({"kill": member}).encode())
+        """Let it end a member, and all that it had begun. AllGone: it is gone."""
+        with _heard():
+            self._end.send(json.dumps({"kill": member}).encode())
 
     def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
         """The next word of this kind; others are kept for `words`.
@@ -73,6 +87,7 @@ class Cradle:
         """
         end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
+            self.woke_it()
             ready, _, _ = select.select([self._end], [], [], 0.5)
             if ready and (data := self._end.recv(1 << 16)):
                 message: dict[str, int] = json.loads(data)
@@ -80,6 +95,8 @@ class Cradle:
                     return message
                 self._early.append(message)
             if self._process.poll() is not None:
+                if not self._is_new:
+                    raise AllGone(_GONE)
                 raise WorkerError(
                     "the process that workers are forked from did not start "
                     f"(exit {self._process.returncode}); see the messages above"
@@ -95,16 +112,35 @@ class Cradle:
         """What it says now, without waiting.
 
         Raises:
-            WorkerError: it is gone.
+            AllGone: it is gone.
         """
         try:
             data = self._end.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
+        except ConnectionError:
+            data = b""
         if not data:
-            raise WorkerError("the process that workers are forked from is gone")
+            raise AllGone(_GONE)
         message: dict[str, int] = json.loads(data)
         return message
+
+    def woke_it(self) -> bool:
+        """Whether somebody had stopped it, and it was let go on now; asked again and again.
+
+        Nobody else could: without it no worker begins, and no death is told.
+        """
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + _LOOK_S
+        is_stopped = read_vitals(self.pid).state is State.STOPPED
+        self._stopped_s = min(self._stopped_s, now_s) if is_stopped else math.inf
+        if now_s - self._stopped_s < _STOPPED_S:
+            return False
+        self._stopped_s = math.inf
+        os.kill(self.pid, signal.SIGCONT)
+        return True
 
     # -- from run to run ------------------------------------------------------------------------
 
@@ -136,6 +172,15 @@ class Cradle:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """AllGone: who is spoken to is gone."""
+    try:
+        yield
+    except ConnectionError:
+        raise AllGone(_GONE) from None
 
 
 _is_warm = False

@@ -6,13 +6,15 @@
 This module must not know processes, sockets, tensors or terminals.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
-from ..errors import ConfigError, WorkerError
+from ..errors import AllGone, ConfigError, WorkerError
 from ..sessions.lane import Message
 from .calls import Calls
 from .gate import Gate
 from .peers import Peers
+from .roster import Member
 from .run import Run
 
 
@@ -29,15 +31,25 @@ class Output(Protocol):
 class Ends:
     """The ends of one run's members."""
 
-    def __init__(self, run: Run, gate: Gate, peers: Peers, calls: Calls, output: Output) -> None:
+    def __init__(
+        self,
+        run: Run,
+        gate: Gate,
+        peers: Peers,
+        calls: Calls,
+        output: Output,
+        begin_again: Callable[[Member], int | None],
+    ) -> None:
         self._run = run
         self._gate = gate
         self._peers = peers
         self._calls = calls
         self._output = output
+        self._begin_again = begin_again
         self._words: dict[int, WorkerError | ConfigError] = {}
         """Last words of members that failed."""
-        self._main = 0
+        self._main: int | None = None
+        """Once it has moved."""
 
     def done(self, member: int, message: Message) -> None:
         """Its script is over; the others go on, and do what it held."""
@@ -69,7 +81,10 @@ class Ends:
         if one.is_starting:
             run.observer.note(f"worker {one.seat} did not come back ({message[1]}); see its log")
             return
-        if member == self._main and not one.is_done:
+        if not (run.has_begun or run.ending or one.is_done):
+            self._left_early(one)
+            return
+        if self._is_main(member) and not one.is_done:
             self._choose_main()
         self._calls.left(member)
         self._gate.has_no_rest(member)
@@ -86,10 +101,9 @@ class Ends:
             if run.has_begun:
                 self._gate.go_on_if_waiting()
             return
-        if not run.live or not run.has_begun:
+        if not run.live:
             self._note_end(member)
-            general = WorkerError(f"worker {one.seat} ended: {message[1]}; see its log")
-            raise self._words.get(member, general)
+            raise self._lost(one)
         run.observer.note(f"worker {one.seat} is gone ({message[1]}); the others go on")
         self._gate.left(member)
         if run.are_express:
@@ -101,11 +115,31 @@ class Ends:
             self._gate.open_if_all_arrived()
             self._gate.end_if_all_rested()
 
+    def _left_early(self, one: Member) -> None:
+        """It is gone before the run has begun: another one begins, or nothing does."""
+        number = self._begin_again(one)
+        if number is None:
+            general = WorkerError(f"worker {one.seat} ended: {one.end}; see its log")
+            raise self._words.get(one.number, general)
+        if self._is_main(one.number):
+            self._main = number
+
+    def _lost(self, one: Member) -> WorkerError | ConfigError:
+        """Nobody is left: how the last one ended."""
+        words = self._words.get(one.number)
+        if words is not None and not self._run.settings.respawn:
+            return words
+        text = str(words or f"worker {one.seat} ended: {one.end}; see its log")
+        return AllGone(text) if self._run.settings.respawn else WorkerError(text)
+
     def _note_end(self, member: int) -> None:
         """The end of a member from which nothing follows any more."""
         run = self._run
         if member in run.coordinator_members:
             run.trace.left(run.now_s(), member, run.roster[member].end)
+
+    def _is_main(self, member: int) -> bool:
+        return member == (min(self._run.roster.members) if self._main is None else self._main)
 
     def _choose_main(self) -> None:
         """The main worker is gone: the one on the lowest live seat prints and saves from now on."""

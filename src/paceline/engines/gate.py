@@ -43,7 +43,7 @@ class Gate:
         self._has_opened = False
 
     def __contains__(self, member: int) -> bool:
-        return member in self._arrived
+        return member in self._arrived or member in self._rested
 
     def clear(self) -> None:
         """The run stops: nobody goes in any more."""

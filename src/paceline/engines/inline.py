@@ -25,6 +25,7 @@ from ..sessions.lane import Message
 from ..staleness import StalenessRule
 from ..store.control import BEGAN, JOBS, VERSION, Control, control_bytes
 from ..store.memory import Memory, PrivateMemory
+from ..vitals import UNKNOWN, Vitals
 from .base import Birth, Engine, Event, Push, Signs, Traits
 from .jobs import Jobs, grant_message
 
@@ -334,7 +335,10 @@ class InlineEngine(Engine):
     def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
         raise AssertionError("the inline engine begins no second lives")
 
-    def whereabouts(self, member: int) -> str:
+    def vitals(self, member: int) -> Vitals:
+        return UNKNOWN
+
+    def whereabouts(self, member: int, does: str = "is") -> str:
         return "it is in this process"
 
     def begun(self) -> None:

@@ -18,6 +18,7 @@ from ..sessions.lane import Message, SocketLane, socket_pair
 from ..staleness import StalenessRule
 from ..store.control import ALARM, BEGAN, INSIDE, JOBS, SNAPSHOT, Control, control_bytes
 from ..store.memory import Memory, SharedMemory
+from ..vitals import Vitals, read_vitals
 from . import cradle
 from .base import Birth, Engine, Event, Push, Signs, Traits
 from .jobs import Jobs, grant_message
@@ -103,8 +104,11 @@ class LocalEngine(Engine):
         beats, arrived = control[control.beats[seat]], control[control.arrived[seat]]
         return Signs(beats, arrived, control.version, has_job, control[INSIDE] == seat + 1)
 
-    def whereabouts(self, member: int) -> str:
-        return self._standings[member].describe()
+    def vitals(self, member: int) -> Vitals:
+        return read_vitals(self._standings[member].pid)
+
+    def whereabouts(self, member: int, does: str = "is") -> str:
+        return self._standings[member].describe(does)
 
     def begun(self) -> None:
         self.control.set_double(BEGAN, time.perf_counter())
@@ -114,6 +118,8 @@ class LocalEngine(Engine):
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
         told = [self._told(message) for message in self._cradle.early_words()]
+        if self._cradle.woke_it():
+            events.append((-1, ("woken", "the process that workers are forked from")))
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
             member = self._by_descriptor.get(descriptor)
             if member is None:

@@ -74,6 +74,16 @@ class Roster:
         """Who is alive and counted on."""
         return [one for one in self.members.values() if one.is_alive and not one.is_starting]
 
+    @property
+    def starting(self) -> list[Member]:
+        """New lives under way that nobody counts on yet."""
+        return [one for one in self.members.values() if one.is_alive and one.is_starting]
+
+    @property
+    def has_ended_one(self) -> bool:
+        """Whether somebody's script is over."""
+        return any(one.is_done for one in self.members.values())
+
     def on_seat(self, seat: int) -> Member:
         """The newest life of a worker."""
         return next(one for one in reversed(self.members.values()) if one.seat == seat)

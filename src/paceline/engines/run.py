@@ -60,6 +60,8 @@ class Run:
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
     at_stop: Callable[[], None]
     """Called when what was in flight has returned, before members are told to stop."""
+    liveliest: Callable[[Sequence[int]], int]
+    """Of these members one that will answer soon, as far as anybody can tell."""
 
     def __init__(
         self,
@@ -88,6 +90,8 @@ class Run:
         self.script_epoch = 0 if resumption is None else resumption.epoch
         """The epoch that the script is in, its code after the loop included."""
         self._log = log
+        self._unwritten: list[tuple[float, str]] = []
+        """What was said before the trace has begun."""
         self._path = ""
         self.resumption = resumption
         self._start_s = time.perf_counter()
@@ -118,6 +122,12 @@ class Run:
     def has_all_updates(self) -> bool:
         updates = self.settings.updates
         return updates is not None and self.coordinator.version >= updates
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether scripts have nothing more to do than to come to their ends."""
+        has_one = self.has_begun and not self.is_open and self.roster.has_ended_one
+        return bool(self.ending) or has_one
 
     @property
     def coordinator_members(self) -> list[int]:
@@ -153,6 +163,16 @@ class Run:
             if first.lookahead:
                 self.coordinator.set_lookahead(one.number, first.lookahead)
         self.has_begun = True
+        for at_s, text in self._unwritten:
+            self.trace.note(at_s, text)
+
+    def say(self, text: str) -> None:
+        """A note for the user, and into the trace as soon as there is one."""
+        self.observer.note(text)
+        if self.has_begun:
+            self.trace.note(self.now_s(), text)
+        else:
+            self._unwritten.append((self.now_s(), text))
 
     def go_by(self, path: str) -> None:
         """From here on gradients go between ``peers``, by a ``collective``, or by the ``store``."""

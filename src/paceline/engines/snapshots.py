@@ -161,6 +161,13 @@ class Snapshots:
         else:
             self._hand_in_if_whole()
 
+    def wait_for(self, member: int) -> bool:
+        """Whether a checkpoint, and whoever waits for that, cannot go on without this member."""
+        draft = self._draft
+        if draft is None or not draft.files:
+            return False
+        return member in draft.missing or (draft.pinner == member and not draft.is_pinned)
+
     def close(self) -> None:
         """The run is over: the last one is written, and nothing stays behind."""
         if self._draft is not None:
@@ -181,11 +188,12 @@ class Snapshots:
         place = (run.coordinator.version, run.script_epoch)
         if not self.is_on or not live or place == self._last_place:
             return
+        self._desk.finish()  # it reads what is pinned, where the next one will lie
         self._draft = self._begin(run.now_s())
         if self._draft is None:
             return
         self._draft.is_last = is_last
-        self._capture(self._draft, first=live[0])
+        self._capture(self._draft, first=run.liveliest(live))
 
     def _begin(self, now_s: float) -> _Draft | None:
         if now_s < self._retry_at_s:

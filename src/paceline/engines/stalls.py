@@ -1,32 +1,37 @@
-"""Who gives no sign of life although others wait for it, and what is done about it.
+"""Who gives no sign of life although it is awaited, and what is done about it.
 
-    signs of life, ten times a second -> silent for how long -> explained -> given up, or left alone
+    signs of life, ten times a second -> silent: what does it do? -> silence.py -> a verdict
 
+    before prepare             stalled: it is given up
     between peers              everybody waits: it is given up
     through the store          given up if it holds the next job, if its work was handed on, if all
                                others wait, or if another can take its seat (--respawn);
                                else it is left alone and goes on when it can
-    between epochs             given up if it is stopped, or was silent before the epoch ended
+    between epochs, at the end it is given up
     the only one that could    left alone, whatever it does
 
-To give a member up is to kill it before anybody goes on: it shares memory with the others, and
-could wake up in the middle of writing (docs/design.md, "Faults"). How long silence may last is
-`Patience`. This module must not know processes, signals or tensors.
+Only who is stopped stalls by itself, and who sleeps where the user said after how long; all others
+are named and left alone (docs/design.md, "Faults"). To give a member up is to kill it before
+anybody goes on: it shares memory with the others, and could wake up in the middle of writing. This
+module must not know processes, signals or tensors.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ..sessions.lane import Message
+from ..stats import Limits
 from .base import Signs
+from .explained import Case, explain
 from .peers import Peers
 from .roster import Member
 from .run import Run
+from .silence import Doing, Silence, Verdict
 
-_FIRST_STEP_S = 120.0
-"""A member that never pushed may compile, or read its data for the first time."""
 _GAP_S = 1.0
 """Between two looks: more than that and the launcher itself did not run."""
+_RECENT_S = 1.0
+"""A sign of life that is younger was given by somebody who gets on."""
 
 
 @dataclass(slots=True)
@@ -34,18 +39,20 @@ class Watched:
     """What is known of one member's signs of life."""
 
     signs: Signs
-    since_s: float
-    """When it last gave one, or when others began to wait for it."""
-    is_stalled: bool = False
-    """The silence counts, and was explained."""
+    silence: Silence
+    is_told: bool = False
+    """The coordinator knows that it has stalled."""
     is_given_up: bool = False
+    busy: Member | None = None
+    """For whom it may wait by itself."""
+    verdict: Verdict = field(default_factory=Verdict)
 
 
 class Stalls:
     """The silent members of one run.
 
     Args:
-        is_resting: whether a member waits for the others between epochs.
+        is_resting: whether a member has done its part and waits for others, outside of epochs.
     """
 
     def __init__(self, run: Run, peers: Peers, is_resting: Callable[[int], bool]) -> None:
@@ -67,110 +74,161 @@ class Stalls:
 
     def tick(self, now_s: float) -> None:
         """Look at everybody once."""
-        if not self._run.engine.traits.loses_members or not self._run.has_begun:
+        if not self._run.engine.traits.loses_members:
             return  # one process: a debugger may hold it up for as long as it likes
         gap_s, self._last_s = now_s - self._last_s, now_s
-        live = self._run.roster.live
         if gap_s > _GAP_S:  # this process did not run itself: nobody is to blame for that time
             for watched in self._watched.values():
-                watched.since_s += gap_s
-        overdue = [one for one in live if self._look(one, now_s)]
-        for one in overdue:
-            if not one.is_done and not self._run.ending:
-                self._judge(one, has_others=len(overdue) < len(live), now_s=now_s)
+                watched.silence.shift(gap_s)
+        live, starting = self._run.roster.live, self._run.roster.starting
+        awaited = [one for one in (*live, *starting) if self._look(one, now_s)]
+        for one in awaited:
+            self._excuse(one, awaited, now_s)
+        silent = [one for one in awaited if self._watched[one.number].verdict.is_stalled]
+        has_others = any(one not in silent for one in live)
+        for one in awaited:
+            if any(self._watched[one.number].verdict):
+                self._judge(one, awaited, has_others=has_others, now_s=now_s)
+
+    # -- for others who choose among members ----------------------------------------------------
+
+    def liveliest(self, members: Sequence[int]) -> int:
+        """The first of them that gets on; else the one that did last."""
+        last = {number: self._last_sign_s(number) for number in members}
+        newest_s = max(last.values())
+        return next(number for number in members if last[number] > newest_s - _RECENT_S)
+
+    def holds_up(self, member: int) -> bool:
+        """Whether others cannot do what they have to before this member does something."""
+        signs = self._run.engine.signs(member)
+        if self._peers.are_express:
+            peers = self._peers.members
+            return signs.arrived < max(self._run.engine.signs(one).arrived for one in peers)
+        return signs.has_job or member in self._stopped
+
+    def _last_sign_s(self, member: int) -> float:
+        watched = self._watched.get(member)
+        if watched is None or member in self._stopped:
+            return 0.0
+        return watched.silence.since_s
 
     # -- signs of life --------------------------------------------------------------------------
 
     def _look(self, one: Member, now_s: float) -> bool:
-        """Whether this member has been silent for too long."""
-        signs = self._run.engine.signs(one.number)
+        """Whether this member is awaited; its verdict is brought up to date."""
+        run = self._run
+        signs = run.engine.signs(one.number)
         watched = self._watched.get(one.number)
         if watched is None:
-            watched = self._watched[one.number] = Watched(signs, now_s)
+            watched = self._watched[one.number] = Watched(signs, Silence(now_s))
+        silence = watched.silence
         is_moving = signs[:2] != watched.signs[:2]
         watched.signs = signs
-        if is_moving and watched.is_stalled and not watched.is_given_up:
-            self._run.observer.note(
-                f"worker {one.seat} goes on after {now_s - watched.since_s:.1f} s"
-            )
-        if is_moving or not self._is_awaited(one):
-            watched.since_s, watched.is_stalled = now_s, False
-            return False
-        return now_s - watched.since_s > self._patience_s(one, watched)
+        if is_moving and silence.was_named and not watched.is_given_up:
+            silent_s = now_s - silence.since_s
+            run.observer.note(f"worker {one.seat} goes on after {silent_s:.3g} s")
+        is_awaited = self._is_awaited(one, watched)
+        if is_moving or not is_awaited:
+            silence.broken(now_s)
+            watched.is_told, watched.verdict = False, Verdict()
+            return is_awaited
+        limits = self._limits(one, watched)
+        is_held = one.number in self._stopped
+        if is_held or silence.wants_look(now_s, limits):
+            vitals = run.engine.vitals(one.number)
+            watched.verdict = silence.look(now_s, vitals, limits, is_held=is_held)
+        else:
+            watched.verdict = silence.verdict()
+        return True
 
-    def _patience_s(self, one: Member, watched: Watched) -> float:
-        patience = self._run.patience
-        if one.number in self._stopped:
-            return patience.stopped_s
-        if one.pushes == 0 and patience.given_s is None:
-            return max(_FIRST_STEP_S, patience.silent_s)
-        return patience.silent_s
+    def _limits(self, one: Member, watched: Watched) -> Limits:
+        return self._run.patience.limits(
+            has_stepped=one.pushes > 0, may_sleep=watched.signs.is_first
+        )
 
-    def _is_awaited(self, one: Member) -> bool:
+    def _is_awaited(self, one: Member, watched: Watched) -> bool:
         """Whether this member has something to do."""
-        run, watched = self._run, self._watched[one.number]
-        if watched.signs.is_first and one.number not in self._stopped:
-            return False  # a download takes its time, and the script wants it waited for
-        if self._peers.are_express:
+        run = self._run
+        if one.is_done or one.is_starting:
+            return one.is_starting
+        if run.has_begun and self._peers.are_express:
             arrived = [run.engine.signs(number).arrived for number in self._peers.members]
             is_behind = watched.signs.arrived < max(arrived)
             return is_behind or one.number in self._stopped or min(arrived) == max(arrived)
-        if run.is_open:
+        if run.has_begun and run.is_open:
             is_at_work = one.number in run.coordinator_members and run.coordinator.is_at_work(
                 one.number
             )
             return is_at_work or watched.signs.has_job or not one.has_arrived
         return not self._is_resting(one.number)
 
+    def _excuse(self, one: Member, awaited: Sequence[Member], now_s: float) -> None:
+        """Outside the loop who sleeps may wait for another one by itself, as for a file."""
+        watched = self._watched[one.number]
+        watched.busy = None
+        if self._run.is_open or watched.silence.doing not in (Doing.SLEEPS, Doing.UNKNOWN):
+            return
+        for other in awaited:
+            silence = self._watched[other.number].silence
+            is_busy = silence.doing in (Doing.COMPUTES, Doing.TRACED)
+            if other is not one and (is_busy or now_s - silence.since_s < _RECENT_S):
+                watched.busy = other
+                watched.silence.excused(now_s)
+                watched.verdict = Verdict(is_due=watched.verdict.is_due)
+                return
+
     # -- what is done ---------------------------------------------------------------------------
 
-    def _judge(self, one: Member, *, has_others: bool, now_s: float) -> None:
+    def _judge(
+        self, one: Member, awaited: Sequence[Member], *, has_others: bool, now_s: float
+    ) -> None:
         watched = self._watched[one.number]
         if watched.is_given_up:
             return
-        was_stalled, watched.is_stalled = watched.is_stalled, True
-        where = "" if was_stalled else self._explain(one, now_s - watched.since_s)
-        if not has_others:
-            decision = "nobody is left to go on without it"
-        elif self._must_go(one, watched, was_stalled):
-            decision = self._give_up(one, watched)
-        else:
-            decision = "nobody waits for it: it is left alone"
-        if where or watched.is_given_up:
-            run = self._run
-            text = f"{where or f'worker {one.seat} is still silent'}; {decision}"
-            run.observer.note(text)
-            run.trace.note(run.now_s(), text)
-
-    def _must_go(self, one: Member, watched: Watched, was_stalled: bool) -> bool:
         run = self._run
-        if self._peers.are_express:
+        case = Case(
+            run=run, one=one, doing=watched.silence.doing, silent_s=now_s - watched.silence.since_s,
+            waiting=[other for other in run.roster.live if other not in awaited],
+            is_first=watched.signs.is_first, busy=watched.busy,
+        )  # fmt: skip
+        was_told = watched.is_told
+        case.decision = self._decide(one, case, has_others=has_others)
+        is_new = watched.is_told and not was_told
+        if watched.verdict.is_due or is_new or watched.is_given_up:
+            run.say(explain(case))
+        if watched.is_given_up:
+            run.engine.end(one.number)
+
+    def _decide(self, one: Member, case: Case, *, has_others: bool) -> str:
+        """What becomes of it, in words."""
+        watched = self._watched[one.number]
+        if not watched.verdict.is_stalled:
+            return case.left_alone()
+        was_told, watched.is_told = watched.is_told, True
+        if not has_others and not self._can_end_the_last():
+            return "nobody is left to go on without it"
+        if not self._must_go(one, watched, was_told):
+            return "nobody waits for it: it is left alone"
+        watched.is_given_up = True
+        return case.given_up()
+
+    def _can_end_the_last(self) -> bool:
+        """Whether something is won where all that are left have stalled."""
+        run = self._run
+        if not run.has_begun:
+            return run.settings.respawn
+        return run.patience.given_s is not None and run.is_at_end
+
+    def _must_go(self, one: Member, watched: Watched, was_told: bool) -> bool:
+        run = self._run
+        if one.is_starting:
             return True
-        if not run.is_open:
-            return one.number in self._stopped or was_stalled
+        if not run.has_begun or self._peers.are_express or not run.is_open:
+            return True
         coordinator = run.coordinator
         if not one.has_arrived or one.number not in run.coordinator_members:
             return True
-        is_handed_on = not was_stalled and run.stalled(one.number)
+        is_handed_on = not was_told and run.stalled(one.number)
         others = [other for other in run.coordinator_members if other != one.number]
         all_wait = not any(coordinator.is_at_work(other) for other in others)
         return is_handed_on or watched.signs.has_job or all_wait or run.settings.respawn
-
-    def _give_up(self, one: Member, watched: Watched) -> str:
-        watched.is_given_up = True
-        self._run.engine.end(one.number)
-        if self._run.settings.respawn:
-            return "it is ended, and a new worker takes its place"
-        return "it is ended, and the others do its work (--respawn would begin a new one)"
-
-    def _explain(self, one: Member, silent_s: float) -> str:
-        """``worker 3 has not pushed for 62 s (usual: 0.4 s): it is at data.py:88 in ...``"""
-        run = self._run
-        usual_s = run.patience.usual_s
-        version = max(run.coordinator.version, self._watched[one.number].signs.version)
-        usual = f" (usual: {usual_s:.2g} s)" if usual_s == usual_s else ""
-        where = run.engine.whereabouts(one.number)
-        text = f"worker {one.seat} has not pushed for {silent_s:.3g} s{usual}: {where}"
-        if not run.is_open:
-            return f"{text}; the others wait for it between two epochs"
-        return f"{text}; the others wait for update {version + 1}"

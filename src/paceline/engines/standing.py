@@ -16,14 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from ..vitals import State, catches, read_vitals
+
 _SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (9 if hasattr(signal, "SIGRTMIN") else 0)
 """One that neither the C library nor batch systems use."""
 _ANSWER_S = 0.3
+_MOST_ASKED, _BETWEEN_LINES = 3, "???"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>\S+)')
-_STATES = {
-    "D": "it waits in the kernel, for a disk or a network file system",
-    "Z": "it has just ended",
-}
 
 
 class Standing:
@@ -40,18 +39,29 @@ class Standing:
         self.fd = self._file.fileno()
         self._seen = 0
 
-    def describe(self) -> str:
-        """Where it is: ``it is at data.py:88 in __getitem__``; asks and waits a moment."""
-        state = _state(self.pid)
-        if state in ("T", "t"):
+    def describe(self, does: str = "is") -> str:
+        """Where it is: ``it sleeps at data.py:88 in __getitem__``; asks and waits a moment.
+
+        Args:
+            does: what it does there.
+        """
+        vitals = read_vitals(self.pid)
+        if vitals.state is State.STOPPED:
             return f"it is stopped (kill -CONT {self.pid} lets it go on)"
-        if state in _STATES:
-            return _STATES[state]
-        frames = self._ask() if self.pid else []
-        if not frames:
-            return "it does not answer"
-        file, line, name = next((one for one in frames if not is_foreign(one[0])), frames[0])
-        return f"it is at {Path(file).name}:{line} in {name}"
+        if vitals.state is State.TRACED:
+            return f"process {vitals.tracer} traces it"
+        if vitals.state is State.DISK:
+            return str(State.DISK.value)
+        if vitals.state is State.ENDED:
+            return "it has just ended"
+        for _ in range(_MOST_ASKED):
+            frames = self._ask() if self.pid and catches(self.pid, _SIGNAL) else []
+            if not frames:
+                return "it does not answer" if does == "is" else f"it {does}, and does not answer"
+            file, line, name = next((one for one in frames if not is_foreign(one[0])), frames[0])
+            if line != _BETWEEN_LINES:
+                break
+        return f"it {does} at {Path(file).name}:{line} in {name}"
 
     def _ask(self) -> list[tuple[str, str, str]]:
         """Its frames, innermost first."""
@@ -83,11 +93,3 @@ def is_foreign(filename: str) -> bool:
     """Whether a frame is of Paceline, of Python or of an installed package: not the user's."""
     here = str(Path(__file__).parent.parent)
     return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename
-
-
-def _state(pid: int) -> str:
-    """The kernel's letter for what a process does; empty where nobody knows."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

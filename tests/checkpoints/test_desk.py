@@ -1,0 +1,109 @@
+"""The writer beside the run is stopped or killed: the run ends, with checkpoints that are true."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from paceline.checkpoints import desk
+from paceline.checkpoints.desk import Desk
+from paceline.checkpoints.scribe import LAYOUT, MODEL
+from paceline.checkpoints.shelf import Shelf
+from paceline.store.memory import SharedMemory
+from reference import differ, plain_loop
+from runs import train
+from tiny import TASK
+
+ENDS = pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stop", "kill"])
+
+
+@pytest.fixture
+def struck(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """From now on each scribe gets this signal as soon as it lives; their process numbers."""
+    start = Desk._start
+    monkeypatch.setattr(desk, "_STOPPED_S", 0.3)
+
+    def strike(number: int) -> list[int]:
+        pids: list[int] = []
+
+        def started(here: Desk) -> "subprocess.Popen[bytes]":
+            process = start(here)
+            process.send_signal(number)
+            pids.append(process.pid)
+            return process
+
+        monkeypatch.setattr(Desk, "_start", started)
+        return pids
+
+    return strike
+
+
+def request(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of a model without parameters, as a member has begun it."""
+    shelf = Shelf(folder)
+    aside = shelf.begin()
+    empty = {"at": 0, "parameters": [], "buffers": [], "state": []}
+    (aside / LAYOUT).write_text(json.dumps(empty))
+    return {"aside": str(aside), "shelf": str(folder), "keep": 9, "files": files, "sync": []}
+
+
+@ENDS
+def test_what_it_still_had_is_written_here(
+    tmp_path: Path, struck: Callable[[int], list[int]], number: int
+) -> None:
+    pids = struck(number)
+    here = Desk(SharedMemory.create(64))
+    for version in (1, 2):
+        here.hand_in(request(tmp_path, {"run.json": {"version": version}}), is_last=False)
+    here.finish()
+    assert not here.is_busy
+    assert all("failed" not in answer for answer in here.answers())
+    assert Shelf(tmp_path).newest().json("run.json") == {"version": 2}
+    here.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@ENDS
+def test_while_the_run_goes_its_checkpoint_fails_in_words_and_the_next_has_another(
+    tmp_path: Path, struck: Callable[[int], list[int]], number: int
+) -> None:
+    pids = struck(number)
+    here = Desk(SharedMemory.create(64))
+    here.hand_in(request(tmp_path, {}), is_last=False)
+    end_s = time.monotonic() + 20
+    answers: list[dict[str, Any]] = []
+    while not answers and time.monotonic() < end_s:
+        answers = here.answers()
+    (answer,) = answers
+    assert answer["failed"].startswith("its writer ")
+    here.hand_in(request(tmp_path, {}), is_last=False)
+    assert len(set(pids)) == 2
+    here.close()
+
+
+def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
+    tmp_path: Path, struck: Callable[[int], list[int]]
+) -> None:
+    """Each is of its own version, although the next one was due before it was written."""
+    assert not struck(signal.SIGSTOP)
+    epochs = 3
+    task = replace(TASK, epochs=epochs)
+    run = train(task, tmp_path, workers=2, checkpoint_every="1 epoch", keep=9)
+    assert run.num_epochs_ended() == epochs
+    shelf = Shelf(run.folder / "checkpoints")
+    found = [shelf.check(number) for number in range(1, epochs + 1)]
+    for epoch, one in enumerate(found, start=1):
+        assert one.json("run.json")["epoch"] == epoch
+        alone = plain_loop(replace(TASK, epochs=epoch))
+        saved = load_file(one.path / MODEL)  # without the second name of what is tied
+        assert differ(saved, {name: alone[name] for name in saved}) < 1e-6

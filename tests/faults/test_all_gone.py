@@ -1,0 +1,132 @@
+"""All workers die, or the process that they are forked from: with ``--respawn`` the run goes on.
+
+Under full-sync the parameters are those of a run without the fault, to 1e-6 in float64.
+"""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import RunSettings
+from paceline.errors import AllGone, WorkerError
+from paceline.lives import Lives
+from paceline.records import Resumed
+from paceline.resumption import Origin
+from reference import differ, plain_loop
+from runs import Run, assert_each_sample_once, run_script, train
+from tiny import NUM_SAMPLES, TASK
+
+CLOSE = 1e-6
+EPOCHS = 4
+LONG = replace(TASK, epochs=EPOCHS)
+EVERYBODY = ("kill worker 0 at update 9", "kill worker 1 at update 9")
+PATHS = pytest.mark.parametrize("path", ["store", "peers"])
+
+SCRIPT = """
+import os, signal, time, torch, paceline
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.ones(96, 4), torch.ones(96, 1))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(3):
+    for number, (inputs, targets) in enumerate(loader):
+        if pace.worker == 1 and epoch == 1 and number == 2 {when}:
+            Path("killed").touch()
+            os.kill({victim}, signal.SIGKILL)
+            time.sleep(60)
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+"""
+
+
+@functools.cache
+def without_faults() -> Any:
+    return plain_loop(LONG)
+
+
+def lost_once(folder: Path, **settings: Any) -> Run:
+    """A run whose workers all died at update 9."""
+    settings = {"workers": 2, "delay": ("10ms",), "fault": EVERYBODY, **settings}
+    run = train(LONG, folder, respawn=True, **settings)
+    assert run.num_epochs_ended() == EPOCHS
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    return run
+
+
+@PATHS
+def test_the_run_goes_on_from_the_newest_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    run = lost_once(tmp_path, path=path, checkpoint_every="3 updates")
+    assert differ(run.state, without_faults()) < CLOSE
+    assert len([one for one in run.records if isinstance(one, Resumed)]) == 1
+    said = capsys.readouterr().err
+    assert "killed by signal 9; see its log): the run begins again from update" in said
+    assert any("the run begins again from update" in note for note in run.notes)
+
+
+@PATHS
+def test_without_a_checkpoint_it_begins_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    run = lost_once(tmp_path, path=path, checkpoint_every="never")
+    assert differ(run.state, without_faults()) < CLOSE
+    assert "the run begins again from the start" in capsys.readouterr().err
+
+
+def test_one_worker_alone_has_another_life(tmp_path: Path) -> None:
+    lost_once(tmp_path, workers=1, fault=EVERYBODY[:1], checkpoint_every="3 updates")
+
+
+def test_without_new_lives_it_ends_in_words(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"worker \d ended: killed by signal 9; see its log"):
+        train(LONG, tmp_path, workers=2, delay=("10ms",), fault=EVERYBODY)
+
+
+def test_the_death_of_who_forks_is_survived_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(victim="os.getppid()", when='and not Path("killed").exists()'))
+    run = run_script(script, tmp_path, workers=2, respawn=True, checkpoint_every="1 epoch")
+    assert run.num_epochs_ended() == 3
+    said = capsys.readouterr().err
+    assert "no worker is left" in said
+    assert "begins again from update 12" in said
+
+
+def test_who_never_gets_further_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(victim="os.getppid()", when=""))
+    with pytest.raises(WorkerError, match=r"ended so 3 times without getting beyond update \d+"):
+        run_script(script, tmp_path, workers=2, respawn=True, checkpoint_every="1 epoch")
+    assert capsys.readouterr().err.count("the run begins again") == 3
+
+
+def test_progress_wins_new_lives(tmp_path: Path) -> None:
+    """The rule by itself: a life that gets further than all before it counts anew."""
+    faults = ("kill worker 0 at update 3", "kill worker 0 at update 3", "kill worker 1 at 4s")
+    settings = RunSettings(workers=2, fault=faults, respawn=True)
+    lives = Lives(settings, Origin(about={}), tmp_path)
+    lost = AllGone("worker 0 ended: killed by signal 9")
+    for version in (-1, -1, 4, 2, 3, 5, 5, 5):
+        said = lives.go_on(lost, version, ["kill worker 0 at update 3"])
+        assert said.endswith("the run begins again from the start")
+        assert lives.origin.note == said
+    assert lives.settings.fault == ("kill worker 1 at 4s",)
+    with pytest.raises(AllGone, match="3 times without getting beyond update 5"):
+        lives.go_on(lost, 5, [])

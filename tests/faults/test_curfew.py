@@ -1,0 +1,139 @@
+"""TERM ends a run within ten seconds, whatever workers do, with a checkpoint where one can be."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.checkpoints.shelf import Shelf
+from paceline.engines import curfew
+from paceline.errors import Interrupted
+from paceline.records import Ended
+from paceline.signals import SignalInterrupt
+from paceline.trace import read_trace
+from runs import run_script
+
+SCRIPT = """
+import collections, itertools, os, signal, time, torch, paceline
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def hang():
+    Path("hangs").touch()
+    {hang}
+
+pace = paceline.connect()
+{before}
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.ones(96, 4), torch.ones(96, 1))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(3):
+    for number, (inputs, targets) in enumerate(loader):
+        with pace.step():
+            {inside}
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+    {between}
+{after}
+"""
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
+ASLEEP = "time.sleep(600)"
+IN_C = "collections.deque(itertools.repeat(0), maxlen=0)"
+
+
+def write(folder: Path, at: str, hang: str) -> Path:
+    """The script whose worker 1 hangs at this place."""
+    places = dict.fromkeys(("before", "inside", "between", "after"), "pass")
+    when = " and epoch == 1 and number == 2" if at == "inside" else ""
+    places[at] = f"if pace.worker == 1{when}: hang()"
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(hang=hang, **places))
+    return script
+
+
+HANGS = pytest.mark.parametrize("hang", [STOPPED, ASLEEP, IN_C], ids=["stopped", "asleep", "in C"])
+
+
+@pytest.fixture
+def early_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of this process, in which a second is a third of one."""
+    monkeypatch.setattr(curfew, "_CALL_OFF_S", 0.6)
+    monkeypatch.setattr(curfew, "_WAY_S", 1.0)
+    monkeypatch.setattr(curfew, "_END_S", 2.5)
+
+
+@HANGS
+@pytest.mark.parametrize(
+    ("at", "protocol"),
+    [("inside", "full-sync"), ("inside", "async"), ("between", "full-sync"), ("after", "async")],
+    ids=["between peers", "through the store", "between epochs", "at the end"],
+)
+def test_one_that_hangs_holds_nobody_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    early_hours: None,
+    at: str,
+    protocol: str,
+    hang: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = write(tmp_path, at, f"os.kill({os.getpid()}, signal.SIGTERM); {hang}")
+    with pytest.raises(Interrupted) as end:
+        run_script(script, tmp_path, workers=2, protocol=protocol, stall_after=600.0)
+    assert end.value.signal == signal.SIGTERM
+    assert Shelf(tmp_path / "run" / "checkpoints").newest().note == ""
+    said = capsys.readouterr().err
+    *_, last = read_trace(tmp_path / "run" / "trace.jsonl")
+    assert isinstance(last, Ended)
+    assert last.reason == "interrupted: terminated"
+    assert "worker 1" in said
+
+
+@HANGS
+def test_before_prepare_the_end_comes_at_once_and_with_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = write(tmp_path, "before", f"os.kill({os.getpid()}, signal.SIGTERM); {hang}")
+    with pytest.raises(SignalInterrupt) as end:
+        run_script(script, tmp_path, workers=2)
+    assert end.value.signal == signal.SIGTERM
+
+
+@pytest.mark.parametrize(("at", "hang"), [("inside", IN_C), ("between", ASLEEP)])
+def test_one_term_ends_it_within_ten_seconds(tmp_path: Path, at: str, hang: str) -> None:
+    write(tmp_path, at, hang)
+    command = [sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
+               "--run-dir", "run", "--stall-after", "600", "train.py"]  # fmt: skip
+    run = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        end_s = time.monotonic() + 60
+        while not (tmp_path / "hangs").exists():
+            assert run.poll() is None
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        family = psutil.Process(run.pid).children(recursive=True)
+        start_s = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+        said, _ = run.communicate(timeout=60)
+        took_s = time.monotonic() - start_s
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == 128 + signal.SIGTERM, said
+    assert took_s < 10.0
+    assert Shelf(tmp_path / "run" / "checkpoints").newest().note == ""
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []

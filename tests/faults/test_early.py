@@ -1,0 +1,114 @@
+"""What goes wrong before ``prepare``: it is said, and ends well."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError, WorkerError
+from runs import Run, run_script
+
+SCRIPT = """
+import os, signal, sys, time, torch, paceline
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def is_first_life():
+    try:
+        Path(f"begun-{{pace.worker}}").touch(exist_ok=False)
+        return True
+    except FileExistsError:
+        return False
+
+pace = paceline.connect()
+{before}
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.ones(96, 4), torch.ones(96, 1))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in pace.epochs(2):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+if pace.is_main:
+    print("main", pace.worker)
+"""
+STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+HANG = "time.sleep(600)"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def early(folder: Path, before: str, **settings: object) -> Run:
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(before=before))
+    run = run_script(script, folder, **{"workers": 2, **settings})
+    assert run.num_epochs_ended() == 2
+    return run
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("what", [STOP, KILL, HANG], ids=["stopped", "killed", "asleep"])
+def test_another_life_begins_in_the_place_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, worker: int
+) -> None:
+    before = f"if pace.worker == {worker} and is_first_life(): {what}"
+    run = early(tmp_path, before, respawn=True, stall_after=1.0)
+    said = capsys.readouterr().err
+    assert f"worker {worker} is gone (killed by signal 9); it begins again" in said
+    assert said.count("main 0") == 1
+    assert sorted({one.ticket.member for one in run.pushes}) == [1 - worker, 2]
+    if what != KILL:
+        does = "it is stopped" if what == STOP else r"it sleeps at train\.py:15 in <module>"
+        assert re.search(
+            rf"worker {worker} has not come to prepare\(\) for [0-9.]+ s: {does}.*; worker "
+            rf"{1 - worker} waits for it; it is ended, and a new worker takes its place", said
+        )  # fmt: skip
+        assert any("has not come to prepare()" in note for note in run.notes)
+
+
+def test_the_whole_crew_may_die_there_once(tmp_path: Path) -> None:
+    run = early(tmp_path, f"if is_first_life(): {KILL}", respawn=True)
+    assert sorted({one.ticket.member for one in run.pushes}) == [2, 3]
+
+
+def test_who_dies_there_inside_a_block_of_its_own_goes_first_again(tmp_path: Path) -> None:
+    before = f"""
+with pace.once() as is_first:
+    if is_first and is_first_life(): {KILL}
+    print("inside", pace.worker, is_first, flush=True)
+"""
+    early(tmp_path, before, respawn=True)
+    logs = [(tmp_path / "run" / "logs" / f"worker-{one}.log").read_text() for one in (0, 1)]
+    assert "inside 0 True" in logs[0]
+    assert "inside 1 False" in logs[1]
+
+
+def test_who_dies_there_again_and_again_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(WorkerError, match="worker 1 ended: killed by signal 9"):
+        early(tmp_path, f"if pace.worker == 1: {KILL}", respawn=True)
+    assert "worker 1 ended 3 times before prepare()" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [STOP, KILL], ids=["stopped", "killed"])
+def test_without_new_lives_it_ends_the_run_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    with pytest.raises(WorkerError, match="worker 1 ended: killed by signal 9"):
+        early(tmp_path, f"if pace.worker == 1: {what}", stall_after=0.5)
+    said = capsys.readouterr().err
+    assert (what == KILL) or "it is ended, and the run with it (--respawn" in said
+
+
+def test_a_script_that_ends_there_in_one_worker_only_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"worker 1's script ended without prepare\(\)"):
+        early(tmp_path, "if pace.worker == 1: sys.exit()")
