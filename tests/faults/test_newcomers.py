@@ -1,10 +1,18 @@
 """A worker that joins a run under way has what the others have: rates, schedules, the epoch."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runs import run_script
+from dying import Fault, with_fault
+from paceline import launcher
+from paceline.config import resolve
+from paceline.program import TaskProgram
+from paceline.report.live import QuietObserver
+from paceline.resumption import adopt
+from runs import Run, assert_each_sample_once, run_script, train
+from tiny import EPOCHS, NUM_SAMPLES, TASK
 
 SCRIPT = """
 import os, torch, paceline
@@ -65,3 +73,63 @@ def test_a_newcomer_has_the_rates_of_the_others(
     assert sorted(worker for worker, _, _ in lines) == ["0", "1"]
     assert len({rate for _, rate, _ in lines}) == 1
     assert {total for _, _, total in lines} == {"2.0"}
+
+
+ASKS = """
+import os, time, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
+loader = DataLoader(data, batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+if os.path.exists("was-here"):
+    time.sleep(1.0)  # the epoch that it was told of ends meanwhile
+if pace.worker == 1:
+    open("was-here", "w").close()
+total = pace.sum(1)
+found = pace.evaluate(lambda batch: {"n": (len(batch[0]), len(batch[0]))}, loader.plain)
+for epoch in pace.epochs(3):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+with open(f"asked-{pace.worker}", "w") as file:
+    file.write(f"{total} {found['n'][0]}")
+"""
+
+
+def test_a_newcomer_is_answered_what_it_asks_before_its_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it has been told by then that the epoch is over which it was to begin with."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(ASKS)
+    run = run_script(
+        script, tmp_path, workers=2, path="store", respawn=True, delay=("20ms",),
+        fault=("kill worker 1 at update 2",),
+    )  # fmt: skip
+    assert run.summary.per_worker[1].members == 2
+    assert (tmp_path / "asked-1").read_text() == "1.0 96.0"
+
+
+def test_a_newcomer_begins_a_run_that_goes_on_where_the_others_do(tmp_path: Path) -> None:
+    """It comes before the epoch that was cut off has opened again."""
+    first = train(TASK, tmp_path, workers=3, path="store", updates=7)
+    faults = (
+        Fault(worker=1, point="before it arrives", call=1),
+        Fault(worker=0, point="before it arrives", call=1, late_s=2.0),
+    )
+    program = TaskProgram(task=with_fault(TASK, *faults))
+    settings = resolve({"resume": str(first.folder), "updates": 1000}, env={}, is_call=True)
+    summary = launcher.launch_run(program, replace(adopt(settings), respawn=True), QuietObserver())
+    assert summary is not None
+    run = Run(folder=first.folder, summary=summary)
+    assert run.left == ["killed by signal 9"]
+    assert summary.per_worker[1].members == 3  # one of them before the run was cut off
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)

@@ -40,7 +40,6 @@ class Gate:
         self._orders = Orders(run)
         self._arrived: dict[int, tuple[int, Any, str]] = {}
         self._rested: dict[int, int] = {}
-        self._has_opened = False
 
     def __contains__(self, member: int) -> bool:
         return member in self._arrived or member in self._rested
@@ -94,13 +93,13 @@ class Gate:
         self._arrived.clear()
         self._say_who_is_over(epoch)
         self._newcomers.join_all()
+        is_first, run.has_opened = not run.has_opened, True
         if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
             self._close_again(epoch)
             return
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
         run.is_open = True
-        if not self._has_opened:
-            self._has_opened = True
+        if is_first:
             run.engine.begun()
         run.watch.opened(run.now_s(), epoch)
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)

@@ -90,7 +90,7 @@ class Newcomers:
             return
         self._has_lookahead = own.lookahead
         one.is_starting = False
-        one.first_epoch = run.coordinator.epoch + (0 if run.is_open else 1)
+        one.first_epoch = run.epoch_to_join
         protocol = run.protocol
         words = (
             first.arena_bytes, protocol.num_steps, protocol.update_rule == "mean",
@@ -103,7 +103,7 @@ class Newcomers:
         """A newcomer is at its loop; False when it waits for this epoch like all the others."""
         run = self._run
         run.roster[member].has_arrived = True
-        if epoch > run.coordinator.epoch:
+        if epoch > run.coordinator.epoch or not run.has_opened:
             return False
         self._enter_when_it_can(member)
         return True

@@ -50,6 +50,7 @@ class Run:
 
     Attributes:
         is_open: whether an epoch is under way.
+        has_opened: whether one has been, since this run began or went on.
         ending: why the run ends; empty while it goes on.
     """
 
@@ -79,6 +80,7 @@ class Run:
         self.roster = Roster()
         self.has_begun = False
         self.is_open = False
+        self.has_opened = False
         self.ending = ""
         self.patience = Patience(settings.stall_after)
         self.happened: list[str] = []
@@ -111,6 +113,13 @@ class Run:
         """Those of them that take part since this epoch or longer, in member order."""
         epoch = self.coordinator.epoch
         return [one.number for one in self.roster.live if one.first_epoch <= max(epoch, 0)]
+
+    @property
+    def epoch_to_join(self) -> int:
+        """With which one a newcomer begins: the open one, or the others' next."""
+        if not self.has_opened:
+            return self.script_epoch
+        return self.coordinator.epoch + (0 if self.is_open else 1)
 
     @property
     def updates_left(self) -> int:

@@ -15,7 +15,7 @@ from .duties import JOBS, Duties
 from .lane import Lane, Message
 
 _ANSWERS = frozenset(("range", "totals", "summed"))
-"""What is still answered after the run was told to stop."""
+"""What is still answered after the run was told to stop, or a newcomer that an epoch is over."""
 
 
 class Mailbox:
@@ -63,10 +63,13 @@ class Mailbox:
             self._clock.wait_s += time.perf_counter() - start
 
     def expect(self, kind: str) -> Message:
-        """The next message, which must be of this kind. Raises Stopped: it is not, the run ends."""
+        """The next message, which must be of this kind. Raises Stopped: it is not, the run ends.
+
+        What was asked is answered, also where the run or an epoch has ended meanwhile.
+        """
+        if kind in _ANSWERS:
+            return self.answer(kind)
         message = self.next()
-        while message[0] == "stop" and kind in _ANSWERS:
-            message = self.next()  # the run ends at the next epoch; what was asked is answered
         if message[0] != kind:
             raise Stopped
         return message
