@@ -101,29 +101,20 @@ class Lines:
         return self._line
 
 
-def _begin_strikes(plan: Plan, folder: Path, worker: int) -> None:
-    """From here on this worker may be struck."""
-    (folder / f"pid-{worker}").write_text(str(os.getpid()))
-    marks = [(one, folder / f"struck-{i}") for i, one in enumerate(plan.strikes)]
-    own = [one for one in marks if one[0].worker == worker and one[0].line]
-    if own or plan.dawdle:
-        Lines(plan, own, worker).start()
-
-
 def main(plan: Plan, folder: Path) -> None:
     """The script: a loop as anybody would write it, and what the plan wants between its epochs."""
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     pace = paceline.connect()
-    is_first_life = not (folder / f"pid-{pace.worker}").exists()
-    if not is_first_life:
-        _begin_strikes(plan, folder, pace.worker)
+    marks = [(one, folder / f"struck-{i}") for i, one in enumerate(plan.strikes)]
+    own = [one for one in marks if one[0].worker == pace.worker and one[0].line]
+    if own or plan.dawdle:
+        Lines(plan, own, pace.worker).start()
     indices = torch.arange(plan.samples)
     model = Weights(plan.samples)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     loader = DataLoader(TensorDataset(indices), batch_size=plan.batch)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
-    if is_first_life:  # before, a death is the end of a run that has not begun
-        _begin_strikes(plan, folder, pace.worker)
+    (folder / f"pid-{pace.worker}").write_text(str(os.getpid()))
     tests = DataLoader(TensorDataset(indices), batch_size=7)
     if "once" in plan.between:
         with pace.once():

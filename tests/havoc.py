@@ -5,7 +5,7 @@
     python havoc.py --first 0 --runs 100        seeds 0..99; what went wrong is printed
 
 A moment is a line of Paceline's code that a worker comes to, so each gap between two lines is as
-likely as any other, however short it is; or so many seconds after the first worker is there, when
+likely as any other, however short it is; or so many seconds after its worker is prepared, when
 processes mostly wait. Between lines workers may dawdle at random, so that they meet in orders that
 an idle machine would never show. What is judged: the run ends within a limit and in words; each
 sample of each epoch is in exactly one update; the weights are those that the trace's updates make
@@ -36,12 +36,16 @@ import torch
 from paceline.engines.cradle import warm
 from paceline.errors import PacelineError
 from paceline.events import Apply
+from paceline.trace import FILE_NAME, has_begun
 from runs import Run, leases_of, run_script
 
 SCRIPT = Path(__file__).parent / "counted.py"
 LIMIT_S = 30.0
 CLOSE = 1e-9
-PROTOCOLS = ("full-sync", "local-sgd:4", "k-sync:2", "k-batch-async:3", "k-async:2")
+PROTOCOLS = (
+    "full-sync", "full-sync", "local-sgd:4", "local-sgd:4", "k-sync:2", "k-batch-sync:2",
+    "k-batch-async:3", "k-async:2", "async", "stale-synchronous:1",
+)  # fmt: skip
 BETWEEN = ("evaluate", "once", "sum", "checkpoint")
 MOST_LINES = 4_000
 """An epoch: a worker comes to 3000 to 4000."""
@@ -56,7 +60,7 @@ class Strike:
 
     Attributes:
         line: counted in each life of the worker; 0: ``at_s`` says when.
-        at_s: seconds after the worker's first life has connected.
+        at_s: seconds after the worker's first life was prepared.
     """
 
     worker: int
@@ -105,12 +109,15 @@ class Outcome:
         run: the run that ended; None: it did not.
         error: why it did not: that it was over the limit, or what was raised.
         struck: where each strike that happened met its worker.
+        finals: the weights of each worker that came to the end of its script.
+        has_begun: whether its first version was laid out; before, a death is its end.
     """
 
     run: Run | None
     error: str
     struck: tuple[str, ...]
     finals: tuple[Path, ...] = ()
+    has_begun: bool = True
 
 
 class TooLong(BaseException):
@@ -173,8 +180,9 @@ def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
         striker.join()
     struck = tuple(f"{one.name} {one.read_text()}" for one in sorted(folder.glob("struck-*")))
     return Outcome(
-        run=run, error=error, struck=struck, finals=tuple(sorted(folder.glob("final-*.pt")))
-    )
+        run=run, error=error, struck=struck, finals=tuple(sorted(folder.glob("final-*.pt"))),
+        has_begun=has_begun(folder / "run" / FILE_NAME),
+    )  # fmt: skip
 
 
 def _strike_by_the_clock(plan: Plan, folder: Path, done: threading.Event) -> None:
@@ -230,9 +238,10 @@ def _last_lines(folder: Path) -> str:
 
 def judge(plan: Plan, outcome: Outcome) -> list[str]:
     """What is wrong with it; nothing where all is as it should be."""
-    if outcome.run is None:
-        return [outcome.error]
     run = outcome.run
+    if run is None:
+        is_early = "ended: killed by signal" in outcome.error and not outcome.has_begun
+        return [] if is_early else [outcome.error]
     complaints = []
     once = [Counter(range(plan.samples))] * plan.epochs
     if (used := run.used()) != once:

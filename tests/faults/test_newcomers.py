@@ -8,6 +8,7 @@ import pytest
 from dying import Fault, with_fault
 from paceline import launcher
 from paceline.config import resolve
+from paceline.errors import WorkerError
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
 from paceline.resumption import adopt
@@ -133,3 +134,46 @@ def test_a_newcomer_begins_a_run_that_goes_on_where_the_others_do(tmp_path: Path
     assert run.left == ["killed by signal 9"]
     assert summary.per_worker[1].members == 3  # one of them before the run was cut off
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+
+
+ALONE = """
+import os, time, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from dying import Fault, arm
+
+pace = paceline.connect()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(960, 4), torch.randn(960, 1))
+model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+if os.path.exists("was-here"):
+    open("is-back", "w").close()
+    time.sleep(5.0)
+if pace.worker == 1:
+    open("was-here", "w").close()
+is_armed = False
+for epoch in pace.epochs(1):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            if os.path.exists("is-back") and not is_armed:
+                is_armed = True
+                arm(model, Fault(worker=0, point="before it publishes", call=1))
+            optimizer.step()
+"""
+
+
+def test_a_newcomer_that_nobody_can_tell_of_the_run_ends_it_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one of the others dies in an update, and it has not entered yet."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(ALONE)
+    with pytest.raises(WorkerError, match="worker 0 ended: killed by signal 9"):
+        run_script(
+            script, tmp_path, workers=2, path="store", respawn=True, delay=("20ms",),
+            fault=("kill worker 1 at update 2",),
+        )  # fmt: skip

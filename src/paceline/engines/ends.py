@@ -89,6 +89,7 @@ class Ends:
         self._calls.left(member)
         self._gate.has_no_rest(member)
         if run.has_begun:
+            self._refuse_to_go_on_without(one)
             self._gate.snapshots.left(member)
         if one.is_done or run.ending:
             one.is_done = True
@@ -131,6 +132,17 @@ class Ends:
             return words
         text = str(words or f"worker {one.seat} ended: {one.end}; see its log")
         return AllGone(text) if self._run.settings.respawn else WorkerError(text)
+
+    def _refuse_to_go_on_without(self, one: Member) -> None:
+        """Raise AllGone where it had begun an update and those who are left never joined."""
+        run = self._run
+        heirs = [other for other in run.roster.live if other.has_joined and not other.is_done]
+        if run.live and not heirs and run.engine.signs(one.number).has_job:
+            self._note_end(one.number)
+            raise AllGone(
+                f"worker {one.seat} ended: {one.end}, in the middle of an update, and whoever came "
+                "back had not joined yet to go on with it; see its log, and --resume"
+            )
 
     def _note_end(self, member: int) -> None:
         """The end of a member from which nothing follows any more."""

@@ -147,6 +147,7 @@ class Newcomers:
         run = self._run
         one = run.roster[member]
         run.trace.joined(run.now_s(), member, one.seat, one.pid)
+        one.has_joined = True
         fact = Joined(member, run.now_s())
         run.carry_out(run.coordinator.hear(fact), fact, None)
         if self._has_lookahead:

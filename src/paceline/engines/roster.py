@@ -30,6 +30,8 @@ class Member:
     """The epoch from which on it takes part."""
     has_arrived: bool = True
     """Whether its script came to its first epoch; False only for a newcomer."""
+    has_joined: bool = True
+    """Whether it takes part; False only for a newcomer that has not entered yet."""
     ticket: Ticket | None = None
     """What it works on."""
     pushes: int = 0
@@ -66,8 +68,9 @@ class Roster:
 
     def expect(self, number: int, seat: int) -> Member:
         """A new life begins on a seat."""
-        self.members[number] = Member(number, seat, is_starting=True, has_arrived=False)
-        return self.members[number]
+        one = Member(number, seat, is_starting=True, has_arrived=False, has_joined=False)
+        self.members[number] = one
+        return one
 
     @property
     def live(self) -> list[Member]:
