@@ -295,7 +295,7 @@ class Prepared:
     def note_batch(self, dataset: object) -> None:
         """A loader gave a batch of this; inside the loop and with gradients, it trains."""
         is_in_loop = self.is_iterating and not self.num_nested and torch.is_grad_enabled()
-        if not is_in_loop or isinstance(dataset, SeededData):
+        if not is_in_loop or not self.model.training or isinstance(dataset, SeededData):
             return
         assert self._member is not None
         number = f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no known size"
@@ -483,10 +483,11 @@ class Prepared:
             current.weight = float(weight)
 
     def explain(self, error: Exception) -> None:
-        """A step failed, and where it speaks of the whole batch's size, that may be why."""
+        """The first step failed, and speaks of sizes: that a batch is shared may be why."""
         size, parts = self.leased.loader.batch_size, self._context.parts
         is_shared = size == self.shape.batch_size and parts > 1
-        if is_shared and re.search(rf"\b{size}\b", str(error)):
+        is_first = self.schedules.place.num_run_steps == 0
+        if is_shared and is_first and re.search("size|shape|dimension|length", str(error)):
             error.add_note(
                 f"a batch of {size} is shared by {parts} mini-batches; for a script that counts on "
                 f"{size} samples in each: pace.prepare(..., batch='per-worker')"
