@@ -36,6 +36,7 @@ model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = TensorDataset(torch.ones(96, 4), torch.ones(96, 1))
 model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
+{ready}
 for epoch in pace.epochs(2):
     for number, (inputs, targets) in enumerate(loader):
         {inside}
@@ -59,14 +60,14 @@ def short_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 def script_of(folder: Path, **places: str) -> Path:
     """The script with these lines at these places."""
     script = folder / "train.py"
-    rest = dict.fromkeys(("before", "inside", "between", "after"), "pass")
+    rest = dict.fromkeys(("before", "ready", "inside", "between", "after"), "pass")
     script.write_text(SCRIPT.format(busy_s=BUSY_S, **(rest | places)))
     return script
 
 
 def busy(folder: Path, *, at: str, does: str, **settings: object) -> Run:
     """A run of two workers whose second, or main, one is busy by itself at this place."""
-    who = "pace.is_main" if at in ("between", "after") else "pace.worker == 1"
+    who = "pace.is_main" if at in ("ready", "between", "after") else "pace.worker == 1"
     when = " and number == 3 and not epoch" if at == "inside" else ""
     script = script_of(folder, **{at: f"if {who}{when}: {does}()"})
     run = run_script(script, folder, workers=2, **settings)
@@ -105,12 +106,15 @@ def test_who_computes_is_not_ended_where_a_time_was_given_either(
     busy(tmp_path, at=at, does=does, stall_after=0.7)
 
 
-def test_who_waits_for_the_goodbye_of_another_is_not_silent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("at", ["ready", "between"])
+def test_who_waits_for_another_is_not_silent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
 ) -> None:
-    """Worker 1 has no more epochs, the main one validates after its last."""
-    busy(tmp_path, at="between", does="compute", stall_after=0.7)
-    assert "worker 1 has not" not in capsys.readouterr().err
+    """For the main one that loads weights before its loop, or validates after its last epoch."""
+    busy(tmp_path, at=at, does="sleep")
+    said = capsys.readouterr().err
+    assert "worker 0 has not" in said
+    assert "worker 1 has not" not in said
 
 
 def test_who_sleeps_may_wait_for_one_that_computes(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ class Conductor:
     def _refuse_half(self) -> None:
         """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
         run = self._run
-        ended = [one.seat for one in run.roster.members.values() if one.is_done]
+        ended = [one.seat for one in run.roster.members.values() if one.is_over]
         if ended and self._descriptions and not run.ending:
             waiting = run.roster[min(self._descriptions)].seat
             raise ConfigError(

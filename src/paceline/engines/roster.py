@@ -85,7 +85,7 @@ class Roster:
     @property
     def has_ended_one(self) -> bool:
         """Whether somebody's script is over."""
-        return any(one.is_done for one in self.members.values())
+        return any(one.is_over for one in self.members.values())
 
     def on_seat(self, seat: int) -> Member:
         """The newest life of a worker."""

@@ -147,8 +147,7 @@ class Run:
         """Say it to the user, unless it was said."""
         if text not in self._said:
             self._said.add(text)
-            self.observer.note(text)
-            self.trace.note(self.now_s(), text)
+            self.say(text)
 
     def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
         """All members have described the same: make the ledger, the coordinator and the store."""

@@ -160,7 +160,10 @@ class Stalls:
                 one.number
             )
             return is_at_work or watched.signs.has_job or not one.has_arrived
-        return not self._is_resting(one.number)
+        if self._is_resting(one.number):
+            return False
+        holds_job = [run.engine.signs(other.number).has_job for other in run.roster.live]
+        return watched.signs.has_job or not any(holds_job)  # else it waits for that job's version
 
     def _excuse(self, one: Member, awaited: Sequence[Member], now_s: float) -> None:
         """Outside the loop who sleeps may wait for another one by itself, as for a file."""

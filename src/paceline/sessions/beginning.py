@@ -31,6 +31,7 @@ class Beginning:
     Args:
         updaters: of the store's blocks; other ones take their place where state was loaded.
         version: that the run begins with: of one that goes on it is not 0.
+        beat: gives a sign of life: who waits for another does not hang.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Beginning:
         store: SharedStore,
         updaters: list[Updater],
         version: int,
+        beat: Callable[[], None],
     ) -> None:
         self._control = control
         self._mail = mail
         self._store = store
         self._updaters = updaters
         self._version = version
+        self._beat = beat
 
     def lay_out(
         self, replica: Replica, rule: Optimizer, scale: LossScale | None, num_skipped: int
@@ -94,4 +97,5 @@ class Beginning:
                 write()
                 control.set_and_wake(LAYOUT, stage)
             elif not control.wait_while(LAYOUT, lambda value: value < stage, POLL_S):
+                self._beat()
                 self._mail.do_jobs()  # it may hear that it is the main one now

@@ -147,7 +147,9 @@ class MediatedSession(Session):
             self._duties.scale_own = lambda number: self._scale_own(number, limit)
         self.snapshots.begin(self.store)
         self.unedited.begin(replica, self.store)
-        self._beginning = Beginning(self._control, self._mail, self.store, self._updaters, version)
+        self._beginning = Beginning(
+            self._control, self._mail, self.store, self._updaters, version, self.beat
+        )
         self._beginning.lay_out(replica, rule, self.first_scale, self._first_skipped)
         self._live_alone()
 
