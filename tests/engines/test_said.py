@@ -100,4 +100,4 @@ def test_a_worker_whose_script_is_over_while_others_train_on_is_said(tmp_path: P
         script, tmp_path, workers=2, protocol="k-batch-async:2", slow=("1=5x",), delay=("20ms",)
     )
     [note] = [one for one in run.notes if "is over" in one]
-    assert note.startswith("worker 0's script is over, and others train on in epoch")
+    assert note.startswith("worker 0's script is over, and others train on")

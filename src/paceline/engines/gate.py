@@ -91,7 +91,7 @@ class Gate:
         if self.snapshots.is_waited_for:
             return
         self._arrived.clear()
-        self._say_who_is_over(epoch)
+        self._say_who_is_over()
         self._newcomers.join_all()
         is_first, run.has_opened = not run.has_opened, True
         if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
@@ -117,14 +117,14 @@ class Gate:
         else:
             run.carry_out(orders, None, None)
 
-    def _say_who_is_over(self, epoch: int) -> None:
+    def _say_who_is_over(self) -> None:
         """A worker that ends by a count of its own leaves the others training."""
         over = [one.seat for one in self._run.roster.members.values() if one.is_over]
         if over:
             self._run.say_once(
-                f"worker {over[0]}'s script is over, and others train on in epoch {epoch + 1}: "
-                "what it saved is not the end of the run; loops that end by a count of their own "
-                "end together as: for epoch in pace.epochs(n): for batch in loader"
+                f"worker {over[0]}'s script is over, and others train on: what it saved is not the "
+                "end of the run; loops that end by a count of their own end together as: "
+                "for epoch in pace.epochs(n): for batch in loader"
             )
 
     def _close_again(self, epoch: int) -> None:
