@@ -9,7 +9,7 @@ epoch. Optimizers inside the prepared one step with it. This module must not kno
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -124,49 +124,42 @@ class Strays:
 
 
 class StraySchedulers:
-    """Schedulers of the prepared optimizer that were not prepared.
+    """Schedulers of the prepared optimizer where none was prepared.
 
     Between epochs they may step. Inside the loop each would count the steps of its own worker, and
-    an update would have the rate of whoever executes it.
-
-    Args:
-        known: the prepared ones.
+    an update would have the rate of whoever executes it. They are looked for when a rate changes
+    inside the loop, and a few times only: it may also be changed by hand.
     """
 
-    def __init__(self, optimizer: Optimizer, known: Iterable[AnyScheduler]) -> None:
+    _LOOKS = 4
+
+    def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._known = {id(inner) for one in known for inner in _with_those_inside(one)}
-        self._found: list[AnyScheduler] | None = None
-        self._counts: list[int] = []
+        self._rates: list[Any] = []
+        self._num_looks = 0
 
     def open(self) -> None:
-        """A loop begins. Those that are made later are not found."""
-        if self._found is None:
-            self._found = [
-                one
-                for one in gc.get_objects()
-                if issubclass(type(one), AnyScheduler)
-                and id(one) not in self._known
-                and getattr(one, "optimizer", None) is self._optimizer
-            ]
-        self._counts = [one.last_epoch for one in self._found]
+        """A loop begins."""
+        self._rates = self._current()
 
     def check(self) -> None:
         """Raise ConfigError where one has stepped since."""
-        for one, count in zip(self._found or (), self._counts, strict=True):
-            if one.last_epoch != count:
+        if self._num_looks >= self._LOOKS or self._rates == (rates := self._current()):
+            return
+        self._rates = rates
+        self._num_looks += 1
+        for one in gc.get_objects():
+            if not issubclass(type(one), AnyScheduler):
+                continue
+            if one.optimizer is self._optimizer and getattr(one, "_last_lr", None) == rates:
                 raise ConfigError(
                     f"{type(one).__name__} was stepped inside the loop, and it was not prepared: "
                     "each worker would count its own steps, and not the updates of the run; "
                     "prepare it: pace.prepare(model, optimizer, loader, scheduler)"
                 )
 
-
-def _with_those_inside(scheduler: AnyScheduler) -> Iterator[AnyScheduler]:
-    """It, and those that it steps itself."""
-    yield scheduler
-    for inner in getattr(scheduler, "_schedulers", ()):
-        yield from _with_those_inside(inner)
+    def _current(self) -> list[Any]:
+        return [group.get("lr") for group in self._optimizer.param_groups]
 
 
 def leaves_of(loss: Tensor) -> list[nn.Parameter]:

@@ -68,8 +68,8 @@ class Schedules:
             self._every += self._shared
         self._is_alone = words is None
         self._strays: StraySchedulers | None = None
-        if not (self._is_alone or place.is_lockstep or place.is_local):
-            self._strays = StraySchedulers(optimizer, own)
+        if not (own or self._is_alone or place.is_lockstep or place.is_local):
+            self._strays = StraySchedulers(optimizer)
         self._is_replaced = False
         if not self._is_alone:
             self._replace()
