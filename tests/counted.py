@@ -134,7 +134,8 @@ def main(plan: Plan, folder: Path) -> None:
         if "sum" in plan.between:
             assert pace.sum(1) >= 1
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    torch.save(state, folder / f"final-{pace.worker}-{os.getpid()}.pt")
+    torch.save(state, folder / f"new-{pace.worker}")
+    (folder / f"new-{pace.worker}").rename(folder / f"final-{pace.worker}-{os.getpid()}.pt")
 
 
 if __name__ == "__main__":
