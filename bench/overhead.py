@@ -137,7 +137,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     note = machine()
     data = make_data(6_000 if options.quick else 60_000)
-    times = measure(data, *((40, 5.0) if options.quick else (400, 300.0)))
+    times = measure(data, *((40, 5.0) if options.quick else (400, 180.0)))
     rows = []
     for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
         middle, low, high = interval(ratios(times, name))
