@@ -163,10 +163,6 @@ def _run(
 
     with ExitStack() as ends:
         ends.enter_context(ended_by_signals(stop_softly))
-        path = folder / "program.pkl"
-        ends.callback(path.unlink, missing_ok=True)
-        path.write_bytes(cloudpickle.dumps(program))
-        path.chmod(0o600)
         births = list(births_of(program, settings, protocol, folder, origin.resumption))
         goes_on = origin.resumption is not None and not settings.dry_run
         trace = Trace(folder / FILE_NAME, goes_on=goes_on)
@@ -180,7 +176,7 @@ def _run(
         conductor = Conductor(engine, protocol, settings, trace, observer, log, tail, origin)
         ends.enter_context(closing(conductor))
         try:
-            seats.update(engine.start(births))
+            seats.update(engine.start(births, cloudpickle.dumps(program)))
             conductor.conduct(seats)
         except BaseException as error:
             with suppress(OSError):

@@ -98,8 +98,13 @@ class Engine(abc.ABC):
         """Make these members leave their step: the run ends."""
 
     @abc.abstractmethod
-    def start(self, births: Sequence["Birth"]) -> dict[int, tuple[int, int]]:
-        """Begin these members; member -> (seat, pid)."""
+    def start(self, births: Sequence["Birth"], program: bytes) -> dict[int, tuple[int, int]]:
+        """Begin these members; member -> (seat, pid).
+
+        Args:
+            program: what every member runs, also one that `spawn` begins; pickled, and never in a
+                file that has a name: whoever could write there would choose what is run.
+        """
 
     @abc.abstractmethod
     def signs(self, member: int) -> "Signs":
@@ -165,7 +170,6 @@ class Birth:
     """A new member: where it sits, and what it is told.
 
     Attributes:
-        program: path of the program to run, pickled by the launcher into its own run folder.
         log: file for all that it prints.
         context: what its script finds through ``connect``.
     """
@@ -174,7 +178,6 @@ class Birth:
     seat: int
     num_seats: int
     threads: int
-    program: str
     log: str
     context: dict[str, object]
     environment: dict[str, str]

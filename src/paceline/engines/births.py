@@ -40,7 +40,6 @@ def births_of(
             seat=seat,
             num_seats=settings.workers,
             threads=settings.threads or max(1, num_cores() // settings.workers),
-            program=str((folder / "program.pkl").resolve()),
             log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
             context=context.write(),
             search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),

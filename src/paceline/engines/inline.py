@@ -8,12 +8,12 @@ Everything above and below is the code of a live run. This module must not know 
 
 import functools
 import math
+import pickle
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from ..compute.process import kept_process
 from ..context import Context
@@ -85,7 +85,7 @@ class _Turn(threading.Thread):
                 seat=self.birth.seat, member=self.birth.member,
             )  # fmt: skip
             worker.start_context(session, context)
-            program = seat.load_program(Path(self.birth.program))
+            program = pickle.loads(self._engine.program)
             seat.perform(lambda: seat.run_program(program, context), self, self.birth)
         except Perished:
             self.ending = "killed by signal 9"
@@ -174,6 +174,7 @@ class InlineEngine(Engine):
         self._page = PrivateMemory(control_bytes(num_seats))
         self.arena = PrivateMemory()
         self._num_seats = num_seats
+        self.program = b""
         self._control = Control(self._page, num_seats)
         self._turns: dict[int, _Turn] = {}
         self._arrivals = None if arrivals is None else deque(arrivals)
@@ -184,7 +185,8 @@ class InlineEngine(Engine):
         self.is_closed = False
         self._surroundings = ExitStack()
 
-    def start(self, births: Sequence[Birth]) -> dict[int, tuple[int, int]]:
+    def start(self, births: Sequence[Birth], program: bytes) -> dict[int, tuple[int, int]]:
+        self.program = program
         self._surroundings.enter_context(kept_process())
         for birth in births:
             self._turns[birth.member] = _Turn(self, birth)

@@ -2,7 +2,7 @@
 
     launcher (coordinator) --lane (socket pair)--> member 0, 1, ...
           \\--socket--> nursery --fork--> member 0, 1, ...
-    control page, arena: memfd, inherited by all
+    control page, arena, program: memfd, inherited by all
 
 This module must not know protocols, plans or terminals.
 """
@@ -40,6 +40,7 @@ class LocalEngine(Engine):
         self._num_seats = num_seats
         self._page = SharedMemory.create(control_bytes(num_seats))
         self._arena = SharedMemory.create()
+        self._program = SharedMemory.create()
         self.control = Control(self._page, num_seats)
         self._seats: dict[int, int] = {}
         self._ends: dict[int, socket.socket] = {}
@@ -58,8 +59,10 @@ class LocalEngine(Engine):
 
     # -- members --------------------------------------------------------------------------------
 
-    def start(self, births: Sequence[Birth]) -> dict[int, tuple[int, int]]:
+    def start(self, births: Sequence[Birth], program: bytes) -> dict[int, tuple[int, int]]:
         """Fork these members; member -> (seat, pid)."""
+        self._program.grow(len(program))
+        self._program.buffer[:] = program
         self._cradle.await_word("ready")
         for birth in births:
             self._births[birth.seat] = birth
@@ -75,8 +78,8 @@ class LocalEngine(Engine):
         """Let the nursery fork this member."""
         ours, theirs = socket_pair()
         standing = self._standings[birth.member] = Standing()
-        descriptors = [theirs.fileno(), self._page.fd, self._arena.fd, standing.fd]
-        self._cradle.ask_for(asdict(birth), descriptors)
+        shared = [self._page.fd, self._arena.fd, standing.fd, self._program.fd]
+        self._cradle.ask_for(asdict(birth), [theirs.fileno(), *shared])
         theirs.close()
         self._seats[birth.member] = birth.seat
         self._ends[birth.member] = ours
@@ -238,6 +241,7 @@ class LocalEngine(Engine):
             end.close()
         for standing in self._standings.values():
             standing.close()
+        self._program.close()
 
     # -- messages -------------------------------------------------------------------------------
 

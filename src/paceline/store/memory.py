@@ -83,6 +83,12 @@ class SharedMemory:
 
         return torch.frombuffer(self.buffer, dtype=torch.uint8)
 
+    def close(self) -> None:
+        """Let go of it; where nobody else holds it, the memory is free again."""
+        if self._map is not None:
+            self._map.close()
+        os.close(self.fd)
+
     def used_bytes(self) -> int:
         """Bytes of the pages that have been touched by anybody."""
         return os.fstat(self.fd).st_blocks * 512
