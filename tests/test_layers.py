@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "fields", "metrics", "values"),
-    ("config", "plan", "program", "context", "records", "conditions", "folder"),
+    ("config", "plan", "program", "context", "records", "conditions", "files", "folder"),
     (
         "batches",
         "epochs",
@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),
     ("store", "data", "compute"),
-    ("workloads", "report", "porting", "resumption", "repeatable"),
+    ("workloads", "report", "porting", "resumption", "claim", "repeatable"),
     ("exports",),
     ("sessions", "replaced"),
     ("clipping", "holding", "scaling", "fast", "keeper"),

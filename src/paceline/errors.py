@@ -2,6 +2,7 @@
 
     PacelineError
     |- ConfigError      yours: a setting, a name, a file, a script that asks for what cannot be
+    |  `- FileError     a file or folder that cannot be used; an OSError, too
     |- WorkerError      a worker's: its script raised, it died, its loss is not finite
     |  `- AllGone       nobody is left to go on: the run can only begin again
     |- LinkError        the wire's: shared memory, a socket or a peer is not there or too small
@@ -23,6 +24,13 @@ class PacelineError(Exception):
 
 class ConfigError(PacelineError):
     """The user asked for something that does not exist or cannot work."""
+
+
+class FileError(ConfigError, OSError):
+    """A file or folder that cannot be used: the system refuses it, or we do."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 class WorkerError(PacelineError):

@@ -15,6 +15,7 @@ from pathlib import Path
 import cloudpickle  # type: ignore[import-untyped]
 
 from .checkpoints.every import parse_every
+from .claim import WRITTEN, claim
 from .conditions.delays import parse_delays, parse_slowness
 from .conditions.faults import FaultPlan
 from .config import RunSettings
@@ -24,7 +25,7 @@ from .engines.births import births_of
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
 from .errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
-from .folder import RunFolder, make_folder
+from .folder import RunFolder
 from .lives import Lives
 from .program import Program, TaskProgram
 from .protocols import parse
@@ -33,8 +34,7 @@ from .report.files import write_report
 from .report.live import Observer
 from .report.logs import MetricsLog, open_log
 from .report.summary import Summary
-from .resumption import FOLDER as CHECKPOINTS
-from .resumption import Origin, Resumption, differences, find, refuse
+from .resumption import Origin, Resumption, differences, locate, read, refuse
 from .signals import REASONS, SignalInterrupt, ended_by_signals
 from .tail import Tail
 from .trace import FILE_NAME, Trace, has_begun
@@ -42,8 +42,6 @@ from .workloads import find_task
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 """What the system says when a file cannot grow."""
-_OURS = ("logs", FILE_NAME, "metrics.csv", "tensorboard", CHECKPOINTS)
-"""What lies in the folder of a run that has not begun."""
 
 
 def launch_run(program: Program, settings: RunSettings, observer: Observer) -> Summary | None:
@@ -62,19 +60,27 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     FaultPlan.parse(settings.fault, settings.workers)
     parse_every(settings.checkpoint_every)
     _find_data(program, observer)
-    origin = _origin(program, settings, observer)
     if settings.dry_run:
+        origin = _origin(program, settings, observer, locate(settings))
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             _run(program, settings, protocol, observer, Path(scratch), origin)
         return None
-    found = origin.resumption
-    folder = make_folder(settings, program.name) if found is None else RunFolder(found.folder)
+    with closing(claim(settings, program.name, observer.note)) as folder:
+        return _launch(program, settings, observer, folder)
+
+
+def _launch(
+    program: Program, settings: RunSettings, observer: Observer, folder: RunFolder
+) -> Summary:
+    """Run in a folder that is held; what is refused there leaves it as it was."""
+    found = folder.path if folder.goes_on else None
+    origin = _origin(program, settings, observer, found)
     try:
         _live(program, observer, folder.path, Lives(settings, origin, folder.path))
     except BaseException as error:
         if not has_begun(folder.path / FILE_NAME):
             if found is None and not _has_words(folder.path, error):
-                folder.discard(_OURS)
+                folder.discard(WRITTEN)
             raise
         if isinstance(error, LinkError):
             with suppress(OSError, ConfigError):
@@ -99,14 +105,14 @@ def _report_of_failed(folder: Path, error: BaseException, observer: Observer) ->
         raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
 
 
-def _origin(program: Program, settings: RunSettings, observer: Observer) -> Origin:
+def _origin(
+    program: Program, settings: RunSettings, observer: Observer, folder: Path | None
+) -> Origin:
     """Where the run comes from; what is not as it was is said, what cannot be is refused."""
     about = program.describe()
-    found = find(settings)
-    if found is None:
-        if settings.resume is not None:
-            observer.note("there is no run to go on with yet: a new one begins")
+    if folder is None:
         return Origin(about=about)
+    found = read(folder)
     refuse(found, settings, about)
     if found.checkpoint.note:
         observer.note(found.checkpoint.note)

@@ -19,6 +19,7 @@ from .config import NAMES, Resolved, RunSettings, check
 from .coordinator import Coordinator
 from .errors import ConfigError
 from .fields import real
+from .folder import RUNS
 from .ledger import Ledger
 from .protocols.base import SyncProtocol
 from .resting import audit, audit_members, next_member, recut
@@ -26,7 +27,6 @@ from .trace import refuse_other_format
 
 FOLDER = "checkpoints"
 RUN, COORDINATOR = "run.json", "coordinator.json"
-_RUNS = Path("runs")
 
 _OF_THE_CALL = frozenset(
     (
@@ -105,15 +105,23 @@ def find(settings: RunSettings) -> Resumption | None:
     Raises:
         ConfigError: there is no such run, it has no checkpoint, or all are damaged.
     """
+    folder = locate(settings)
+    return None if folder is None else read(folder)
+
+
+def locate(settings: RunSettings) -> Path | None:
+    """The folder of that run; what lies in it is not looked at. None and ConfigError as there."""
     if settings.resume is None:
         return None
-    if settings.resume == "auto":
-        folder = _own_folder(settings)
-        if not (folder / FOLDER).is_dir() or Shelf(folder / FOLDER).is_empty:
-            return None
-    else:
-        folder = _named(settings.resume)
-    return read(folder)
+    if settings.resume != "auto":
+        return _named(settings.resume)
+    folder = _itself(_own_folder(settings))
+    return folder if has_checkpoint(folder) else None
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the run in ``folder`` has ever written one; it may be damaged by now."""
+    return (folder / FOLDER).is_dir() and not Shelf(folder / FOLDER).is_empty
 
 
 def read(folder: Path) -> Resumption:
@@ -219,15 +227,20 @@ def _own_folder(settings: RunSettings) -> Path:
     """Where ``auto`` looks: the folder that this run would have, or the latest one."""
     if settings.run_dir is not None:
         return Path(settings.run_dir)
-    return _RUNS / (settings.name or "latest")
+    return RUNS / (settings.name or "latest")
+
+
+def _itself(folder: Path) -> Path:
+    """Not ``runs/latest``, which may point to another run in a moment, but what it points to."""
+    return folder.resolve() if folder.is_symlink() else folder
 
 
 def _named(text: str) -> Path:
-    for folder in (Path(text), _RUNS / text):
+    for folder in (Path(text), RUNS / text):
         if (folder / "trace.jsonl").is_file():
-            return folder.resolve() if folder.is_symlink() else folder
+            return _itself(folder)
     raise ConfigError(
-        f"there is no run {text!r} to go on with; name its folder, its name under {_RUNS}/, "
+        f"there is no run {text!r} to go on with; name its folder, its name under {RUNS}/, "
         "latest or auto"
     )
 

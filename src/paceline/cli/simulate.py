@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -187,13 +188,12 @@ def _simulate_training(
     task: str, settings: RunSettings, world: "World", run_dir: Path | None, wants_json: bool,
     is_batched: bool,
 ) -> None:  # fmt: skip
-    from ..folder import make_folder
     from ..predict.rehearsal import rehearse
     from ..report.forecast import render_forecast
     from ..report.terminal import render_summary
 
     world.conditions(settings.workers, 1.0)  # what is nonsense is said before torch is loaded
-    folder = run_dir or make_folder(settings, f"simulated-{task}", is_latest=False).path
+    folder = run_dir or _new_folder(settings, f"simulated-{task}")
     heard = _Progress(settings.updates, wants_json)
     found = rehearse(task, settings, world, folder, heard, is_batched=is_batched)
     show(
@@ -201,6 +201,13 @@ def _simulate_training(
         lambda: {**found.summary.to_json(), "forecast": found.forecast.to_json()},
         lambda: [*render_summary(found.summary), "", *render_forecast(found.forecast)],
     )
+
+
+def _new_folder(settings: RunSettings, name: str) -> Path:
+    from ..folder import make_folder
+
+    with closing(make_folder(settings, name, is_latest=False)) as folder:
+        return folder.path
 
 
 class _Progress:

@@ -1,0 +1,209 @@
+"""One run at a time in a folder; and one that was cut off early does not bar it for ever."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from paceline.claim import claim
+from paceline.config import RunSettings
+from paceline.errors import ConfigError
+from paceline.folder import make_folder
+
+LONG = """
+import os, time, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(1)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(24, 4), torch.ones(24, 1)), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(4):
+    for inputs, targets in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+    while epoch == EPOCH and not os.path.exists("go"):
+        open("waits", "w").close()
+        time.sleep(0.01)
+"""
+
+
+def command(*flags: str) -> list[str]:
+    own = ["--engine", "inline", "--device", "cpu", "--threads", "1"]
+    return [sys.executable, "-m", "paceline", "launch", *own, *flags, "train.py"]
+
+
+def ended(folder: Path, *flags: str) -> tuple[int, str]:
+    done = subprocess.run(command(*flags), cwd=folder, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def waiting(folder: Path, *flags: str, epoch: int = 0) -> "subprocess.Popen[str]":
+    """A run that waits at the end of an epoch, until there is a file ``go``."""
+    (folder / "train.py").write_text(LONG.replace("EPOCH", str(epoch)))
+    process = subprocess.Popen(
+        command(*flags), cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    end_s = time.monotonic() + 60
+    while not (folder / "waits").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    (folder / "waits").unlink()
+    return process
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--run-dir", "out"), ("--run-dir", "out", "--resume", "auto"),
+        ("--resume", "out"), ("--name", "one"), ("--name", "one", "--resume", "auto"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_second_run_gets_one_sentence_and_changes_nothing(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    place = ("--name", "one") if "--name" in flags else ("--run-dir", "out")
+    first = waiting(tmp_path, *place, "--checkpoint-every", "1 epoch", epoch=1)
+    folder = tmp_path / ("runs/one" if "--name" in flags else "out")
+    before = contents(folder)
+    code, said = ended(tmp_path, *flags)
+    assert code == 2
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "another run is at work in" in line or "exists already" in line or "holds a run" in line
+    assert contents(folder) == before
+    (tmp_path / "go").touch()
+    _, words = first.communicate(timeout=60)
+    assert first.returncode == 0, words
+    assert not (folder / "lock").exists()
+
+
+def test_a_killed_run_holds_nobody_up(tmp_path: Path) -> None:
+    first = waiting(tmp_path, "--run-dir", "out", "--checkpoint-every", "1 epoch", epoch=2)
+    first.kill()
+    first.communicate()
+    (tmp_path / "go").touch()
+    code, said = ended(tmp_path, "--resume", "out")
+    assert code == 0, said
+    assert "going on with out at version" in said
+
+
+def test_workers_of_a_killed_launcher_do_not_hold_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LONG.replace("EPOCH", "0"))
+    flags = ["--workers", "2", "--device", "cpu", "--run-dir", "out", "train.py"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "launch", *flags], cwd=tmp_path,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (tmp_path / "waits").exists():
+        time.sleep(0.01)
+    lock = os.open(tmp_path / "out" / "lock", os.O_RDWR)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    run.kill()
+    run.wait()
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+
+
+# -- a run that was cut off before its first checkpoint --------------------------------------------
+
+
+@pytest.mark.parametrize("place", [("--run-dir", "out"), ("--name", "one")], ids=["dir", "name"])
+def test_auto_begins_anew_after_a_kill_before_the_first_checkpoint(
+    tmp_path: Path, place: tuple[str, str]
+) -> None:
+    first = waiting(tmp_path, *place, "--resume", "auto")
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    (tmp_path / "go").touch()
+    folder = tmp_path / ("out" if place[0] == "--run-dir" else "runs/one")
+    assert (folder / "trace.jsonl").exists()
+    code, said = ended(tmp_path, *place, "--resume", "auto")
+    assert code == 0, said
+    (note,) = [line for line in said.splitlines() if "was cut off before its first" in line]
+    assert note.endswith("cut-off-1")
+    assert (folder / "cut-off-1" / "trace.jsonl").stat().st_size > 0
+    assert (folder / "summary.json").exists()
+
+
+def test_a_run_that_is_over_is_not_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    (tmp_path / "train.py").write_text(LONG.replace("EPOCH", "0"))
+    never = ("--run-dir", "out", "--checkpoint-every", "never", "--resume", "auto")
+    assert ended(tmp_path, *never)[0] == 0
+    before = contents(tmp_path / "out")
+    code, said = ended(tmp_path, *never)
+    assert code == 2
+    assert "out already holds a run, which has ended" in said
+    assert contents(tmp_path / "out") == before
+
+
+# -- folders that cannot be one --------------------------------------------------------------------
+
+
+def quiet(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_two_names_that_are_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (
+        closing(claim(RunSettings(), "x", quiet)) as one,
+        closing(claim(RunSettings(), "x", quiet)) as other,
+    ):
+        assert one.path != other.path
+        assert (tmp_path / "runs" / "latest").resolve() == other.path.resolve()
+        other.discard(())
+        assert (tmp_path / "runs" / "latest").resolve() == one.path.resolve()
+
+
+def test_who_comes_when_the_folder_is_taken_away_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = RunSettings(run_dir=str(tmp_path / "out"))
+    first = claim(settings, "x", quiet)
+    late = make_folder(settings, "x")
+    first.discard(())
+    first.close()
+    with pytest.raises(FileNotFoundError):
+        late.hold()
+    late.close()
+    with closing(claim(settings, "x", quiet)) as folder:
+        assert folder.path.is_dir()
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said: list[str] = []
+    claim(RunSettings(run_dir=str(tmp_path / "out")), "x", said.append).close()
+    assert said == [f"{tmp_path / 'out'} cannot be kept from other runs: Function not implemented"]
+
+
+def test_the_folder_of_a_run_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "file/inner"):
+        with pytest.raises(ConfigError, match="it is no folder"):
+            claim(RunSettings(run_dir=str(tmp_path / name)), "x", quiet)
