@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "epochs",
         "stats",
         "signals",
+        "streams",
         "tail",
         "vitals",
         "lookahead",

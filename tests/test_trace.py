@@ -27,7 +27,7 @@ from paceline.events import (
 )
 from paceline.records import Ended, Evaluated, Handed, Header, Heard, Logged, Noted, Ordered
 from paceline.records import Superseded as SupersededRecord
-from paceline.trace import Trace, read_trace
+from paceline.trace import Trace, read_trace, writer
 from paceline.trace.sums import reseal
 
 TICKET = Ticket(3, 14, 15)
@@ -192,34 +192,77 @@ def test_a_file_that_is_no_trace_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 70_000, 65_536, 131_072, 200_001])
-@pytest.mark.parametrize("line", [40, 30_000, 90_000])
-def test_a_disk_that_was_full_and_has_room_again_leaves_whole_lines(
+@pytest.mark.parametrize("line", [40, 30_000])
+def test_a_disk_that_was_full_and_has_room_again_has_it_all(
     size: int, line: int, path: Path
 ) -> None:
     trace = Trace(path)
     trace.header(workers=1)
-    written: list[int] = []
-
-    def fill() -> None:
-        for number in range(20_000):
-            written.append(number)
+    limit_files(size)
+    try:
+        for number in range(400_000 // line):
             trace.note(0.0, "x" * line)
             if number % 7 == 0:
                 trace.flush()
-
-    limit_files(size)
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            fill()
+        trace.flush()
+        assert trace.trouble == "File too large"
+        with pytest.raises(OSError, match="the trace cannot be written: File too large"):
+            trace.mark()
     finally:
         limit_files(None)
-    for _ in range(2000):
-        trace.note(1.0, "y" * 40)
-    trace.end(2.0, "full")
+    assert trace.mark() == path.stat().st_size
+    assert trace.trouble == ""
+    trace.end(2.0, "whole")
     trace.close()
-    found = list(read_trace(path)) if path.stat().st_size else []
-    assert all(isinstance(one, Header) or one.text == "x" * line for one in found)  # type: ignore[union-attr]
-    assert len(found) <= len(written) + 1
+    assert len(list(read_trace(path))) == 400_000 // line + 2
+
+
+@pytest.mark.parametrize("size", [100, 65_536, 200_001])
+def test_a_disk_that_stays_full_leaves_whole_lines(
+    size: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_MOST_WAITING_BYTES", 1 << 17)
+    trace = Trace(path)
+    trace.header(workers=1)
+    limit_files(size)
+    try:
+        for _ in range(8000):
+            trace.note(0.0, "x" * 40)
+        trace.flush()
+        assert trace.is_cut
+        at_bytes = trace.mark()
+    finally:
+        limit_files(None)
+    trace.note(1.0, "too late")
+    trace.close()
+    assert path.stat().st_size == at_bytes <= size
+    found = list(read_trace(path)) if at_bytes else []
+    assert all(isinstance(one, Header) or one.text == "x" * 40 for one in found)  # type: ignore[union-attr]
+
+
+def test_a_file_that_was_deleted_is_written_anew(path: Path) -> None:
+    trace = Trace(path)
+    trace.header(workers=1)
+    trace.note(0.0, "before")
+    trace.flush()
+    trace.note(0.1, "not written yet")
+    path.unlink()
+    assert trace.mark() == path.stat().st_size
+    trace.note(0.2, "after")
+    path.unlink()
+    trace.end(0.3, "whole")
+    trace.close()
+    assert len(list(read_trace(path))) == 5
+
+
+def test_a_copy_has_also_what_waits(path: Path) -> None:
+    trace = Trace(path)
+    trace.header(workers=1)
+    trace.flush()
+    trace.note(0.1, "waits")
+    assert trace.copy(path.with_name("other")) == path.with_name("other").stat().st_size
+    assert len(list(read_trace(path.with_name("other")))) == 2
+    trace.close()
 
 
 def test_a_missing_trace_is_named(path: Path) -> None:

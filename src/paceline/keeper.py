@@ -84,6 +84,10 @@ class Keeper:
 
     # -- writing --------------------------------------------------------------------------------
 
+    def write_into(self, folder: str) -> None:
+        """From now on: this folder."""
+        self._folder = Path(folder)
+
     def write(self, number: int) -> None:
         """This member's own part of checkpoint ``number``. OSError: the disk."""
         from safetensors.torch import save

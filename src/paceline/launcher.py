@@ -5,11 +5,10 @@
 This module must not know how orders are carried out or how a summary is computed.
 """
 
-import errno
 import signal
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -29,19 +28,15 @@ from .folder import RunFolder
 from .lives import Lives
 from .program import Program, TaskProgram
 from .protocols import parse
-from .protocols.base import SyncProtocol
 from .report.files import write_report
 from .report.live import Observer
 from .report.logs import MetricsLog, open_log
-from .report.summary import Summary
+from .report.summary import Summary, summarize
 from .resumption import Origin, Resumption, differences, locate, read, refuse
 from .signals import REASONS, SignalInterrupt, ended_by_signals
 from .tail import Tail
-from .trace import FILE_NAME, Trace, has_begun
+from .trace import FILE_NAME, Trace
 from .workloads import find_task
-
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""What the system says when a file cannot grow."""
 
 
 def launch_run(program: Program, settings: RunSettings, observer: Observer) -> Summary | None:
@@ -54,7 +49,7 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
         KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
             had begun. One that had not, or was refused, leaves no folder.
     """
-    protocol = parse(settings.protocol, settings.workers, settings.staleness)
+    parse(settings.protocol, settings.workers, settings.staleness)
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)
     FaultPlan.parse(settings.fault, settings.workers)
@@ -63,7 +58,7 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     if settings.dry_run:
         origin = _origin(program, settings, observer, locate(settings))
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-            _run(program, settings, protocol, observer, Path(scratch), origin)
+            _run(program, Lives(settings, origin, Path(scratch)), observer)
         return None
     with closing(claim(settings, program.name, observer.note)) as folder:
         return _launch(program, settings, observer, folder)
@@ -75,34 +70,45 @@ def _launch(
     """Run in a folder that is held; what is refused there leaves it as it was."""
     found = folder.path if folder.goes_on else None
     origin = _origin(program, settings, observer, found)
+    lives = Lives(settings, origin, folder.path)
     try:
-        _live(program, observer, folder.path, Lives(settings, origin, folder.path))
+        _live(program, lives, observer)
     except BaseException as error:
-        if not has_begun(folder.path / FILE_NAME):
+        if not lives.has_begun:
             if found is None and not _has_words(folder.path, error):
                 folder.discard(WRITTEN)
             raise
-        if isinstance(error, LinkError):
-            with suppress(OSError, ConfigError):
-                write_report(folder.path)
-            raise
         _report_of_failed(folder.path, error, observer)
         raise
-    summary = write_report(folder.path)
+    try:
+        summary = _report(folder.path, observer)
+    except ConfigError as damage:
+        raise LinkError(f"the run came to its end, but {damage}") from None
     observer.finished(summary)
     return summary
+
+
+def _report(folder: Path, observer: Observer) -> Summary:
+    """What came of a run, also written into its folder where that can be."""
+    try:
+        return write_report(folder)
+    except OSError as error:
+        observer.note(f"the report cannot be written to {folder}: {error.strerror}")
+        return summarize(folder)
 
 
 def _report_of_failed(folder: Path, error: BaseException, observer: Observer) -> None:
     """What came of a run that ended so; a report that cannot be made does not hide why it did."""
     try:
-        summary = write_report(folder)
+        summary = _report(folder, observer)
     except ConfigError as damage:
         observer.note(str(damage))
         return
     if isinstance(error, KeyboardInterrupt):
         observer.finished(summary)
         raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
+    if isinstance(error, LinkError):  # it came to its end
+        observer.finished(summary)
 
 
 def _origin(
@@ -135,26 +141,18 @@ def _find_data(program: Program, observer: Observer) -> None:
             choose(entry.data_set, fetch_missing=True, say=observer.note)
 
 
-def _live(program: Program, observer: Observer, folder: Path, lives: Lives) -> None:
+def _live(program: Program, lives: Lives, observer: Observer) -> None:
     """Run, and where all workers are lost, again, as far as ``--respawn`` wants that."""
-    while True:
-        settings = lives.settings
-        protocol = parse(settings.protocol, settings.workers, settings.staleness)
-        end = _run(program, settings, protocol, observer, folder, lives.origin)
-        if end is None:
-            return
+    while (end := _run(program, lives, observer)) is not None:
         observer.note(lives.go_on(*end))
 
 
 def _run(
-    program: Program,
-    settings: RunSettings,
-    protocol: SyncProtocol,
-    observer: Observer,
-    folder: Path,
-    origin: Origin,
+    program: Program, lives: Lives, observer: Observer
 ) -> tuple[AllGone, int, Sequence[str]] | None:
     """One life of a run; where all workers were lost that end, how far it came, and its faults."""
+    settings, origin, folder = lives.settings, lives.origin, lives.folder
+    protocol = parse(settings.protocol, settings.workers, settings.staleness)
     (folder / "logs").mkdir(exist_ok=True)
     seats: dict[int, tuple[int, int]] = {}
     conductor: Conductor | None = None
@@ -171,8 +169,7 @@ def _run(
         ends.enter_context(ended_by_signals(stop_softly))
         births = list(births_of(program, settings, protocol, folder, origin.resumption))
         goes_on = origin.resumption is not None and not settings.dry_run
-        trace = Trace(folder / FILE_NAME, goes_on=goes_on)
-        ends.callback(_close, trace)
+        trace = ends.enter_context(closing(Trace(folder / FILE_NAME, goes_on=goes_on)))
         log = _open_log(settings, folder, origin.resumption)
         if log is not None:
             ends.enter_context(closing(log))
@@ -181,14 +178,12 @@ def _run(
         engine = ends.enter_context(closing(_make_engine(settings)))
         conductor = Conductor(engine, protocol, settings, trace, observer, log, tail, origin)
         ends.enter_context(closing(conductor))
+        ends.callback(lambda: lives.began(trace.has_begun))
         try:
             seats.update(engine.start(births, cloudpickle.dumps(program)))
             conductor.conduct(seats)
         except BaseException as error:
-            with suppress(OSError):
-                conductor.fail(_ending(error))
-            if isinstance(error, OSError) and error.errno in _DISK:
-                raise _disk_error(error, folder) from None
+            conductor.fail(_ending(error))
             if asked and isinstance(error, AllGone | KeyboardInterrupt):
                 raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
             if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
@@ -205,19 +200,6 @@ def _open_log(
     if not settings.log:
         return None
     return open_log(settings.log, folder, None if resumption is None else resumption.version)
-
-
-def _close(trace: Trace) -> None:
-    """Its end was flushed before, or could not be written, which was said."""
-    with suppress(OSError):
-        trace.close()
-
-
-def _disk_error(error: OSError, folder: Path) -> LinkError:
-    return LinkError(
-        f"the files of the run in {folder} cannot be written any more ({error.strerror}): the run "
-        "ended there; make room, and see how far it came with: paceline report " + str(folder)
-    )
 
 
 def _ending(error: BaseException) -> str:

@@ -27,14 +27,21 @@ class Lives:
     Attributes:
         settings: of the next life.
         origin: where it comes from.
+        folder: of the run.
+        has_begun: whether its workers ever began to train.
     """
 
     def __init__(self, settings: RunSettings, origin: Origin, folder: Path) -> None:
         self.settings = settings
         self.origin = origin
-        self._folder = folder
+        self.folder = folder
+        self.has_begun = origin.resumption is not None
         self._furthest = -1 if origin.resumption is None else origin.resumption.version
         self._in_vain = 0
+
+    def began(self, has_begun: bool) -> None:
+        """A life is over; whether its workers began to train."""
+        self.has_begun |= has_begun
 
     def go_on(self, error: AllGone, version: int, happened: Sequence[str]) -> str:
         """Get ready for the next life, after one that came to ``version``; what to say of it.
@@ -52,8 +59,8 @@ class Lives:
         settings = self.settings
         left = FaultPlan.parse(settings.fault, settings.workers).without(happened)
         self.settings = dataclasses.replace(settings, fault=tuple(map(str, left.faults)))
-        has_one = not Shelf(self._folder / FOLDER).is_empty
-        found = read(self._folder) if has_one else None
+        has_one = not Shelf(self.folder / FOLDER).is_empty
+        found = read(self.folder) if has_one else None
         where = "from the start" if found is None else f"from update {found.version}"
         text = f"no worker is left ({error}): the run begins again {where}"
         self.origin = Origin(about=self.origin.about, resumption=found, note=text)

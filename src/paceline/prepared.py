@@ -199,6 +199,7 @@ class Prepared:
             session.num_own_steps = lambda: self.schedules.place.num_run_steps
         session.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         at = pinned_at(replica.layout, session.num_workers)
+        session.snapshots.write_into = self._keeper.write_into
         session.snapshots.write_own = self._keeper.write
         session.snapshots.write_layout = lambda number: self._keeper.write_layout(
             number, replica.layout, at

@@ -12,9 +12,11 @@ REASONS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "interrupted: terminated",
     signal.SIGUSR1: "interrupted: the batch system asked for it",
+    signal.SIGHUP: "interrupted: its terminal is gone",
 }
 """What stops a run softly, and what its trace then says. A batch system sends USR1 some time before
-it kills a job (Slurm: --signal=B:USR1@60), so to go on would be to lose what comes after."""
+it kills a job (Slurm: --signal=B:USR1@60), so to go on would be to lose what comes after. HUP stops
+nobody who was begun with it ignored (nohup)."""
 
 
 class SignalInterrupt(KeyboardInterrupt):
@@ -31,7 +33,7 @@ class SignalInterrupt(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
-    """Ctrl-C, TERM or USR1 asks for a soft stop; where there is none, it ends everything now.
+    """Ctrl-C, TERM, USR1 or HUP asks for a soft stop; where there is none, it ends everything now.
 
     Args:
         stop_softly: stops at the next step border; False where that is asked for already, or
@@ -45,7 +47,8 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
     old = {}
     try:
         for number in REASONS:
-            old[number] = signal.signal(number, interrupt)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                old[number] = signal.signal(number, interrupt)
     except ValueError:  # not in the main thread: somebody else hears signals
         yield
         return

@@ -217,6 +217,17 @@ def _check_file(folder: Path, name: str, row: object) -> None:
         raise damaged(path, "its sha256 is another")
 
 
+def reserve(folder: Path, num_bytes: int) -> None:
+    """See whether so much can be written into ``folder``. OSError: it cannot."""
+    beside = folder / ".room"
+    try:
+        with beside.open("xb") as file:
+            if hasattr(os, "posix_fallocate") and num_bytes:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,7 +6,6 @@ even begin to load. This module must not know what a verb does.
 
 import importlib
 import itertools
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
 
 from .. import __version__
-from ..errors import ConfigError, PacelineError, unknown
+from ..errors import ConfigError, LinkError, PacelineError, unknown
+from ..streams import Lasting, lead_nowhere, open_standard_streams
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
 EXIT_SIGNAL = 128
@@ -51,6 +51,7 @@ _WITH_SETTINGS = ("train", "launch", "config")
 
 def main(tokens: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
+    open_standard_streams()
     sys.exit(run(sys.argv[1:] if tokens is None else list(tokens)))
 
 
@@ -65,14 +66,15 @@ def run(tokens: list[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_ERROR
     except KeyboardInterrupt as end:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
         if _wants_json(own) and not hasattr(end, "summary"):  # else that is printed already
             _print_error("Interrupted", "interrupted before the first step")
         return EXIT_SIGNAL + getattr(end, "signal", 2)
-    except BrokenPipeError:
-        # Who read our output has gone (`| head`): nothing is left to say, also not at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who read our output has gone (`| head`): nothing is left to say
+        lead_nowhere(sys.stdout)
         return EXIT_ERROR
+    except OSError as error:
+        return _fail(_refused(error), _wants_json(own))
     except CycloptsError as error:
         return _fail(ConfigError(_in_one_line(error)), _wants_json(own))
     except PacelineError as error:
@@ -130,16 +132,34 @@ def _translated(tokens: list[str]) -> tuple[list[str], list[str]]:
 
 def _fail(error: PacelineError, wants_json: bool) -> int:
     """Say what went wrong: once on standard error, and as JSON where that was asked for."""
-    print(f"error: {error}", file=sys.stderr)
+    _say(f"error: {error}")
     if wants_json:
         _print_error(type(error).__name__, str(error))
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
 
 
+def _refused(error: OSError) -> LinkError:
+    """What the system would not do, and with which file."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        lead_nowhere(sys.stdout)
+    name = f"{error.filename}: " if error.filename else ""
+    return LinkError(f"{name}{error.strerror or error}")
+
+
+def _say(line: str) -> None:
+    errors = Lasting(sys.stderr)
+    errors.write(f"{line}\n")
+    errors.flush()
+
+
 def _print_error(kind: str, message: str) -> None:
     import json
 
-    print(json.dumps({"error": {"kind": kind, "message": message}}))
+    out = Lasting(sys.stdout)
+    out.write(json.dumps({"error": {"kind": kind, "message": message}}) + "\n")
+    out.flush()
 
 
 def _wants_json(tokens: list[str]) -> bool:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ..streams import Lasting
+
 Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]
 """The flag of every verb that has a result."""
 
@@ -40,7 +42,9 @@ def writable(path: Path | None) -> None:
 
 def say(line: str) -> None:
     """What is being done."""
-    print(line, file=sys.stderr, flush=True)
+    errors = Lasting(sys.stderr)
+    errors.write(f"{line}\n")
+    errors.flush()
 
 
 def num_columns() -> int:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ..config import RunSettings
-from ..errors import ConfigError
+from ..errors import ConfigError, LinkError
 from ..events import Ticket
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
@@ -127,8 +127,11 @@ class Conductor:
             self._snapshots.close()
         self._wishes.close()
         run.trace.end(run.now_s(), run.ending or "finished")
+        run.look_at_output()
         if not self._descriptions:
             raise ConfigError(_FOUR_LINES)
+        if run.has_begun and (text := self._snapshots.unsaved):
+            raise LinkError(text)
 
     def _hear_all(self) -> None:
         run = self._run
@@ -193,6 +196,7 @@ class Conductor:
     def _tick(self) -> None:
         run = self._run
         run.trace.flush()
+        run.look_at_output()
         self._output.show()
         if self.interruption:
             if not run.has_begun:

@@ -25,6 +25,7 @@ import socket
 import sys
 from typing import Any
 
+from ..streams import open_standard_streams
 from .base import Birth
 
 _MAX_BYTES = 1 << 20
@@ -164,6 +165,7 @@ def _kill_group(pid: int) -> None:
 
 def main() -> None:
     """Entry of ``python -m paceline.engines.nursery FD``."""
+    open_standard_streams()
     launcher = socket.socket(fileno=int(sys.argv[1]))
     import numpy  # noqa: F401  before the fork: once for all members
     import torch

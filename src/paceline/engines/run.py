@@ -43,6 +43,7 @@ from .watch import Watch
 
 Clocks = tuple[float, float, float, float]
 """Seconds since a member's last push: computing, waiting, pushing, and of that adding."""
+_GOES_ON = "the run goes on"
 
 
 class Run:
@@ -277,5 +278,21 @@ class Run:
 
     def record(self, values: dict[str, float]) -> None:
         """Into the run's own log of metrics, where one was asked for."""
-        if self._log is not None:
+        if self._log is None:
+            return
+        try:
             self._log.write(self.coordinator.version, self.now_s(), values)
+        except OSError as error:
+            self.say_once(f"the log of metrics cannot be written ({error.strerror}): {_GOES_ON}")
+
+    def look_at_output(self) -> None:
+        """Say what cannot be written of what the run says; it ends no run."""
+        if self.trace.trouble:
+            waits = "nothing is added to it any more" if self.trace.is_cut else "what is new waits"
+            self.say_once(
+                f"{self.trace.path} cannot be written ({self.trace.trouble}): {_GOES_ON}; {waits}"
+            )
+        if self.observer.trouble:
+            self.say_once(
+                f"what the run says cannot be printed ({self.observer.trouble}): {_GOES_ON}"
+            )

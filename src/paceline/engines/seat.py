@@ -23,6 +23,7 @@ from ..sessions.express import ExpressSession
 from ..sessions.lane import Lane, SocketLane
 from ..store.control import Control
 from ..store.memory import SharedMemory
+from ..streams import Lasting
 from .base import Birth
 from .standing import is_foreign, show_standing
 
@@ -208,5 +209,7 @@ def _redirect(log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.reconfigure(line_buffering=True)
+        setattr(sys, name, Lasting(stream))  # a full disk does not end who prints

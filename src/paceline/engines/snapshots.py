@@ -6,23 +6,26 @@
     between   all members have arrived, and wait until the copy is made
     at_stop   the run ends here; at_end  the script has no more epochs
 
-Whatever goes wrong with one of them is said in one line; the run goes on. This module must not know
-what a member remembers, nor how files are written.
+Whatever goes wrong with one of them is said in one line; the run goes on. The last one, for which
+there is no other time, is tried whatever went wrong before, and goes elsewhere where the run's
+folder takes nothing. This module must not know what a member remembers, nor how files are written.
 """
 
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.desk import Desk
+from ..checkpoints.desk import Answer, Desk
 from ..checkpoints.every import Due, parse_every
-from ..checkpoints.shelf import Shelf
+from ..checkpoints.shelf import Shelf, reserve
 from ..events import Order
 from ..protocols.base import SyncProtocol
 from ..resumption import COORDINATOR, FOLDER, RUN
 from ..sessions.lane import Message
+from ..trace import FILE_NAME
 from .jobs import makes_border
 from .run import Run
 
@@ -82,6 +85,26 @@ class Snapshots:
         self._last_place = (run.coordinator.version, run.script_epoch) if has_one else (-1, -1)
         """Version and epoch of the last one that was taken."""
         self._retry_at_s = 0.0
+        self._elsewhere: Path | None = None
+        """The folder for the last one, where the run's own could not take it."""
+        self._lost = ""
+        """Why the last one is not where it should be."""
+        self._is_elsewhere = False
+        """Whether it is there instead."""
+
+    @property
+    def unsaved(self) -> str:
+        """Why the end of the run is not in its folder, and what there is; empty: it is there."""
+        if not self._lost:
+            return ""
+        folder = self._run.trace.path.parent
+        text = f"the end of the run could not be written to {folder}: {self._lost}"
+        if self._is_elsewhere:
+            where = self._elsewhere
+            return f"{text}\nit lies in {where}; what goes on from it: --resume {where}"
+        older = Shelf(folder / FOLDER)
+        has = "has none" if older.is_empty else "has an older one"
+        return f"{text}\nit is in no checkpoint; {older.folder} {has}"
 
     @property
     def is_waited_for(self) -> bool:
@@ -189,22 +212,43 @@ class Snapshots:
         if not self.is_on or not live or place == self._last_place:
             return
         self._desk.finish()  # it reads what is pinned, where the next one will lie
-        self._draft = self._begin(run.now_s())
-        if self._draft is None:
-            return
-        self._draft.is_last = is_last
-        self._capture(self._draft, first=run.liveliest(live))
+        self._draft = self._begin_last() if is_last else self._begin(run.now_s())
+        if self._draft is not None:
+            self._capture(self._draft, first=run.liveliest(live))
 
     def _begin(self, now_s: float) -> _Draft | None:
         if now_s < self._retry_at_s:
             return None
         try:
-            aside = self._shelf.begin(self._last_number + 1)
+            return self._draft_in(self._shelf)
         except OSError as error:
             self._say_failed(error.strerror or str(error))
             return None
+
+    def _begin_last(self) -> _Draft | None:
+        """Where there is room for it: once it is under way there is no time for another."""
+        size = self._pinned[1] - self._pinned[0]
+        self._lost = ""
+        try:
+            self._run.trace.mark()
+            return self._draft_in(self._shelf, last_bytes=size)
+        except OSError as error:
+            self._lost = error.strerror or str(error)
+        try:
+            name = self._run.trace.path.resolve().parent.name
+            self._elsewhere = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+            self._shelf = Shelf(self._elsewhere / FOLDER, self._run.settings.keep)
+            return self._draft_in(self._shelf, last_bytes=size)
+        except OSError:
+            return None
+
+    def _draft_in(self, shelf: Shelf, *, last_bytes: int = 0) -> _Draft:
+        """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
+        aside = shelf.begin(self._last_number + 1)
         self._last_number = int(aside.name.rpartition("-")[2])
-        return _Draft(number=self._last_number, aside=aside)
+        if last_bytes:
+            reserve(aside, last_bytes)
+        return _Draft(number=self._last_number, aside=aside, is_last=last_bytes > 0)
 
     def _capture(self, draft: _Draft, first: int | None = None) -> None:
         """The run as it is at this border; members that have something of their own are told.
@@ -214,6 +258,12 @@ class Snapshots:
         """
         run = self._run
         version, now_s = run.coordinator.version, run.now_s()
+        try:
+            other = self._elsewhere
+            traced = run.trace.mark() if other is None else run.trace.copy(other / FILE_NAME)
+        except OSError as error:
+            self._fail(str(error))
+            return
         draft.version = version
         draft.files = {
             COORDINATOR: run.coordinator.resting_state(),
@@ -224,7 +274,7 @@ class Snapshots:
                 "elapsed_s": now_s,
                 "opened_s": run.watch.opened_s,
                 "trained_s": run.watch.trained_s(now_s),
-                "trace_bytes": run.trace.mark(),
+                "trace_bytes": traced,
                 "update_rule": self._protocol.update_rule,
                 "settings": dataclasses.asdict(run.settings),
             },
@@ -237,11 +287,12 @@ class Snapshots:
             draft.pinner = first
         if remembers_all:
             draft.missing = {one.number for one in run.roster.live if not one.is_done}
+        folder = str(self._shelf.folder)
         for number in draft.missing if are_told else ():
             if number != first:
-                run.engine.tell(number, ("snap", draft.number, version, False))
+                run.engine.tell(number, ("snap", draft.number, version, False, folder))
         if first is not None:
-            run.engine.tell(first, ("snap", draft.number, version, True))
+            run.engine.tell(first, ("snap", draft.number, version, True, folder))
         self._hand_in_if_whole()
 
     def _hand_in_if_whole(self) -> None:
@@ -254,14 +305,18 @@ class Snapshots:
             "shelf": str(self._shelf.folder),
             "keep": self._run.settings.keep,
             "files": draft.files,
-            "sync": [str(self._run.trace.path)],
+            "sync": [str(self._shelf.folder.parent / FILE_NAME)],
         }
         self._desk.hand_in(request, is_last=draft.is_last)
-        self._hear_desk()
+        answers = self._hear_desk()
+        if draft.is_last and "failed" in answers[-1]:
+            self._lost = self._lost or answers[-1]["failed"]
+        elif draft.is_last:
+            self._is_elsewhere = bool(self._lost)
 
     # -- what became of it ----------------------------------------------------------------------
 
-    def _hear_desk(self) -> None:
+    def _hear_desk(self) -> list[Answer]:
         answers = self._desk.answers()
         for answer in answers:
             if "failed" in answer:
@@ -270,15 +325,18 @@ class Snapshots:
                 self._due.wrote(answer["took_s"])
         if answers and self._draft is None and not self._desk.is_busy:
             self._run.engine.memory.release(*self._pinned)
+        return answers
 
     def _fail(self, reason: str) -> None:
-        self._drop()
+        self._drop(reason)
         self._say_failed(reason)
 
-    def _drop(self) -> None:
+    def _drop(self, reason: str = "the worker that was to copy it is gone") -> None:
         draft, self._draft = self._draft, None
         self._last_place = (-1, -1)
         if draft is not None:
+            if draft.is_last:
+                self._lost = self._lost or reason
             self._run.engine.ask_copy(0)
             self._shelf.drop(draft.aside)
 
@@ -289,6 +347,6 @@ class Snapshots:
         older = (
             "the run goes on with the last one" if not self._shelf.is_empty else "the run goes on"
         )
-        text = f"a checkpoint could not be written to {self._shelf.folder}: {reason}; {older}"
-        run.observer.note(text)
-        run.trace.note(run.now_s(), text)
+        run.say_once(
+            f"a checkpoint could not be written to {self._shelf.folder}: {reason}; {older}"
+        )

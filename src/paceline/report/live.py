@@ -4,8 +4,9 @@
     PlainObserver    lines without control codes, for a pipe, a file or a CI log
     ScreenObserver   a live table, for a terminal (``screen.py``)
 
-An engine calls an observer a few times a second and never waits for it. This module must not
-know engines, nor how a number was measured.
+An engine calls an observer a few times a second and never waits for it. Where nobody can read it
+any more, an observer speaks on into nothing. This module must not know engines, nor how a number
+was measured.
 """
 
 import math
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from ..plan import Plan
+from ..streams import Lasting
 from .summary import Summary
 from .terminal import format_duration, render_summary
 
@@ -70,6 +72,10 @@ class Observer(Protocol):
     shown_plan: Plan | None
     """The plan it was told; None before that."""
 
+    @property
+    def trouble(self) -> str:
+        """Why something that it was told cannot be read by anybody; empty: it can."""
+
     def plan(self, plan: Plan) -> None:
         """What will be done; before the first step."""
 
@@ -101,13 +107,18 @@ class QuietObserver:
 
     def __init__(self, errors: TextIO | None = None) -> None:
         self.shown_plan: Plan | None = None
-        self._errors = sys.stderr if errors is None else errors
+        self._errors = Lasting(sys.stderr if errors is None else errors)
+
+    @property
+    def trouble(self) -> str:
+        return self._errors.trouble
 
     def plan(self, plan: Plan) -> None:
         self.shown_plan = plan
 
     def note(self, text: str) -> None:
-        print(f"note: {text}", file=self._errors, flush=True)
+        self._errors.write(f"note: {text}\n")
+        self._errors.flush()
 
     def printed(self, text: str) -> None:
         self._errors.write(text)
@@ -136,10 +147,14 @@ class PlainObserver:
 
     def __init__(self, out: TextIO | None = None, every_s: float = 5.0) -> None:
         self.shown_plan: Plan | None = None
-        self._out = sys.stdout if out is None else out
+        self._out = Lasting(sys.stdout if out is None else out, tell_on_errors)
         self._every_s = every_s
         self._next_s = every_s
         self._is_at_line_start = True
+
+    @property
+    def trouble(self) -> str:
+        return self._out.trouble
 
     def plan(self, plan: Plan) -> None:
         self.shown_plan = plan
@@ -179,6 +194,13 @@ class PlainObserver:
         self._out.write(f"{text}\n")
         self._out.flush()
         self._is_at_line_start = True
+
+
+def tell_on_errors(reason: str) -> None:
+    """Standard output takes nothing any more: say so where somebody may still read."""
+    errors = Lasting(sys.stderr)
+    errors.write(f"note: standard output cannot be written ({reason}): the run goes on\n")
+    errors.flush()
 
 
 def format_progress(progress: Progress) -> str:

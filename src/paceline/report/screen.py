@@ -10,7 +10,9 @@ Drawing is done by the engine's own thread, at most twice a second, so it costs 
 nothing. This module must not know engines.
 """
 
+import sys
 from collections.abc import Mapping
+from typing import IO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plan import Plan
-from .live import Progress, WorkerProgress, format_metrics, format_progress
+from ..streams import Lasting
+from .live import Progress, WorkerProgress, format_metrics, format_progress, tell_on_errors
 from .summary import Summary
 from .terminal import format_duration, render_summary
 
@@ -37,12 +40,17 @@ class ScreenObserver:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = Console() if console is None else console
+        out = self._out = Lasting(sys.stdout, tell_on_errors)
+        self._console = Console(file=cast("IO[str]", out)) if console is None else console
         self.shown_plan: Plan | None = None
         self._live: Live | None = None
         self._next_s = 0.0
         self._unfinished = ""
         """What the script printed of a line that has not ended."""
+
+    @property
+    def trouble(self) -> str:
+        return self._out.trouble
 
     def plan(self, plan: Plan) -> None:
         self.shown_plan = plan

@@ -19,10 +19,12 @@ class Snapshots:
     """The snapshots of one member.
 
     Attributes:
+        write_into: takes the folder that checkpoints are written into from now on.
         write_own: writes what this member remembers, for the checkpoint of this number.
         write_layout: writes what lies where in the pinned block.
     """
 
+    write_into: Callable[[str], None]
     write_own: Callable[[int], None]
     write_layout: Callable[[int], None]
 

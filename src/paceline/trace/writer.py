@@ -1,14 +1,17 @@
-"""Writing a trace: a push costs a few microseconds here.
+"""Writing a trace: a push costs a few microseconds here, and a disk that is full costs no run.
 
-Lines are formatted by hand and written through a buffer, which the engine flushes a few times a
-second. This module must not know engines or reports.
+    line -> sum -> waiting -> file        a few times a second, and before a checkpoint
+
+Lines are formatted by hand. What the file does not take waits here until it does, so a disk that
+has room again has the whole trace; where too much waits, the trace ends for good. A file that
+somebody has deleted is written anew. This module must not know engines or reports.
 """
 
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ..events import (
@@ -29,6 +32,9 @@ from .reader import FORMAT, read_header
 from .sums import seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
+_MOST_WAITING_BYTES = 1 << 26
+"""So much is kept for a file that takes nothing: about 300,000 pushes."""
+_COPY_BYTES = 1 << 20
 
 
 class Trace:
@@ -37,31 +43,62 @@ class Trace:
     Args:
         goes_on: the file is an earlier part of the run; it is not changed before ``go_on``.
 
-    Invariant: after ``close`` every line that was written is whole and on disk, and nothing stands
-    after the end (``tests/test_trace.py``).
+    Invariant: after ``close`` every line in the file is whole, and nothing stands after the end
+    (``tests/test_trace.py``).
 
     Attributes:
         has_begun: whether a member joined: the plan was accepted.
+        trouble: why the file takes nothing now; empty: it does.
+        is_cut: it ends here for good: too much would have had to wait.
     """
 
     def __init__(self, path: Path, *, goes_on: bool = False) -> None:
         self.path = path
-        # Line endings are fixed, so that two runs of the same log are equal byte for byte.
-        mode = "r+" if goes_on else "w"
-        self._file = path.open(mode, encoding="utf-8", newline="\n", buffering=_BUFFER_BYTES)
+        self._file = path.open("r+b" if goes_on else "w+b", buffering=0)
+        self._waiting = bytearray()
         self._sum = 0
-        self._is_cut = False  # a write failed: nothing is written any more
         self._has_ended = False
         self.has_begun = False
+        self.trouble = ""
+        self.is_cut = False
 
     def header(self, **fields: Scalar | list[Scalar]) -> None:
         """The first line: what kind of run it is."""
         self._line({"kind": "run", "format": FORMAT, **fields})
 
     def mark(self) -> int:
-        """The length in bytes of what was written: where a checkpoint of now stands in it."""
+        """The length in bytes of what was written: where a checkpoint of now stands in it.
+
+        Raises:
+            OSError: a part of it is not written.
+        """
+        self._restore()
         self.flush()
-        return os.fstat(self._file.fileno()).st_size
+        if self._waiting:
+            raise OSError(f"the trace cannot be written: {self.trouble}")
+        return self._file.tell()
+
+    def copy(self, path: Path) -> int:
+        """Write all of it to another file, also what waits; its length in bytes. OSError: none."""
+        descriptor = self._file.fileno()
+        with path.open("xb") as other:
+            for start in range(0, self._file.tell(), _COPY_BYTES):
+                count = min(_COPY_BYTES, self._file.tell() - start)
+                other.write(os.pread(descriptor, count, start))
+            other.write(self._waiting)
+            other.flush()
+            return other.tell()
+
+    def _restore(self) -> None:
+        """Write the file anew where somebody has deleted it: all of it is still here."""
+        if os.fstat(self._file.fileno()).st_nlink:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.copy(self.path)
+        self._file.close()
+        self._file = self.path.open("r+b", buffering=0)
+        self._file.seek(0, os.SEEK_END)
+        self._waiting.clear()
 
     def go_on(
         self,
@@ -200,50 +237,50 @@ class Trace:
         if not self._has_ended:
             self._has_ended = True
             self._line({"kind": "end", "t": t, "reason": reason})
+            with suppress(OSError):  # it is said of the last checkpoint, too
+                self._restore()
             self.flush()
 
     def flush(self) -> None:
         """Hand what was written to the operating system: it then survives this process."""
-        if self._is_cut:
-            return
         try:
-            self._file.flush()
-        except OSError:
-            self._is_cut = True
-            raise
+            while self._waiting:
+                del self._waiting[: self._file.write(self._waiting)]
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            if len(self._waiting) > _MOST_WAITING_BYTES:
+                self._cut()
 
     def close(self) -> None:
-        """Write what is buffered and close; may be called twice.
-
-        A disk that was full has taken a part of what was buffered, and may have room again: what
-        stands behind the last whole line is cut off.
-        """
+        """Write what waits and close; may be called twice."""
         if self._file.closed:
             return
-        try:
-            with suppress(OSError) if self._is_cut else nullcontext():
-                self._file.close()
-        except OSError:
-            self._is_cut = True
-            raise
-        finally:
-            if self._is_cut:
-                with suppress(OSError):
-                    os.truncate(self.path, sound_part(self.path, self.path.stat().st_size)[0])
+        self.flush()
+        if self._waiting:
+            self._cut()
+        with suppress(OSError):  # some file systems say only now what they could not keep
+            self._file.close()
+
+    def _cut(self) -> None:
+        """Nothing more is written; what stands behind the last whole line goes."""
+        self.is_cut = True
+        self._waiting.clear()
+        with suppress(OSError):
+            size = os.fstat(self._file.fileno()).st_size
+            self._file.seek(self._file.truncate(sound_part(self.path, size)[0]))
 
     def _line(self, fields: Mapping[str, object]) -> None:
         self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False)[:-1])
 
     def _write(self, body: str) -> None:
         """One line; ``body`` is an object without its closing brace."""
-        if self._is_cut:
+        if self.is_cut:
             return
         line, self._sum = seal(body, self._sum)
-        try:
-            self._file.write(line)
-        except OSError:
-            self._is_cut = True
-            raise
+        self._waiting += line.encode()
+        if len(self._waiting) >= _BUFFER_BYTES and not self.trouble:
+            self.flush()
 
 
 def _lists(rows: Iterable[tuple[int, ...]]) -> list[list[int]]:

@@ -1,0 +1,84 @@
+"""Output that may go away: a closed pipe, a terminal that is gone, a disk that is full.
+
+Who trains does not end because nobody reads what it says. This module must not know what is said.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+_GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ENXIO}
+"""The reader is gone, and does not come back."""
+
+
+class Lasting:
+    """A text stream that raises nothing when what is written cannot be.
+
+    All else is the stream's own. One whose reader is gone leads nowhere from then on, so that what
+    others still have in its buffer harms nobody either.
+
+    Args:
+        stream: where to write.
+        lost: told once why what is written is lost.
+
+    Attributes:
+        trouble: why something that was written is lost; empty: nothing is.
+    """
+
+    def __init__(self, stream: TextIO, lost: Callable[[str], None] | None = None) -> None:
+        self._stream = stream
+        self._lost = lost
+        self.trouble = ""
+
+    def write(self, text: str) -> int:
+        """All of it, as far as anybody could tell."""
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError:  # a terminal of few letters
+            self.write(text.encode("ascii", "backslashreplace").decode())
+        except (OSError, ValueError) as error:
+            self._fail(error)
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._fail(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _fail(self, error: OSError | ValueError) -> None:
+        if isinstance(error, OSError) and error.errno in _GONE:
+            lead_nowhere(self._stream)
+        is_first, self.trouble = not self.trouble, getattr(error, "strerror", "") or str(error)
+        if is_first and self._lost is not None:
+            self._lost(self.trouble)
+
+
+def lead_nowhere(stream: TextIO) -> None:
+    """What is still in this stream's buffers, and all that follows, is nobody's."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def open_standard_streams() -> None:
+    """Where a process began with closed ones (``>&-``), nothing else may take their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.set_inheritable(number, True)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))

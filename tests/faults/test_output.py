@@ -1,0 +1,218 @@
+"""Output that cannot be written ends no run and damages none: its end is in a checkpoint."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.checkpoints.shelf import Shelf
+from paceline.report.summary import summarize
+
+SCRIPT = """
+import os, sys, time, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(48, 4), torch.randn(48, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(data, batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(int(sys.argv[1])):
+    for inputs, targets in loader:
+        with pace.step():
+            time.sleep(0.005)
+            optimizer.zero_grad()
+            ((model(inputs) - targets) ** 2).mean().backward()
+            optimizer.step()
+    pace.print("epoch", epoch, "is over")
+    if epoch == 2:
+        open("began", "w").close()
+    while epoch == 2 and not os.path.exists("go"):
+        time.sleep(0.01)
+"""
+UPDATES = 6
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "temporary").mkdir()
+    return tmp_path
+
+
+def command(*flags: str, epochs: int = 6) -> list[str]:
+    words = ["-m", "paceline", "launch", "--workers", "2", "--device", "cpu", "--run-dir", "run"]
+    return [sys.executable, *words, *flags, "train.py", str(epochs)]
+
+
+@contextlib.contextmanager
+def begun(
+    folder: Path, *flags: str, epochs: int = 6, **options: object
+) -> Iterator[subprocess.Popen[str]]:
+    """A run that waits after its third epoch until there is a file ``go``."""
+    environment = {**os.environ, "TMPDIR": str(folder / "temporary")}
+    process: subprocess.Popen[str] = subprocess.Popen(
+        command(*flags, epochs=epochs), cwd=folder, env=environment, text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},  # type: ignore[call-overload]
+    )  # fmt: skip
+    try:
+        end_s = time.monotonic() + 60
+        while not (folder / "began").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def go_on(folder: Path, process: subprocess.Popen[str]) -> tuple[str, str]:
+    (folder / "go").touch()
+    out, errors = process.communicate(timeout=60)
+    assert "Traceback" not in (out or "") + (errors or "")
+    return out or "", errors or ""
+
+
+def version_of(run: Path) -> int:
+    """Of the newest checkpoint."""
+    version = Shelf(run / "checkpoints").newest().json("run.json")["version"]
+    assert isinstance(version, int)
+    return version
+
+
+def test_who_read_the_output_is_gone_and_training_goes_on(folder: Path) -> None:
+    """``paceline launch ... | head``, which ends while the run goes on."""
+    with begun(folder) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+        _, errors = go_on(folder, process)
+    assert process.returncode == 0
+    assert "standard output cannot be written (Broken pipe): the run goes on" in errors
+    assert version_of(folder / "run") == 6 * UPDATES
+    notes = (folder / "run" / "trace.jsonl").read_text()
+    assert "what the run says cannot be printed (Broken pipe): the run goes on" in notes
+
+
+@pytest.mark.parametrize("closed", ["out", "errors", "both", "input"])
+def test_closed_streams_disturb_nobody(folder: Path, closed: str) -> None:
+    """``>&-``: the next file that is opened would get the number of standard output."""
+    (folder / "go").touch()
+    close = {"out": ">&-", "errors": "2>&-", "both": ">&- 2>&-", "input": "<&-"}[closed]
+    shell = subprocess.run(
+        ["sh", "-c", f'"$@" {close}', "sh", *command()],
+        cwd=folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert shell.returncode == 0, shell.stderr
+    assert "Traceback" not in shell.stderr
+    assert version_of(folder / "run") == 6 * UPDATES
+    assert summarize(folder / "run").updates == 6 * UPDATES
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_device_as_output(folder: Path) -> None:
+    (folder / "go").touch()
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(), cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert "No space left on device" in done.stderr
+        assert version_of(folder / "run") == 6 * UPDATES
+        report = [sys.executable, "-m", "paceline", "report", "run"]
+        shown = subprocess.run(report, cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert shown.returncode == 1
+    assert shown.stderr == "error: No space left on device\n"
+
+
+def test_a_terminal_that_goes_away_ends_the_run_with_a_checkpoint(folder: Path) -> None:
+    """HUP, and then nobody takes what is written."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    with begun(folder, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        go_on(folder, process)
+    assert process.returncode == 128 + signal.SIGHUP
+    assert version_of(folder / "run") == summarize(folder / "run").updates < 6 * UPDATES
+    assert summarize(folder / "run").ended == "interrupted: its terminal is gone"
+
+
+def test_nohup_goes_on(folder: Path) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with begun(folder, preexec_fn=ignore) as process:
+        process.send_signal(signal.SIGHUP)
+        go_on(folder, process)
+    assert process.returncode == 0
+    assert version_of(folder / "run") == 6 * UPDATES
+
+
+def test_a_folder_that_was_deleted_is_there_again_at_the_end(folder: Path) -> None:
+    """With the whole trace, from its first line, and the model."""
+    with begun(folder, "--checkpoint-every", "1 epoch") as process:
+        shutil.rmtree(folder / "run")
+        go_on(folder, process)
+    assert process.returncode == 0
+    assert version_of(folder / "run") == 6 * UPDATES
+    assert summarize(folder / "run").updates == 6 * UPDATES
+
+
+def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(folder: Path) -> None:
+    """The folder has become a file: what no right of the super-user can write into."""
+    with begun(folder) as process:
+        shutil.rmtree(folder / "run")
+        (folder / "run").write_text("mine\n")
+        _, errors = go_on(folder, process)
+    assert process.returncode == 1
+    found = re.search(r"it lies in (\S+); what goes on from it: --resume", errors)
+    assert found is not None, errors
+    assert (folder / "run").read_text() == "mine\n"
+    assert version_of(Path(found[1])) == 6 * UPDATES
+    again = [sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
+             "--resume", found[1], "train.py", "8"]  # fmt: skip
+    done = subprocess.run(again, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert summarize(Path(found[1])).updates == 8 * UPDATES
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(folder: Path) -> None:
+    """Also where a checkpoint fails a moment before the end."""
+    with begun(folder, "--checkpoint-every", "1 epoch", epochs=40) as process:
+        one = psutil.Process(process.pid)
+        one.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
+        (folder / "go").touch()
+        time.sleep(0.2)
+        one.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        out, _ = go_on(folder, process)
+    assert process.returncode == 0
+    assert "cannot be written (File too large): the run goes on; what is new waits" in out
+    assert version_of(folder / "run") == 40 * UPDATES
+    assert summarize(folder / "run").updates == 40 * UPDATES
+
+
+def test_an_end_that_is_in_no_checkpoint_is_an_error(folder: Path) -> None:
+    """Neither in the run's folder nor among the temporary files: said, with what there is."""
+    with begun(folder, "--checkpoint-every", "1 epoch") as process:
+        psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
+        _, errors = go_on(folder, process)
+    assert process.returncode == 1
+    assert re.search(r"error: the end of the run could not be written to run: .*too large", errors)
+    assert "it is in no checkpoint; run/checkpoints has an older one" in errors
+    assert version_of(folder / "run") < 6 * UPDATES
