@@ -1,9 +1,16 @@
-"""Signals that stop a run: softly at first, at once when they are repeated.
+"""Signals that stop a run: softly at first, at once when they are repeated; and who hears them.
+
+The launcher alone does. A batch system sends them to every process of a run, so those that the
+launcher begins hear none, from their first moment on:
+
+    with held_back(): begin  -->  blocked until it says leave_to_the_launcher()  -->  ignored
 
 This module must not know what a run is.
 """
 
+import ctypes
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,6 +24,7 @@ REASONS = {
 """What stops a run softly, and what its trace then says. A batch system sends USR1 some time before
 it kills a job (Slurm: --signal=B:USR1@60), so to go on would be to lose what comes after. HUP stops
 nobody who was begun with it ignored (nohup)."""
+_PR_SET_PDEATHSIG = 1
 
 
 class SignalInterrupt(KeyboardInterrupt):
@@ -57,3 +65,26 @@ def ended_by_signals(stop_softly: Callable[[int], bool]) -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """A process that begins in here hears none of them; this one hears them afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, REASONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_to_the_launcher() -> None:
+    """This process was begun by a launcher, which decides when the run ends."""
+    for number in REASONS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REASONS)
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Get this signal when the thread that began this process ends, 0: none; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

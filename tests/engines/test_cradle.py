@@ -9,7 +9,7 @@ import pytest
 
 from paceline.engines import cradle
 from paceline.engines.cradle import warm
-from paceline.errors import ConfigError
+from paceline.errors import AllGone, ConfigError
 from runs import run_script, train
 from tiny import TASK
 
@@ -93,6 +93,32 @@ def test_the_next_run_has_its_own_folder_and_environment(
             with pytest.raises(ConfigError, match="it trained nothing"):
                 run_script(script, folder, workers=2)
             assert (folder / "seen-1").read_text() == colour
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
+    capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    one = cradle.Cradle()
+    os.kill(one.pid, signal.Signals[name])
+    try:
+        assert one.await_word("ready") == {"ready": one.pid}
+    finally:
+        one.close()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("respawn", [True, False])
+def test_one_that_is_killed_while_it_starts(tmp_path: Path, respawn: bool) -> None:
+    one = cradle.Cradle()
+    cradle._spare.append(one)
+    os.kill(one.pid, signal.SIGKILL)
+    if not respawn:
+        with pytest.raises(AllGone, match=r"forked from is gone \(killed by signal 9\)"):
+            train(TASK, tmp_path, workers=2)
+        return
+    run = train(TASK, tmp_path, workers=2, respawn=True)
+    assert run.num_epochs_ended() == TASK.epochs
 
 
 def test_one_that_somebody_stops_is_let_go_on(

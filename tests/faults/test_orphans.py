@@ -109,6 +109,19 @@ def test_nothing_is_left_when_a_parent_is_killed(
     assert {name for name in set(os.listdir("/dev/shm")) - shared if not is_torchs(name)} == set()
 
 
+def test_a_launcher_that_is_killed_while_it_starts_leaves_nobody(tmp_path: Path) -> None:
+    """Who forks its workers imports for some seconds then."""
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "-m", "paceline", "launch", "--device", "cpu", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path) as process:
+        launcher = psutil.Process(process.pid)
+        end_s = time.monotonic() + 60
+        while not (children := launcher.children()):
+            assert time.monotonic() < end_s
+        process.kill()
+        assert left({"nursery": children[0]}) == []
+
+
 def is_torchs(name: str) -> bool:
     """A loader's worker makes a segment under a name for a batch, and takes the name away at once.
 

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from typing import Any
 
+from ..signals import held_back
 from ..vitals import State, read_vitals
 from . import scribe
 
@@ -92,13 +93,14 @@ class Desk:
             process.wait()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.checkpoints.scribe", str(self._memory.fd)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[self._memory.fd],
-            start_new_session=True,  # Ctrl-C is the launcher's to hear
-        )
+        with held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.checkpoints.scribe", str(self._memory.fd)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[self._memory.fd],
+                start_new_session=True,  # Ctrl-C is the launcher's to hear
+            )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._unread, self._stopped_s = b"", math.inf

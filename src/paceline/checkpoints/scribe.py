@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..signals import die_with_parent, leave_to_the_launcher
 from .shelf import Shelf
 
 LAYOUT = "layout.json"
@@ -107,22 +108,10 @@ def _dense(memory: Any, offset: int, item_bytes: int, shape: list[int], strides:
     return np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False).tobytes()
 
 
-def _die_with_parent() -> None:
-    """Linux: killed with the launcher; elsewhere the end of standard input ends it."""
-    if sys.platform == "linux":
-        import ctypes
-        import signal
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-
-
 def main() -> None:
     """Entry of ``python -m paceline.checkpoints.scribe FD``."""
-    import signal
-
-    _die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # the launcher decides when the run ends
+    die_with_parent()  # elsewhere than on Linux the end of standard input ends it
+    leave_to_the_launcher()
     descriptor = int(sys.argv[1])
     memory: mmap.mmap | None = None
     for line in sys.stdin:

@@ -27,6 +27,7 @@ from typing import Any
 
 from ..errors import AllGone, WorkerError
 from ..sessions.lane import socket_pair
+from ..signals import held_back
 from ..vitals import State, read_vitals
 
 _START_S, _END_S = 120.0, 2.0
@@ -43,13 +44,14 @@ class Cradle:
 
     def __init__(self) -> None:
         self._end, theirs = socket_pair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.engines.nursery", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.engines.nursery", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         theirs.close()
         self._early: list[dict[str, int]] = []
         """What it said while something else was waited for."""
@@ -83,7 +85,8 @@ class Cradle:
         """The next word of this kind; others are kept for `words`.
 
         Raises:
-            WorkerError: the nursery ended, or said nothing in time.
+            AllGone: the nursery was killed.
+            WorkerError: it could not start, or said nothing in time.
         """
         end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
@@ -94,12 +97,12 @@ class Cradle:
                 if kind in message:
                     return message
                 self._early.append(message)
-            if self._process.poll() is not None:
-                if not self._is_new:
-                    raise AllGone(_GONE)
+            if (code := self._process.poll()) is not None:
+                if code < 0 or not self._is_new:
+                    raise AllGone(f"{_GONE} (killed by signal {-code})" if code < 0 else _GONE)
                 raise WorkerError(
                     "the process that workers are forked from did not start "
-                    f"(exit {self._process.returncode}); see the messages above"
+                    f"(exit {code}); see the messages above"
                 )
         raise WorkerError(f"workers could not be started within {within_s:.0f} s")
 

@@ -25,6 +25,7 @@ import socket
 import sys
 from typing import Any
 
+from ..signals import die_with_parent, leave_to_the_launcher
 from ..streams import open_standard_streams
 from .base import Birth
 
@@ -46,8 +47,6 @@ class Nursery:
 
     def run(self) -> None:
         """Serve until the launcher is gone."""
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(name, signal.SIG_IGN)
         try:
             self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
             while True:
@@ -165,8 +164,12 @@ def _kill_group(pid: int) -> None:
 
 def main() -> None:
     """Entry of ``python -m paceline.engines.nursery FD``."""
+    leave_to_the_launcher()
+    die_with_parent()  # else it would import for seconds, and see only then that it is alone
     open_standard_streams()
     launcher = socket.socket(fileno=int(sys.argv[1]))
+    if select.select([launcher], [], [], 0.0)[0] and not launcher.recv(1, socket.MSG_PEEK):
+        return
     import numpy  # noqa: F401  before the fork: once for all members
     import torch
     import torch._dynamo  # noqa: F401  the first optimizer would import it, in every member
@@ -176,6 +179,7 @@ def main() -> None:
 
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     assert threads == 1, f"the nursery must have one thread to be forked, it has {threads}"
+    die_with_parent(0)  # from here on it sees that by the socket, and ends all members first
     Nursery(launcher).run()
     os._exit(0)  # at once: torch would take a second to unload itself
 

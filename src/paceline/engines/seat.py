@@ -21,13 +21,13 @@ from ..sessions.base import Perished, Stopped
 from ..sessions.collective import CollectiveSession
 from ..sessions.express import ExpressSession
 from ..sessions.lane import Lane, SocketLane
+from ..signals import die_with_parent
 from ..store.control import Control
 from ..store.memory import SharedMemory
 from ..streams import Lasting
 from .base import Birth
 from .standing import is_foreign, show_standing
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
 _NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
@@ -50,7 +50,7 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
     from .. import worker
 
     os.setpgid(0, 0)
-    _die_with_parent()
+    _be_a_member()
     _redirect(birth.log)
     os.environ.update(birth.environment)
     sys.path += [entry for entry in birth.search_path if entry not in sys.path]
@@ -165,10 +165,10 @@ def _exit_words(end: SystemExit, birth: Birth) -> str:
     )
 
 
-def _die_with_parent() -> None:
+def _be_a_member() -> None:
     """Be killed when the nursery is gone (Linux; elsewhere the closed lane ends a member)."""
     if sys.platform == "linux":
-        _set_death_signal()
+        die_with_parent()
         # A sleep ends when it is over, not up to 50 us later.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _let_forks_die_too(os.getpid())
@@ -177,10 +177,6 @@ def _die_with_parent() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)  # else a library's read or wait fails with EINTR
-
-
-def _set_death_signal() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _let_forks_die_too(member: int) -> None:
@@ -197,7 +193,7 @@ def _let_forks_die_too(member: int) -> None:
     def after() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is ended by whoever forked it
         if is_from_main[0]:
-            _set_death_signal()
+            die_with_parent()
             if os.getppid() != member:  # it died in between
                 os._exit(1)
 
