@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,3 +109,18 @@ def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
         alone = plain_loop(replace(TASK, epochs=epoch))
         saved = load_file(one.path / MODEL)  # without the second name of what is tied
         assert differ(saved, {name: alone[name] for name in saved}) < 1e-6
+
+
+def test_it_ends_without_a_word_when_nobody_reads_what_it_wrote(tmp_path: Path) -> None:
+    """A launcher that is killed closes its end a moment before its scribe is killed, too."""
+    memory = SharedMemory.create(64)
+    reader, writer = os.pipe()
+    os.close(reader)
+    scribe = subprocess.run(
+        [sys.executable, "-m", "paceline.checkpoints.scribe", str(memory.fd)],
+        input=json.dumps(request(tmp_path, {})).encode() + b"\n",
+        stdout=writer, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert scribe.stderr == b""
+    assert not Shelf(tmp_path).is_empty

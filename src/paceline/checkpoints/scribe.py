@@ -117,8 +117,11 @@ def main() -> None:
     for line in sys.stdin:
         if memory is None:
             memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        sys.stdout.write(json.dumps(write(json.loads(line), memory)) + "\n")
-        sys.stdout.flush()
+        answer = json.dumps(write(json.loads(line), memory)).encode() + b"\n"
+        try:
+            os.write(1, answer)
+        except BrokenPipeError:  # the launcher is gone
+            return
 
 
 if __name__ == "__main__":
