@@ -43,3 +43,14 @@ def test_the_help_loads_nothing_heavy(module: str) -> None:
         f"print('loaded', {module!r} in sys.modules)"
     )
     assert python(code).splitlines()[-1] == "loaded False"
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy"])
+def test_who_launches_a_script_loads_nothing_heavy(module: str) -> None:
+    """Its workers do: it takes seconds, and the memory of a process of its own."""
+    code = (
+        "import sys; from paceline import launcher; from paceline.cli import launch, running;"
+        "from paceline.engines import cradle;"
+        f"from paceline.report import live; print({module!r} in sys.modules)"
+    )
+    assert python(code) == "False"

@@ -34,8 +34,8 @@ from .conditions.faults import FaultPlan
 from .conditions.holdup import Holdup
 from .conditions.mishaps import Mishaps
 from .context import Context
+from .data.digests import sample_digests
 from .data.feed import SeededData
-from .data.likeness import sample_digests
 from .data.loader import LeasedLoader
 from .data.plain import plain_batches, plain_sizes
 from .data.trees import apply

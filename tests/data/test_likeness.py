@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.data.likeness import Likeness, are_others, digest_of, sample_digests
+from paceline.data.digests import digest_of, sample_digests
+from paceline.data.likeness import Likeness, are_others
 
 
 class Made(Dataset[Any]):
