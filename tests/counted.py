@@ -5,9 +5,10 @@ whatever the weights are. So plain SGD leaves in a weight the sum of what its sa
 updates, and who knows which pushes an update was made of (the trace) knows every weight, under any
 protocol and however stale a push was: one that was lost, or used twice, is seen.
 
-    python counted.py PLAN FOLDER      PLAN: JSON of havoc.Plan     FOLDER: final-S-PID.pt, pid-S
+    python counted.py PLAN FOLDER      PLAN: JSON of havoc_plan.Plan
+                                       FOLDER: pid-S, cue-S-PLACE, struck-N, final-S-PID.pt
 
-The worker strikes itself where the plan says so (havoc.Line); it must not know what is judged.
+A worker strikes itself at the lines that the plan names; it must not know what is judged.
 """
 
 import faulthandler
@@ -25,7 +26,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from havoc import Plan, Strike
+from havoc_plan import Plan, Strike
+from havoc_run import CALM
 
 HOME = Path(paceline.__file__).parent
 PLACES = tuple(
@@ -36,6 +38,8 @@ PLACES = tuple(
     )
 )  # fmt: skip
 """Where a worker meets others: not what it does by itself, nor the turns of a loop that waits."""
+AWHILE_S = 0.03
+"""What a script does before ``prepare`` and between epochs."""
 
 
 class Weights(nn.Module):
@@ -95,7 +99,7 @@ class Lines:
                 continue
             code = frame.f_code
             mark.write_text(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
-            os.kill(os.getpid(), strike.signal)
+            os.kill(os.getpid(), signal.Signals[f"SIG{strike.signal}"])
         if self._pause and self._rng.random() < self._pause:
             time.sleep(self._rng.uniform(0.0, 0.004))
         return self._line
@@ -105,8 +109,16 @@ def main(plan: Plan, folder: Path) -> None:
     """The script: a loop as anybody would write it, and what the plan wants between its epochs."""
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     pace = paceline.connect()
+    (folder / f"pid-{pace.worker}").write_text(str(os.getpid()))
+
+    def cue(place: str) -> None:
+        (folder / f"cue-{pace.worker}-{place}").touch()
+
+    cue("early")
+    time.sleep(AWHILE_S)
     marks = [(one, folder / f"struck-{i}") for i, one in enumerate(plan.strikes)]
-    own = [one for one in marks if one[0].worker == pace.worker and one[0].line]
+    own = [one for one in marks if one[0].line and one[0].target == f"worker {pace.worker}"]
+    own = [] if CALM in os.environ else own
     if own or plan.dawdle:
         Lines(plan, own, pace.worker).start()
     indices = torch.arange(plan.samples)
@@ -114,25 +126,30 @@ def main(plan: Plan, folder: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     loader = DataLoader(TensorDataset(indices), batch_size=plan.batch)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
-    (folder / f"pid-{pace.worker}").write_text(str(os.getpid()))
     tests = DataLoader(TensorDataset(indices), batch_size=7)
     if "once" in plan.between:
         with pace.once():
             pass
-    for _ in pace.epochs(plan.epochs):
+    for epoch in pace.epochs(plan.epochs):
+        cue(f"step-{epoch}")
         for (drawn,) in loader:
             with pace.step():
+                time.sleep(plan.pause_s)
                 optimizer.zero_grad()
                 model(drawn).mean().backward()
                 optimizer.step()
         if "evaluate" in plan.between:
+            cue(f"evaluate-{epoch}")
             found = pace.evaluate(lambda batch: {"n": (len(batch[0]), len(batch[0]))}, tests)
             assert found["n"][1] == plan.samples, f"{found} of {plan.samples} were evaluated"
+        cue(f"between-{epoch}")
+        time.sleep(AWHILE_S)
         if "once" in plan.between:
             with pace.once():
                 pass
         if "sum" in plan.between:
             assert pace.sum(1) >= 1
+    cue("end")
     state = {name: value.clone() for name, value in model.state_dict().items()}
     torch.save(state, folder / f"new-{pace.worker}")
     (folder / f"new-{pace.worker}").rename(folder / f"final-{pace.worker}-{os.getpid()}.pt")
