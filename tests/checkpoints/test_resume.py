@@ -24,7 +24,7 @@ from paceline.report.live import QuietObserver
 from paceline.resumption import adopt
 from paceline.workloads.base import Task
 from reference import differ
-from runs import Run, nothing_left
+from runs import Run, assert_each_sample_once, nothing_left
 from tiny import NUM_SAMPLES, TASK, Tied, with_optimizer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -435,3 +435,57 @@ def test_a_trace_of_another_format_is_refused_and_nothing_is_taken_away(tmp_path
 def test_the_largest_seed_has_its_report_and_can_be_resumed(tmp_path: Path) -> None:
     run = go(ADAM, tmp_path, updates=3, engine="inline", seed=2**63 - 1)
     assert go(ADAM, tmp_path, resume=str(run.folder), updates=5).summary.updates == 5
+
+
+STOPPED = """
+import sys, time, torch, paceline
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+where = sys.argv[1]
+pace = paceline.connect()
+
+class Kept:
+    def state_dict(self):
+        if where == "while it is copied":
+            pace.stop()
+        return {}
+    def load_state_dict(self, state):
+        pass
+
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(24, 2)), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+pace.keep(kept=Kept())
+stopping = Path("stopping")
+for epoch in pace.epochs(2):
+    if epoch == 1 and where == "in the last epoch" and not stopping.exists():
+        pace.stop()
+        stopping.touch()
+    for (x,) in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    while where == "in the last epoch" and pace.worker == 1 and not stopping.exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("where", ["in the last epoch", "while it is copied"])
+def test_a_stop_at_an_epochs_border_is_gone_on_with_from_there(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is in the last epoch already finds nothing in it, and comes to its end."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "stopped.py"
+    path.write_text(STOPPED)
+    every = "1 epoch" if where == "while it is copied" else "5min"
+    program = ScriptProgram(path=str(path), args=(where,))
+    run = go(program, tmp_path, workers=2, epochs=2, checkpoint_every=every)
+    assert run.num_epochs_ended() == 1
+    program = ScriptProgram(path=str(path), args=("nowhere",))
+    run = go(program, tmp_path, epochs=2, resume=str(run.folder))
+    assert_each_sample_once(run, 24, 2)

@@ -173,7 +173,7 @@ class Gate:
         live = [one.number for one in run.roster.live if not one.is_done]
         if not live or any(number not in self._rested for number in live):
             return
-        if run.coordinator.is_between_epochs:
+        if run.coordinator.is_between_epochs and not run.ending:  # else it was kept at the stop
             run.script_epoch = max(self._rested.values())
             self.snapshots.at_stop()
         if not self.snapshots.is_waited_for:

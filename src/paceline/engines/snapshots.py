@@ -207,6 +207,7 @@ class Snapshots:
         draft, self._draft = self._draft, None
         if draft is not None:
             self._shelf.drop(draft.aside)
+            self._last_place = (-1, -1)
         live = [one.number for one in run.roster.live if not one.is_done]
         place = (run.coordinator.version, run.script_epoch)
         if not self.is_on or not live or place == self._last_place:
