@@ -85,6 +85,6 @@ def leave_to_the_launcher() -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Get this signal when the thread that began this process ends, 0: none; Linux only."""
+    """Get this signal when the thread that began this process ends; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -94,7 +94,13 @@ def _is_over(one: psutil.Process) -> bool:
 
 @pytest.mark.parametrize(
     ("victim", "stopped"),
-    [("launcher", None), ("launcher", "worker 1"), ("nursery", None), ("nursery", "loader 0")],
+    [
+        ("launcher", None),
+        ("launcher", "worker 1"),
+        ("launcher", "nursery"),
+        ("nursery", None),
+        ("nursery", "loader 0"),
+    ],
 )
 def test_nothing_is_left_when_a_parent_is_killed(
     run: subprocess.Popen[bytes], victim: str, stopped: str | None

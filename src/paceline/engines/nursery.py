@@ -179,7 +179,8 @@ def main() -> None:
 
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     assert threads == 1, f"the nursery must have one thread to be forked, it has {threads}"
-    die_with_parent(0)  # from here on it sees that by the socket, and ends all members first
+    # From here on it sees that by the socket, and ends all members first; if it is not stopped.
+    die_with_parent(signal.SIGCONT)
     Nursery(launcher).run()
     os._exit(0)  # at once: torch would take a second to unload itself
 
