@@ -77,6 +77,7 @@ def test_variables_for_other_uses_and_empty_ones_are_let_by() -> None:
         ({"workers": True}, "workers must be a whole number, got True"),
         ({"lr": 0}, "lr must be > 0, got 0"),
         ({"lr": float("nan")}, "lr must be > 0, got nan"),
+        ({"lr": float("inf")}, "lr must be finite, got inf"),
         ({"target_accuracy": 85}, "must be <= 1, got 85.*; write 0.85 for 85 %"),
         ({"engine": "cluster"}, "engine must be one of local, inline, got 'cluster'"),
         ({"log": "wandb"}, "log must be one of csv, tensorboard, got 'wandb'"),

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "streams",
         "tail",
         "vitals",
+        "limits",
         "lookahead",
         "membership",
         "staleness",

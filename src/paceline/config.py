@@ -8,6 +8,7 @@ with a suggestion. This module must not know protocols, devices or tasks: their 
 by the families that own them.
 """
 
+import math
 import os
 import typing
 from collections.abc import Iterator, Mapping
@@ -244,6 +245,8 @@ def _check_range(name: str, value: Value, place: str) -> None:
         raise ConfigError(f"{name} must be > {above}, got {value}{place}{hint}")
     if most is not None and not value <= most:
         raise ConfigError(f"{name} must be <= {most}, got {value}{place}{hint}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be finite, got {value}{place}{hint}")
 
 
 _Layer: TypeAlias = Iterator[tuple[str, Value, str]]

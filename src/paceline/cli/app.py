@@ -21,6 +21,10 @@ EXIT_SIGNAL = 128
 """Plus the signal's number, as shells do: 130 Ctrl-C, 143 TERM, 138 USR1."""
 
 
+_NO_ROOM = "failed to map segment"
+"""What the system says where a library finds no room in memory."""
+
+
 class Verb(NamedTuple):
     """One line of the table; its file is ``cli/<name>.py``."""
 
@@ -75,6 +79,10 @@ def run(tokens: list[str]) -> int:
         return EXIT_ERROR
     except OSError as error:
         return _fail(_refused(error), _wants_json(own))
+    except (MemoryError, ImportError) as error:
+        if isinstance(error, ImportError) and _NO_ROOM not in str(error):
+            raise
+        return _fail(_no_memory(error), _wants_json(own))
     except CycloptsError as error:
         return _fail(ConfigError(_in_one_line(error)), _wants_json(own))
     except PacelineError as error:
@@ -146,6 +154,12 @@ def _refused(error: OSError) -> LinkError:
         lead_nowhere(sys.stdout)
     name = f"{error.filename}: " if error.filename else ""
     return LinkError(f"{name}{error.strerror or error}")
+
+
+def _no_memory(error: Exception) -> LinkError:
+    from ..limits import describe_limits
+
+    return LinkError(f"there is too little memory: {error} (allowed: {describe_limits() or 'all'})")
 
 
 def _say(line: str) -> None:

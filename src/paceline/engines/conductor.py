@@ -24,7 +24,7 @@ from .base import Engine, Event
 from .beginners import Beginners
 from .calls import Calls
 from .curfew import Curfew
-from .describe import Description, make_plan
+from .describe import Description, check_size, make_plan
 from .ends import Ends, Output
 from .gate import Gate
 from .newcomers import Newcomers
@@ -225,6 +225,7 @@ class Conductor:
             return
         self._descriptions[member] = Description.read(message[1])
         if len(self._descriptions) < len(run.live):
+            check_size(self._descriptions[member], self._protocol.num_pushes)
             return
         first = self._descriptions[min(self._descriptions)]
         for number, other in self._descriptions.items():

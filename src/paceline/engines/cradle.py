@@ -15,17 +15,21 @@ the run that it comes to. This module must not know members, messages between th
 import json
 import math
 import os
+import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import AllGone, WorkerError
+from ..errors import AllGone, LinkError, WorkerError
+from ..limits import Toll, describe_limits
 from ..sessions.lane import socket_pair
 from ..signals import held_back
 from ..vitals import State, read_vitals
@@ -44,9 +48,12 @@ class Cradle:
 
     def __init__(self) -> None:
         self._end, theirs = socket_pair()
+        self._scratch = os.path.join(tempfile.gettempdir(), f"paceline-{secrets.token_hex(8)}")
+        self._toll = Toll()
+        words = ["-m", "paceline.engines.nursery", str(theirs.fileno()), self._scratch]
         with held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.engines.nursery", str(theirs.fileno())],
+                [sys.executable, *words],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
@@ -73,12 +80,12 @@ class Cradle:
             AllGone: it is gone.
         """
         self._has_members, self._is_new = True, False
-        with _heard():
+        with self._heard():
             socket.send_fds(self._end, [json.dumps(birth).encode()], list(descriptors))
 
     def kill(self, member: int) -> None:
         """Let it end a member, and all that it had begun. AllGone: it is gone."""
-        with _heard():
+        with self._heard():
             self._end.send(json.dumps({"kill": member}).encode())
 
     def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
@@ -94,12 +101,14 @@ class Cradle:
             ready, _, _ = select.select([self._end], [], [], 0.5)
             if ready and (data := self._end.recv(1 << 16)):
                 message: dict[str, int] = json.loads(data)
+                if "unable" in message:
+                    raise _unable(message["unable"])
                 if kind in message:
                     return message
                 self._early.append(message)
             if (code := self._process.poll()) is not None:
                 if code < 0 or not self._is_new:
-                    raise AllGone(f"{_GONE} (killed by signal {-code})" if code < 0 else _GONE)
+                    raise self._gone(f" (killed by signal {-code})" if code < 0 else "")
                 raise WorkerError(
                     "the process that workers are forked from did not start "
                     f"(exit {code}); see the messages above"
@@ -124,7 +133,7 @@ class Cradle:
         except ConnectionError:
             data = b""
         if not data:
-            raise AllGone(_GONE)
+            raise self._gone()
         message: dict[str, int] = json.loads(data)
         return message
 
@@ -175,15 +184,24 @@ class Cradle:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)  # of one that was killed
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """AllGone: who is spoken to is gone."""
+        try:
+            yield
+        except ConnectionError:
+            raise self._gone() from None
+
+    def _gone(self, how: str = "") -> AllGone:
+        return AllGone(f"{_GONE}{how}{self._toll.explain()}")
 
 
-@contextmanager
-def _heard() -> Iterator[None]:
-    """AllGone: who is spoken to is gone."""
-    try:
-        yield
-    except ConnectionError:
-        raise AllGone(_GONE) from None
+def _unable(reason: object) -> LinkError:
+    limits = describe_limits()
+    allowed = f" (memory that is allowed: {limits})" if limits else ""
+    return LinkError(f"workers cannot be begun: {reason}{allowed}")
 
 
 _is_warm = False

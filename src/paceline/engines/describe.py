@@ -138,7 +138,7 @@ def make_plan(
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
     parts, batch = protocol.num_pushes, first.batch_size
-    _check_size(first, parts)
+    check_size(first, parts)
     updates, epochs, total = _length(first, protocol, settings)
     return Plan(
         task=first.task,
@@ -164,7 +164,7 @@ def make_plan(
     )
 
 
-def _check_size(first: Description, parts: int) -> None:
+def check_size(first: Description, parts: int) -> None:
     """Whether there are samples for all mini-batches of an update."""
     has_few = first.num_samples < parts
     if not has_few and first.batch_size >= parts:

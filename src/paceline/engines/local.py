@@ -8,12 +8,14 @@ This module must not know protocols, plans or terminals.
 """
 
 import select
+import signal
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from ..events import Cancel, Fact, Grant, Joined, Late, Left, Order
+from ..limits import Toll, allow
 from ..sessions.lane import Message, SocketLane, socket_pair
 from ..staleness import StalenessRule
 from ..store.control import ALARM, BEGAN, INSIDE, JOBS, SNAPSHOT, Control, control_bytes
@@ -32,12 +34,17 @@ class LocalEngine(Engine):
 
     Args:
         num_seats: workers.
+
+    Raises:
+        ConfigError: this machine, or what of it may be used, has no room for so many.
     """
 
     traits = Traits(name="local", cancels=True, loses_members=True, has_store=True, is_spmd=True)
 
     def __init__(self, num_seats: int) -> None:
+        allow(num_seats)
         self._num_seats = num_seats
+        self._toll = Toll()
         self._page = SharedMemory.create(control_bytes(num_seats))
         self._arena = SharedMemory.create()
         self._program = SharedMemory.create()
@@ -152,6 +159,8 @@ class LocalEngine(Engine):
                 return message[word], (word,)
         code = message["code"]
         reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
+        if -code == signal.SIGKILL:
+            reason += self._toll.explain()
         return message["ended"], ("left", reason, code)
 
     def _drain(self, member: int) -> list[Event]:

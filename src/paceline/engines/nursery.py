@@ -10,6 +10,7 @@ request: its number cannot be another's by then, since the nursery has not let g
     launcher -> nursery    a birth, with descriptors      {"kill": member}
                            {"empty": 0}: end all members  {"adopt": settings}: serve another run
     nursery -> launcher    {"ready": pid}                 {"born": member, "pid": pid}
+                           {"unable": reason}: no member can be forked
                            {"stopped": member}            {"continued": member}
                            {"ended": member, "code": exit code}      {"emptied": 0}
 
@@ -18,25 +19,36 @@ This module must not know what a member does.
 
 import contextlib
 import json
+import multiprocessing.process
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from ..signals import die_with_parent, leave_to_the_launcher
 from ..streams import open_standard_streams
 from .base import Birth
 
 _MAX_BYTES = 1 << 20
+_UNABLE = 71
+"""The exit code of who could not be begun (EX_OSERR)."""
+_MOST_LETTERS = 500
 
 
 class Nursery:
-    """Forks members on request and reports how they end."""
+    """Forks members on request and reports how they end.
 
-    def __init__(self, launcher: socket.socket) -> None:
+    Args:
+        scratch: where a folder is made for what their own processes lay down, as the sockets by
+            which a DataLoader's workers hand on their batches; it goes with the nursery.
+    """
+
+    def __init__(self, launcher: socket.socket, scratch: str) -> None:
         self._launcher = launcher
+        self._scratch = scratch
         self._seats: dict[int, int] = {}
         """pid -> member."""
         self._wake_in, wake_out = os.pipe()
@@ -48,6 +60,10 @@ class Nursery:
     def run(self) -> None:
         """Serve until the launcher is gone."""
         try:
+            with contextlib.suppress(OSError):  # a full disk: each makes one of its own
+                os.mkdir(self._scratch, 0o700)
+                this = multiprocessing.process.current_process()
+                this._config["tempdir"] = self._scratch  # type: ignore[attr-defined]
             self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
             while True:
                 watched: list[Any] = [self._launcher, self._wake_in]
@@ -61,6 +77,12 @@ class Nursery:
             return
         finally:
             self._kill_all()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def give_up(self, reason: str) -> NoReturn:
+        """No member can ever be forked here: say so and end."""
+        self._tell({"unable": reason[:_MOST_LETTERS]})
+        os._exit(_UNABLE)
 
     def _serve(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self._launcher, _MAX_BYTES, 8)
@@ -78,13 +100,18 @@ class Nursery:
             self._adopt(descriptors, **request["adopt"])
             return True
         birth = Birth(**request)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -1
+            self._tell({"ended": birth.member, "code": _UNABLE, "unable": error.strerror})
         if pid == 0:
             self._become(birth, descriptors)
-        self._seats[pid] = birth.member
         for descriptor in descriptors:
             os.close(descriptor)
-        self._launcher.send(json.dumps({"born": birth.member, "pid": pid}).encode())
+        if pid > 0:
+            self._seats[pid] = birth.member
+            self._tell({"born": birth.member, "pid": pid})
         return True
 
     def _adopt(self, streams: list[int], environment: dict[str, str], folder: str) -> None:
@@ -135,7 +162,7 @@ class Nursery:
                 code = os.waitstatus_to_exitcode(status)
                 self._tell({"ended": member, "code": code})
 
-    def _tell(self, message: dict[str, int]) -> None:
+    def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):  # it closes while the last ones end
             self._launcher.send(json.dumps(message).encode())
 
@@ -162,26 +189,34 @@ def _kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def main() -> None:
-    """Entry of ``python -m paceline.engines.nursery FD``."""
-    leave_to_the_launcher()
-    die_with_parent()  # else it would import for seconds, and see only then that it is alone
-    open_standard_streams()
-    launcher = socket.socket(fileno=int(sys.argv[1]))
-    if select.select([launcher], [], [], 0.0)[0] and not launcher.recv(1, socket.MSG_PEEK):
-        return
-    import numpy  # noqa: F401  before the fork: once for all members
+def _import_all() -> None:
+    """Before the fork: once for all members."""
+    import numpy  # noqa: F401
     import torch
     import torch._dynamo  # noqa: F401  the first optimizer would import it, in every member
 
     from .. import trainer, worker  # noqa: F401
     from . import seat  # noqa: F401
 
+
+def main() -> None:
+    """Entry of ``python -m paceline.engines.nursery FD SCRATCH``."""
+    leave_to_the_launcher()
+    die_with_parent()  # else it would import for seconds, and see only then that it is alone
+    open_standard_streams()
+    launcher, scratch = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    if select.select([launcher], [], [], 0.0)[0] and not launcher.recv(1, socket.MSG_PEEK):
+        return
+    nursery = Nursery(launcher, scratch)
+    try:
+        _import_all()
+    except Exception as error:  # too little memory, or an installation that is broken
+        nursery.give_up(f"{type(error).__name__}: {error}")
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     assert threads == 1, f"the nursery must have one thread to be forked, it has {threads}"
     # From here on it sees that by the socket, and ends all members first; if it is not stopped.
     die_with_parent(signal.SIGCONT)
-    Nursery(launcher).run()
+    nursery.run()
     os._exit(0)  # at once: torch would take a second to unload itself
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..context import Context
 from ..errors import ConfigError, PacelineError
+from ..limits import describe_limits
 from ..program import Program, ScriptProgram, TaskProgram
 from ..sessions.base import Perished, Stopped
 from ..sessions.collective import CollectiveSession
@@ -32,6 +33,8 @@ _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
 _NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
 """What torch says where its own process group is asked for and there is none."""
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
+"""What torch and the system say."""
 _HINT_OF_GROUP = (
     "paceline launch makes no process group of torch's own: leave that line out where the script "
     "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
@@ -150,6 +153,8 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
         lines.append(_HINT_OF_END)
     if any(word in str(error) for word in _NO_GROUP):
         lines.append(_HINT_OF_GROUP)
+    if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
+        lines.append(f"memory that is allowed here: {describe_limits() or 'all that there is'}")
     lines.append(f"the other workers were ended; the whole traceback: {report}")
     return "\n".join(lines[:_MAX_LINES])
 

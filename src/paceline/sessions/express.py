@@ -112,7 +112,7 @@ class ExpressSession(MediatedSession):
             leases = self._rounds[self._round][self.seat]
             if leases:
                 self._version = self._first_version + self._round
-                self._serial = _NEVER_CANCELLED
+                self._serial, self._step = _NEVER_CANCELLED, self._version
                 ticket = Ticket(self.member, self._version, self._version)
                 self._grant = Grant(ticket, tuple(leases))
                 self.beat()

@@ -95,7 +95,7 @@ class MediatedSession(Session):
         self._mail.snap = self._snap
         self._turns = Turns(control, seat, lambda: self.is_main, self._look)
         self._grant: Grant | None = None
-        self._serial = -1
+        self._serial = self._step = -1
         self._num_called_off = 0
         self._version = 0
         self._hyper: object = ()
@@ -267,8 +267,7 @@ class MediatedSession(Session):
 
     def _fail_not_finite(self, loss: float) -> None:
         name = self.store.not_finite(self.seat)
-        step = self._serial if self._grant is None else self._grant.ticket.serial
-        raise not_finite(self.seat, name, step, self._version, loss)
+        raise not_finite(self.seat, name, self._step, self._version, loss)
 
     def extend(self) -> Lease | None:
         """One more mini-batch for the work in flight (gradient accumulation)."""
@@ -458,7 +457,7 @@ class MediatedSession(Session):
             _, serial, version, leases, upcoming = message
             self._mail.settle(lambda: self._control.wait_for_version(version, POLL_S))
             ticket = Ticket(self.member, serial, version)
-            self._serial = serial
+            self._serial = self._step = serial
             self._pull(version)
             self._grant = Grant(
                 ticket, tuple(Lease(*one) for one in leases), tuple(Lease(*one) for one in upcoming)

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..limits import available_bytes
 from .cell import Cell
 from .cells import Cells
 from .checks import Values, check_key, check_like, check_tensor, each_once, pairs_of, total_of
 from .directory import lay_out_region, region_bytes
-from .memory import SharedMemory, available_bytes
+from .memory import SharedMemory
 from .region import Region
 from .rules import NAMED, Optimize, Rule, UpdateFunction, make_rule
 

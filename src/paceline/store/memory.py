@@ -6,6 +6,7 @@ and a short sleep take their place. This module must not know what is stored in 
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import LinkError
+from ..limits import available_bytes, describe_limits
 from .fences import ordered
 
 if TYPE_CHECKING:
@@ -60,12 +62,19 @@ class SharedMemory:
         """Set the size; pages are taken only when they are touched."""
         available = available_bytes()
         if num_bytes > available:
+            limits = describe_limits()
             raise LinkError(
                 f"shared memory: {num_bytes / 2**20:,.0f} MiB are needed, "
-                f"{available / 2**20:,.0f} MiB are free on this machine; "
-                "use fewer workers or a smaller model"
+                f"{available / 2**20:,.0f} MiB are free on this machine"
+                f"{f' (allowed: {limits})' if limits else ''}; use fewer workers or a smaller model"
             )
-        os.ftruncate(self.fd, num_bytes)
+        try:
+            os.ftruncate(self.fd, num_bytes)
+        except OSError as error:
+            why = " (ulimit -f)" if error.errno == errno.EFBIG else ""
+            raise LinkError(
+                f"shared memory: {num_bytes / 2**20:,.0f} MiB: {error.strerror}{why}"
+            ) from None
 
     @property
     def num_bytes(self) -> int:
@@ -120,24 +129,6 @@ class PrivateMemory:
 
 
 Memory: TypeAlias = SharedMemory | PrivateMemory
-
-
-def available_bytes() -> int:
-    """Memory that can still be taken: the machine's, or the container's where that is less."""
-    try:
-        with open("/proc/meminfo") as file:
-            rows = dict(line.split(":") for line in file)
-        free = int(rows["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return sys.maxsize
-    try:
-        with (
-            open("/sys/fs/cgroup/memory.max") as limit,
-            open("/sys/fs/cgroup/memory.current") as now,
-        ):
-            return min(free, int(limit.read()) - int(now.read()))
-    except (OSError, ValueError):
-        return free
 
 
 def spin() -> Iterator[None]:
