@@ -200,3 +200,8 @@ def test_a_disk_that_stays_full_ends_in_words_with_what_was_written(
         strikes.limit_files(None)
     records = list(read_trace(tmp_path / "run" / "trace.jsonl"))
     assert any(isinstance(one, Struck) for one in records)
+
+
+def test_a_bit_that_flips_in_the_trace_is_found_at_the_end(tmp_path: Path) -> None:
+    with pytest.raises(LinkError, match="came to its end, but the trace is damaged at "):
+        train(TASK, tmp_path, workers=2, epochs=3, fault=("corrupt trace.jsonl at update 5",))
