@@ -41,3 +41,20 @@ def test_a_piece_that_is_still_to_come_is_waited_for() -> None:
     ends[1].close()
     with pytest.raises(ConnectionResetError):
         lane.receive()
+
+
+def test_who_does_not_read_holds_nobody_up() -> None:
+    """Of a worker that is stopped the coordinator does not wait."""
+    ours, theirs = socket_pair()
+    lane, reader = SocketLane(ours, waits=False), SocketLane(theirs)
+    sent: list[Message] = [("log", number, b"z" * 50_000) for number in range(100)]
+    for message in sent:
+        lane.send(message)
+    assert lane.is_late
+    assert not lane.send_rest()
+    heard: list[Message] = []
+    while len(heard) < len(sent):
+        heard += reader.receive()
+        lane.send_rest()
+    assert heard == sent
+    assert not lane.is_late

@@ -7,6 +7,7 @@
 This module must not know protocols, plans or terminals.
 """
 
+import contextlib
 import select
 import signal
 import socket
@@ -54,6 +55,8 @@ class LocalEngine(Engine):
         self._by_descriptor: dict[int, int] = {}
         self._lanes: dict[int, SocketLane] = {}
         self._outbox: dict[int, list[Message]] = {}
+        self._slow: set[int] = set()
+        """Members that have not taken yet what they were sent."""
         self._serials: dict[int, int] = {}
         self._poll = select.poll()
         self._is_closed = False
@@ -90,7 +93,7 @@ class LocalEngine(Engine):
         theirs.close()
         self._seats[birth.member] = birth.seat
         self._ends[birth.member] = ours
-        self._lanes[birth.member] = SocketLane(ours)
+        self._lanes[birth.member] = SocketLane(ours, waits=False)
         self._by_descriptor[ours.fileno()] = birth.member
         self._poll.register(ours, select.POLLIN)
 
@@ -126,6 +129,8 @@ class LocalEngine(Engine):
     # -- the contract ---------------------------------------------------------------------------
 
     def events(self, timeout_s: float) -> Sequence[Event]:
+        if self._slow:
+            self._send_rest()
         events: list[Event] = []
         told = [self._told(message) for message in self._cradle.early_words()]
         if self._cradle.woke_it():
@@ -263,4 +268,13 @@ class LocalEngine(Engine):
                 self._lanes[member].send_all(messages)
             except OSError:
                 continue  # it is gone; the nursery tells
+            if self._lanes[member].is_late:
+                self._slow.add(member)
         self._outbox.clear()
+
+    def _send_rest(self) -> None:
+        for member in list(self._slow):
+            with contextlib.suppress(OSError):  # it is gone
+                if not self._lanes[member].send_rest():
+                    continue
+            self._slow.discard(member)

@@ -55,6 +55,7 @@ import marshal
 import os
 import signal
 import socket
+from collections import deque
 from typing import Any, Protocol
 
 from ..store.memory import spin
@@ -88,13 +89,19 @@ class SocketLane:
     Messages of any size: a long one goes in pieces, each with a byte that says whether it is the
     last. ``marshal`` is safe here: the other end is a process of ours on the same machine, and the
     pair has no name that anybody else could open.
+
+    Args:
+        waits: whether sending waits for a reader that is slow. The coordinator does not, for whom a
+            reader may be stopped: what is not taken stays here until ``send_rest`` finds it is.
     """
 
     PIECE_BYTES = 1 << 17
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, waits: bool = True) -> None:
         self._end = end
+        self._flags = 0 if waits else socket.MSG_DONTWAIT
         self._held: list[Message] = []
+        self._unsent: deque[bytes] = deque()
         self._pieces: list[bytes] = []
 
     def send(self, message: Message) -> None:
@@ -108,8 +115,24 @@ class SocketLane:
         """Send several messages as one, in order."""
         data, size = marshal.dumps(messages), self.PIECE_BYTES
         for start in range(0, len(data) - size, size):
-            self._end.send(_MORE + data[start : start + size])
-        self._end.send(_LAST + data[(len(data) - 1) // size * size :])
+            self._unsent.append(_MORE + data[start : start + size])
+        self._unsent.append(_LAST + data[(len(data) - 1) // size * size :])
+        self.send_rest()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether something has not been taken yet."""
+        return bool(self._unsent)
+
+    def send_rest(self) -> bool:
+        """Send what was not taken before; whether all of it is now."""
+        try:
+            while self._unsent:
+                self._end.send(self._unsent[0], self._flags)
+                self._unsent.popleft()
+        except BlockingIOError:
+            return False
+        return True
 
     def receive(self, is_blocking: bool = True) -> list[Message]:
         while (piece := self._read(is_blocking)) is not None:
