@@ -87,4 +87,4 @@ def _was_cut_off(folder: RunFolder) -> bool:
         *_, last = [None, *read_trace(folder.path / FILE_NAME)]
     except ConfigError:  # a damaged line: it was not ended, or nobody can know
         return True
-    return not isinstance(last, Ended) or last.reason.startswith("failed: ")
+    return not isinstance(last, Ended) or last.reason.startswith(("failed: ", "interrupted"))

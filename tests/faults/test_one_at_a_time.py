@@ -15,6 +15,7 @@ from paceline.claim import claim
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
 from paceline.folder import make_folder
+from paceline.trace import FILE_NAME, Trace
 
 LONG = """
 import os, time, torch, paceline
@@ -142,6 +143,20 @@ def test_auto_begins_anew_after_a_kill_before_the_first_checkpoint(
     assert note.endswith("cut-off-1")
     assert (folder / "cut-off-1" / "trace.jsonl").stat().st_size > 0
     assert (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize("reason", ["interrupted: terminated", "failed: worker 1 ended"])
+def test_an_end_in_words_before_the_first_checkpoint_cuts_off_too(
+    tmp_path: Path, reason: str
+) -> None:
+    with closing(claim(RunSettings(run_dir=str(tmp_path)), "x", quiet)) as folder:
+        trace = Trace(folder.path / FILE_NAME)
+        trace.header(workers=1)
+        trace.end(1.0, reason)
+        trace.close()
+    said: list[str] = []
+    claim(RunSettings(run_dir=str(tmp_path), resume="auto"), "x", said.append).close()
+    assert "was cut off before its first checkpoint: it begins anew" in said[0]
 
 
 def test_a_run_that_is_over_is_not_begun_again(tmp_path: Path) -> None:
