@@ -10,6 +10,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from .errors import ConfigError, FileError
+from .files import name_of, open_to_read
+
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """Compact clones of all parameters and buffers, names without a compiler's prefix."""
@@ -25,8 +28,36 @@ def save_model(model: nn.Module, path: Path) -> None:
     write_whole(path, save(model_state(model)))
 
 
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        ConfigError: it is none, or is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        with open_to_read(path) as file:
+            return load_file(name_of(file.fileno(), path))
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        text = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} is no whole .safetensors file: {text!s:.300}") from None
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """Write ``data`` so that ``path`` holds either its old content or all of the new one."""
+    """Write ``data`` so that ``path`` holds either its old content or all of the new one.
+
+    Raises:
+        FileError: it cannot be written there.
+    """
+    try:
+        _write_whole(path, data)
+    except OSError as error:
+        raise FileError(error.errno, f"{error.strerror}: it is not written", str(path)) from error
+
+
+def _write_whole(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", delete=False

@@ -9,12 +9,13 @@ module must not know engines, or how a run is carried out.
 from collections.abc import Callable
 from contextlib import closing
 
+from .checkpoints.shelf import FOLDER
 from .config import RunSettings
 from .errors import ConfigError
 from .files import Place
 from .folder import RunFolder, make_folder
 from .records import Ended
-from .resumption import FOLDER, has_checkpoint, locate
+from .resumption import has_checkpoint, locate
 from .trace import FILE_NAME, read_trace
 
 WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", FOLDER)
@@ -71,7 +72,7 @@ def _set_aside(folder: RunFolder) -> str:
         )
     names = place.names()
     number = next(n for n in range(1, len(names) + 2) if f"cut-off-{n}" not in names)
-    with closing(place.inner(f"cut-off-{number}", is_new=True)) as aside:
+    with closing(place.make_inner(f"cut-off-{number}", is_new=True)) as aside:
         for name in _LEFT:
             if name in names:
                 place.rename(name, name, into=aside)

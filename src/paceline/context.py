@@ -24,6 +24,7 @@ class Context:
         checkpoints: whether versions may be pinned, for which memory is laid out.
         resume: folder of the checkpoint that the run goes on from.
         first_epoch: where the script begins.
+        run_identity: of the folder that ``run_dir`` named when the run began.
         delay, slow: the stragglers that were asked for, as given.
         fault: what is to go wrong, as given; in a worker's second life what is left of it.
         respawn: whether workers may join later.
@@ -55,6 +56,7 @@ class Context:
     lr: float | None = None
     init: str | None = None
     run_dir: str | None = None
+    run_identity: tuple[int, ...] | None = None
     keep_best: bool = False
     fast: str = "none"
     threads: int | None = None
@@ -77,6 +79,8 @@ class Context:
         known = {name: value for name, value in values.items() if name in names}
         for name in ("delay", "slow", "fault", "notes"):
             known[name] = tuple(known.get(name, ()))
+        if known.get("run_identity") is not None:
+            known["run_identity"] = tuple(known["run_identity"])
         return cls(**known)
 
     def write(self) -> dict[str, Any]:

@@ -19,9 +19,10 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from .errors import FileError
 
@@ -47,8 +48,12 @@ class Place:
         self._owner = os.fstat(fd).st_uid
 
     @classmethod
-    def open(cls, path: Path) -> "Place":
-        """The folder at ``path``, through links of ours. FileError: it is not one to write into."""
+    def open(cls, path: Path, identity: Sequence[int] | None = None) -> "Place":
+        """The folder at ``path``, through links of ours. FileError: it is not one to write into.
+
+        Args:
+            identity: of the folder that it must be: another process has opened it before.
+        """
         place, target = None, path
         try:
             for _ in range(_MOST_LINKS):
@@ -65,7 +70,11 @@ class Place:
             raise _said(error, path) from None
         if place is None:
             raise _refused(path, "too many links")
-        return place._checked()
+        place._checked()
+        if identity is not None and place.identity != tuple(identity):
+            place.close()
+            raise _refused(path, "it is another folder than the one that the run began in")
+        return place
 
     @classmethod
     def make(cls, path: Path) -> "Place":
@@ -81,23 +90,33 @@ class Place:
             raise _said(error, path) from None
         return cls.open(path)
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What no other folder of this machine has, as long as this one is there."""
+        now = os.fstat(self.fd)
+        return now.st_dev, now.st_ino
+
     def close(self) -> None:
         os.close(self.fd)
 
-    def inner(self, name: str, *, is_new: bool = False) -> "Place":
-        """A folder in it, made where it is missing; ``is_new``: FileExistsError where it is not."""
+    def inner(self, name: str) -> "Place":
+        """A folder in it."""
         path = self.path / name
         try:
-            try:
-                os.mkdir(name, 0o755, dir_fd=self.fd)
-            except FileExistsError:
-                if is_new:
-                    raise
             return Place(os.open(name, _FOLDER, dir_fd=self.fd), path)._checked()
-        except FileExistsError:
-            raise
         except OSError as error:
             raise _said(error, path) from None
+
+    def make_inner(self, name: str, *, is_new: bool = False) -> "Place":
+        """A folder in it, made where it is missing; ``is_new``: FileExistsError where it is not."""
+        try:
+            os.mkdir(name, 0o755, dir_fd=self.fd)
+        except FileExistsError:
+            if is_new:
+                raise
+        except OSError as error:
+            raise _said(error, self.path / name) from None
+        return self.inner(name)
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -121,9 +140,14 @@ class Place:
         """A file of ours to append to; it is made where it is missing."""
         return self._sound(self._open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), name)
 
-    def read(self, name: str) -> BinaryIO:
+    def read(self, name: str) -> BufferedReader:
         """A file to read, whosever it is."""
         return _regular(self._open(name, os.O_RDONLY), self.path / name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """A new file with this in it, in the place of whatever has its name and is no folder."""
+        with os.fdopen(self.fresh(name), "wb") as file:
+            file.write(data)
 
     def replace(self, name: str, data: bytes, *, is_synced: bool = False) -> None:
         """Write whole or not at all: a reader sees the old file or the new one."""
@@ -186,21 +210,25 @@ class Place:
         except FileNotFoundError:
             return
         except OSError as error:
-            is_folder = os.path.isdir(self.path / name)
-            raise (
-                _refused(self.path / name, "it is a folder")
-                if is_folder
-                else _said(error, self.path / name)
-            ) from None
+            raise self._not_removed(error, name) from None
 
     def remove(self, name: str) -> None:
         """Take away what has this name, with all that is in it; links are not followed."""
         try:
-            shutil.rmtree(name, dir_fd=self.fd)
-        except FileNotFoundError:
-            return
-        except OSError:
             self.remove_file(name)
+        except FileError as error:
+            if error.errno != errno.EISDIR:
+                raise
+            try:
+                shutil.rmtree(name, dir_fd=self.fd)
+            except OSError as failure:
+                raise _said(failure, self.path / name) from None
+
+    def _not_removed(self, error: OSError, name: str) -> FileError:
+        with suppress(OSError):  # not every system says that it is a folder
+            if stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
+                error = OSError(errno.EISDIR, "")
+        return _said(error, self.path / name)
 
     def sync(self) -> None:
         """Names that were made or changed are on the disk."""
@@ -239,7 +267,7 @@ class Place:
                 os.unlink(name, dir_fd=self.fd)
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_to_read(path: Path) -> BufferedReader:
     """A regular file, whosever it is, also through links. FileError: it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -248,7 +276,7 @@ def open_to_read(path: Path) -> BinaryIO:
     return _regular(fd, path)
 
 
-def read_text(file: BinaryIO, most_bytes: int) -> str:
+def read_text(file: BufferedReader, most_bytes: int) -> str:
     """All of it. ValueError: it is longer than that, or no UTF-8."""
     with file:
         data = file.read(most_bytes + 1)
@@ -257,13 +285,13 @@ def read_text(file: BinaryIO, most_bytes: int) -> str:
     return data.decode()
 
 
-def name_of(file: BinaryIO) -> str:
-    """A path that leads to this open file, whatever its own name means by now."""
-    path = f"/dev/fd/{file.fileno()}"
-    return path if os.path.exists(path) else str(file.name)
+def name_of(fd: int, path: Path) -> Path:
+    """A path that leads to this open file, whatever its own means by now."""
+    own = Path(f"/dev/fd/{fd}")
+    return own if own.exists() else path
 
 
-def _regular(fd: int, path: Path) -> BinaryIO:
+def _regular(fd: int, path: Path) -> BufferedReader:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise _refused(path, "it is no regular file")

@@ -41,6 +41,7 @@ class RunFolder:
         self.path = place.path
         self.goes_on = False
         self._made = [*made]
+        self._found = place.names()
         self._lock: int | None = None
         self._link: Path | None = None
         self._before: str | None = None
@@ -101,8 +102,8 @@ class RunFolder:
         _relink(link, self.path.name)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Take back the folder and, in it, what has these names; all else stays."""
-        for name in names:
+        """Take back the folder and, in it, what has these names and was made; all else stays."""
+        for name in set(names) - {*self._found}:
             self.place.remove(name)
         if self._link is not None:
             _relink(self._link, self._before)

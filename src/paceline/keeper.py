@@ -15,6 +15,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .checkpoint import load_tensors
 from .checkpoints.packed import pack, unpack
 from .checkpoints.scribe import LAYOUT, MODEL, OPTIMIZER
+from .checkpoints.shelf import FOLDER, Checkpoint, Shelf
 from .errors import ConfigError
+from .files import Place
 from .store.layout import Layout
 from .store.twin import EXISTS
 
@@ -38,13 +42,20 @@ class Keeper:
     """One member's part in checkpoints.
 
     Args:
-        folder: where they are written, unfinished ones as ``.new-N``; None: nowhere.
+        folder: of the run; None: there is none, and nothing is written.
+        identity: of that folder.
         found: the checkpoint that the run goes on from; None: it begins.
         seat: the worker's number.
     """
 
-    def __init__(self, folder: Path | None, found: Path | None, seat: int) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path | None,
+        found: Path | None,
+        seat: int,
+        identity: Sequence[int] | None = None,
+    ) -> None:
+        self._shelf = None if folder is None else Shelf(folder / FOLDER, within=identity)
         self._seat = seat
         self._found = found
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
@@ -84,9 +95,9 @@ class Keeper:
 
     # -- writing --------------------------------------------------------------------------------
 
-    def write_into(self, folder: str) -> None:
-        """From now on: this folder."""
-        self._folder = Path(folder)
+    def write_into(self, folder: str, within: Sequence[int] | None) -> None:
+        """From now on: these checkpoints, in the folder of this identity."""
+        self._shelf = Shelf(Path(folder), within=within)
 
     def write(self, number: int) -> None:
         """This member's own part of checkpoint ``number``. OSError: the disk."""
@@ -94,20 +105,20 @@ class Keeper:
 
         tensors: dict[str, Tensor] = {}
         own = {name: pack(get(), tensors, name) for name, (get, _) in self._parts.items()}
-        aside = self._aside(number)
-        (aside / f"worker-{self._seat}.safetensors").write_bytes(save(tensors))
-        text = json.dumps(own, allow_nan=False)
-        (aside / f"worker-{self._seat}.json").write_text(text, encoding="utf-8")
+        with self._aside(number) as aside:
+            aside.write(f"worker-{self._seat}.safetensors", save(tensors))
+            aside.write(f"worker-{self._seat}.json", json.dumps(own, allow_nan=False).encode())
 
     def write_layout(self, number: int, layout: Layout, at: int) -> None:
         """What lies where in the pinned block, which begins at byte ``at``."""
         numbers = [entry.place.name for entry in layout.entries if entry.is_number]
         text = json.dumps({"at": at, "numbers": numbers, **layout.rows()})
-        (self._aside(number) / LAYOUT).write_text(text, encoding="utf-8")
+        with self._aside(number) as aside:
+            aside.write(LAYOUT, text.encode())
 
-    def _aside(self, number: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f".new-{number}"
+    def _aside(self, number: int) -> AbstractContextManager[Place]:
+        assert self._shelf is not None
+        return self._shelf.open_aside(number)
 
     # -- going on -------------------------------------------------------------------------------
 
@@ -119,7 +130,7 @@ class Keeper:
         """
         if self._found is None:
             return
-        _load_model(model, _tensors(self._found / MODEL))
+        _load_model(model, load_tensors(self._found / MODEL))
         if not is_difference:
             _load_optimizer(optimizer, list(model.parameters()), self._found)
 
@@ -129,22 +140,12 @@ class Keeper:
         if not seats:
             raise ConfigError(f"the checkpoint {found} has no part of a worker")
         seat = self._seat if self._seat in seats else seats[self._seat % len(seats)]
-        tensors = _tensors(found / f"worker-{seat}.safetensors")
+        tensors = load_tensors(found / f"worker-{seat}.safetensors")
         try:
-            rows = json.loads((found / f"worker-{seat}.json").read_text(encoding="utf-8"))
+            rows = Checkpoint(found, 0, ()).json(f"worker-{seat}.json")
             return {name: unpack(value, tensors) for name, value in rows.items()}
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{found}/worker-{seat}.json is damaged: {error!s:.300}") from None
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise ConfigError(f"the checkpoint is damaged: {path}: {error!s:.300}") from None
 
 
 def _load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
@@ -166,9 +167,9 @@ def _load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 def _load_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], found: Path) -> None:
     """The state of each parameter, in the layout's order: ``0.exp_avg`` is of parameter 0."""
     try:
-        layout = json.loads((found / LAYOUT).read_text(encoding="utf-8"))
+        layout = Checkpoint(found, 0, ()).json(LAYOUT)
         rows, numbers = layout["state"], set(layout["numbers"])
-        saved = _tensors(found / OPTIMIZER)
+        saved = load_tensors(found / OPTIMIZER)
         exists = {name.partition(".")[0] for name in saved if _is_made(name, saved)}
         for name, dtype, _, shape, strides, _ in rows:
             text, _, key = name.partition(".")

@@ -5,6 +5,7 @@
 This module must not know how orders are carried out or how a summary is computed.
 """
 
+import os
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from .engines.births import births_of
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
 from .errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
+from .files import Place
 from .folder import RunFolder
 from .lives import Lives
 from .program import Program, TaskProgram
@@ -57,8 +59,11 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     _find_data(program, observer)
     if settings.dry_run:
         origin = _origin(program, settings, observer, locate(settings))
-        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-            _run(program, Lives(settings, origin, Path(scratch)), observer)
+        with (
+            tempfile.TemporaryDirectory(prefix="paceline-") as scratch,
+            closing(Place.open(Path(scratch))) as place,
+        ):
+            _run(program, Lives(settings, origin, place), observer)
         return None
     with closing(claim(settings, program.name, observer.note)) as folder:
         return _launch(program, settings, observer, folder)
@@ -70,7 +75,7 @@ def _launch(
     """Run in a folder that is held; what is refused there leaves it as it was."""
     found = folder.path if folder.goes_on else None
     origin = _origin(program, settings, observer, found)
-    lives = Lives(settings, origin, folder.path)
+    lives = Lives(settings, origin, folder.place)
     try:
         _live(program, lives, observer)
     except BaseException as error:
@@ -78,29 +83,29 @@ def _launch(
             if found is None and not _has_words(folder.path, error):
                 folder.discard(WRITTEN)
             raise
-        _report_of_failed(folder.path, error, observer)
+        _report_of_failed(folder.place, error, observer)
         raise
     try:
-        summary = _report(folder.path, observer)
+        summary = _report(folder.place, observer)
     except ConfigError as damage:
         raise LinkError(f"the run came to its end, but {damage}") from None
     observer.finished(summary)
     return summary
 
 
-def _report(folder: Path, observer: Observer) -> Summary:
+def _report(place: Place, observer: Observer) -> Summary:
     """What came of a run, also written into its folder where that can be."""
     try:
-        return write_report(folder)
+        return write_report(place.path)
     except OSError as error:
-        observer.note(f"the report cannot be written to {folder}: {error.strerror}")
-        return summarize(folder)
+        observer.note(f"the report cannot be written to {place.path}: {error.strerror}")
+        return summarize(place.path)
 
 
-def _report_of_failed(folder: Path, error: BaseException, observer: Observer) -> None:
+def _report_of_failed(place: Place, error: BaseException, observer: Observer) -> None:
     """What came of a run that ended so; a report that cannot be made does not hide why it did."""
     try:
-        summary = _report(folder, observer)
+        summary = _report(place, observer)
     except ConfigError as damage:
         observer.note(str(damage))
         return
@@ -130,7 +135,9 @@ def _origin(
 def _has_words(folder: Path, error: BaseException) -> bool:
     """Whether somebody should look into the folder of a run that never began."""
     is_failure = isinstance(error, WorkerError)
-    return is_failure or any(one.stat().st_size for one in folder.glob("logs/*.log"))
+    return is_failure or any(
+        one.is_file() and one.stat().st_size for one in folder.glob("logs/*.log")
+    )
 
 
 def _find_data(program: Program, observer: Observer) -> None:
@@ -151,9 +158,9 @@ def _run(
     program: Program, lives: Lives, observer: Observer
 ) -> tuple[AllGone, int, Sequence[str]] | None:
     """One life of a run; where all workers were lost that end, how far it came, and its faults."""
-    settings, origin, folder = lives.settings, lives.origin, lives.folder
+    settings, origin, place = lives.settings, lives.origin, lives.place
     protocol = parse(settings.protocol, settings.workers, settings.staleness)
-    (folder / "logs").mkdir(exist_ok=True)
+    _make_logs(place, settings)
     seats: dict[int, tuple[int, int]] = {}
     conductor: Conductor | None = None
     asked: list[int] = []
@@ -167,10 +174,11 @@ def _run(
 
     with ExitStack() as ends:
         ends.enter_context(ended_by_signals(stop_softly))
-        births = list(births_of(program, settings, protocol, folder, origin.resumption))
+        births = list(births_of(program, settings, protocol, place, origin.resumption))
         goes_on = origin.resumption is not None and not settings.dry_run
-        trace = ends.enter_context(closing(Trace(folder / FILE_NAME, goes_on=goes_on)))
-        log = _open_log(settings, folder, origin.resumption)
+        path = place.path / FILE_NAME
+        trace = ends.enter_context(closing(Trace(path, goes_on=goes_on, place=place)))
+        log = _open_log(settings, place, origin.resumption)
         if log is not None:
             ends.enter_context(closing(log))
         tail = Tail([Path(birth.log) for birth in births], observer.printed)
@@ -194,12 +202,19 @@ def _run(
     return None
 
 
+def _make_logs(place: Place, settings: RunSettings) -> None:
+    """The files for what workers print; where one cannot be, that is said before they begin."""
+    with closing(place.make_inner("logs")) as logs:
+        for seat in range(settings.workers if settings.engine == "local" else 0):
+            os.close(logs.append(f"worker-{seat}.log"))
+
+
 def _open_log(
-    settings: RunSettings, folder: Path, resumption: Resumption | None
+    settings: RunSettings, place: Place, resumption: Resumption | None
 ) -> MetricsLog | None:
     if not settings.log:
         return None
-    return open_log(settings.log, folder, None if resumption is None else resumption.version)
+    return open_log(settings.log, place, None if resumption is None else resumption.version)
 
 
 def _ending(error: BaseException) -> str:

@@ -9,13 +9,12 @@ know processes.
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
-from .checkpoints.shelf import Shelf
 from .conditions.faults import FaultPlan
 from .config import RunSettings
 from .errors import AllGone
-from .resumption import FOLDER, Origin, read
+from .files import Place
+from .resumption import Origin, has_checkpoint, read
 
 MOST_IN_VAIN = 3
 """Lives in a row that may end without a version that the run had not reached before."""
@@ -27,14 +26,14 @@ class Lives:
     Attributes:
         settings: of the next life.
         origin: where it comes from.
-        folder: of the run.
+        place: the folder of the run.
         has_begun: whether its workers ever began to train.
     """
 
-    def __init__(self, settings: RunSettings, origin: Origin, folder: Path) -> None:
+    def __init__(self, settings: RunSettings, origin: Origin, place: Place) -> None:
         self.settings = settings
         self.origin = origin
-        self.folder = folder
+        self.place = place
         self.has_begun = origin.resumption is not None
         self._furthest = -1 if origin.resumption is None else origin.resumption.version
         self._in_vain = 0
@@ -59,8 +58,8 @@ class Lives:
         settings = self.settings
         left = FaultPlan.parse(settings.fault, settings.workers).without(happened)
         self.settings = dataclasses.replace(settings, fault=tuple(map(str, left.faults)))
-        has_one = not Shelf(self.folder / FOLDER).is_empty
-        found = read(self.folder) if has_one else None
+        folder = self.place.path
+        found = read(folder) if has_checkpoint(folder) else None
         where = "from the start" if found is None else f"from update {found.version}"
         text = f"no worker is left ({error}): the run begins again {where}"
         self.origin = Origin(about=self.origin.about, resumption=found, note=text)

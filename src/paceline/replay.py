@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-from .checkpoint import save_model
+from .checkpoint import load_tensors, save_model
 from .coordinator import Coordinator
 from .engines.peers_training import PeersCraft
 from .engines.recorded import Difference, RecordedRun, pulled_versions
@@ -176,7 +175,7 @@ def _is_equal(craft: PeersCraft, path: Path) -> bool | None:
     """Whether the model is the saved one in every bit; None where none was saved."""
     if not path.exists():
         return None
-    saved, now = load_file(path), craft.model.state_dict()
+    saved, now = load_tensors(path), craft.model.state_dict()
     return saved.keys() == now.keys() and all(
         torch.equal(saved[name], value) for name, value in now.items()
     )

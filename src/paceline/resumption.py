@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checkpoints.shelf import Checkpoint, Shelf, damaged
+from .checkpoints.shelf import FOLDER, Checkpoint, Shelf, damaged
 from .config import NAMES, Resolved, RunSettings, check
 from .coordinator import Coordinator
 from .errors import ConfigError
@@ -25,7 +25,6 @@ from .protocols.base import SyncProtocol
 from .resting import audit, audit_members, next_member, recut
 from .trace import refuse_other_format
 
-FOLDER = "checkpoints"
 RUN, COORDINATOR = "run.json", "coordinator.json"
 
 _OF_THE_CALL = frozenset(

@@ -6,6 +6,8 @@ This module must not know processes or terminals.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .files import open_to_read
+
 
 class Tail:
     """Shows what the main worker prints, from its log.
@@ -32,7 +34,7 @@ class Tail:
     def show(self, is_last: bool = False) -> None:
         """Show the whole lines that are new; at the last, also one that was not ended."""
         try:
-            with self._path.open("rb") as file:
+            with open_to_read(self._path) as file:
                 file.seek(self._seen)
                 data = file.read()
         except OSError:

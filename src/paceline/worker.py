@@ -168,9 +168,10 @@ class Pace:
         self._prepared: Prepared
         self._next_epoch = context.first_epoch
         self._keeper = Keeper(
-            Path(context.run_dir) / "checkpoints" if context.run_dir else None,
+            Path(context.run_dir) if context.run_dir else None,
             Path(context.resume) if context.resume else None,
             session.seat,
+            context.run_identity,
         )
         self._best = -math.inf
         """What the best evaluation came to, where its parameters are kept."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoints import shelf as shelf_module
-from paceline.checkpoints.shelf import MANIFEST, POINTER, Checkpoint, Shelf
+from paceline import files
+from paceline.checkpoints.shelf import MANIFEST, POINTER, Checkpoint, Shelf, _digest_of
 from paceline.errors import ConfigError
 
 NAMES = ("a.json", "b.bin", MANIFEST)
@@ -65,10 +65,9 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
             return call
 
-        for place, names in ((os, ("fsync", "mkdir")), (Path, ("rename", "replace", "open"))):
-            for name in names:
-                monkeypatch.setattr(place, name, counted(getattr(place, name)))
-        monkeypatch.setattr(shelf_module.shutil, "rmtree", counted(shelf_module.shutil.rmtree))
+        for name in ("fsync", "mkdir", "open", "replace", "unlink"):
+            monkeypatch.setattr(os, name, counted(getattr(os, name)))
+        monkeypatch.setattr(files.shutil, "rmtree", counted(files.shutil.rmtree))
 
     return die_at
 
@@ -156,7 +155,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     body = json.loads(path.read_text())
     body["files"]["../latest"] = body["files"]["a.json"]
     del body["sha256"]
-    path.write_text(json.dumps({**body, "sha256": shelf_module._digest_of(body)}))
+    path.write_text(json.dumps({**body, "sha256": _digest_of(body)}))
     with pytest.raises(ConfigError, match=r"its line for '\.\./latest' is none"):
         shelf.newest()
 

@@ -183,10 +183,10 @@ def _cwd(one: psutil.Process) -> str:
 
 def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     """What the trace has to say waits until there is room again."""
-    run = train(TASK, tmp_path, workers=2, epochs=40, fault=("fill disk at 0.1s for 0.3s",))
+    run = train(TASK, tmp_path, workers=2, epochs=300, fault=("fill disk at 0.1s for 0.2s",))
     assert any(isinstance(one, Struck) for one in run.records)
     assert any("cannot be written (File too large): the run goes on" in one for one in run.notes)
-    assert_each_sample_once(run, NUM_SAMPLES, 40)
+    assert_each_sample_once(run, NUM_SAMPLES, 300)
 
 
 def test_a_disk_that_stays_full_ends_in_words_with_what_was_written(

@@ -9,6 +9,10 @@ TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "faults.md"
 
 SHOWN_BY: dict[str, tuple[str, str]] = {
+    "a link, a pipe or a folder": (
+        "faults/test_folders.py",
+        "test_a_new_run_writes_through_nothing_that_is_planted",
+    ),
     "a worker is killed": ("faults/test_live_faults.py", "test_a_killed_worker_changes_nothing"),
     "it is stopped": (
         "faults/test_live_faults.py",

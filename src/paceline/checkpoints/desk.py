@@ -64,6 +64,8 @@ class Desk:
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has just died: that is found where its answers are read
         except OSError as error:
             self._fail(error.strerror or str(error))
 

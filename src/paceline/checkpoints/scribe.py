@@ -9,19 +9,18 @@ request a line on standard input, one answer a line on standard output; it ends 
 This module must not know runs, members or torch.
 """
 
-import contextlib
 import json
 import math
 import mmap
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ..files import Place, open_to_read
 from ..signals import die_with_parent, leave_to_the_launcher
-from .shelf import Shelf
+from .shelf import Shelf, number_of
 
 LAYOUT = "layout.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -39,53 +38,55 @@ def write(request: dict[str, Any], memory: Any) -> dict[str, Any]:
 
     Args:
         request: ``aside`` (its folder, with the members' own files in it), ``shelf``, ``keep``,
-            ``files`` (name -> JSON value) and ``sync`` (files outside that must be on the disk
-            before).
+            ``files`` (name -> JSON value), ``sync`` (files outside that must be on the disk
+            before), and ``within`` (the identity of the run's folder).
         memory: a buffer over the store's memory.
 
     Returns:
         ``{"sealed": path, "took_s": seconds}`` or ``{"failed": reason}``.
     """
     start_s = time.monotonic()
-    aside, shelf = Path(request["aside"]), Shelf(Path(request["shelf"]), request["keep"])
+    aside, within = Path(request["aside"]), request.get("within")
+    shelf = Shelf(Path(request["shelf"]), request["keep"], within)
     try:
-        for name, value in request["files"].items():
-            (aside / name).write_text(json.dumps(value, allow_nan=False), encoding="utf-8")
-        _write_tensors(aside, memory)
+        with shelf.open_aside(number_of(aside)) as place:
+            for name, value in request["files"].items():
+                place.write(name, json.dumps(value, allow_nan=False).encode())
+            _write_tensors(place, memory)
         for outside in request["sync"]:
-            with open(outside, "rb") as file:
+            with open_to_read(Path(outside)) as file:
                 os.fsync(file.fileno())
         path = shelf.seal(aside)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(aside)
+        shelf.drop(aside)
         return {"failed": error.strerror or str(error)}
     return {"sealed": str(path), "took_s": time.monotonic() - start_s}
 
 
-def _write_tensors(aside: Path, memory: Any) -> None:
+def _write_tensors(aside: Place, memory: Any) -> None:
     """The pinned block as safetensors: the model by its own names, the optimizer's state beside."""
-    layout = json.loads((aside / LAYOUT).read_text(encoding="utf-8"))
+    with aside.read(LAYOUT) as file:
+        layout = json.load(file)
     for name, sections in _FILES.items():
         rows = [row for section in sections for row in layout[section]]
-        _write_safetensors(aside / name, rows, memory, layout["at"])
+        _write_safetensors(aside.fresh(name), rows, memory, layout["at"])
 
 
-def _write_safetensors(path: Path, rows: list[list[Any]], memory: Any, at: int) -> None:
+def _write_safetensors(fd: int, rows: list[list[Any]], memory: Any, at: int) -> None:
     """Straight from memory to the file, without a copy of the model in between.
 
     The format: the header's length (8 bytes, little-endian), the header (JSON), the data.
     Source: https://github.com/huggingface/safetensors#format
     """
     header, end = {}, 0
-    for name, dtype, item_bytes, shape, _, _ in rows:
-        if dtype not in _DTYPES:
-            raise OSError(f"safetensors knows no {dtype}, which {name!r} is of")
-        begin, end = end, end + math.prod(shape) * item_bytes
-        header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with open(fd, "wb") as file:
+        for name, dtype, item_bytes, shape, _, _ in rows:
+            if dtype not in _DTYPES:
+                raise OSError(f"safetensors knows no {dtype}, which {name!r} is of")
+            begin, end = end, end + math.prod(shape) * item_bytes
+            header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
         file.write(len(text).to_bytes(8, "little") + text)
         for _, _, item_bytes, shape, strides, offset in rows:
             file.write(_dense(memory, at + offset, item_bytes, shape, strides))

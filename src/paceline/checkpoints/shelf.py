@@ -11,20 +11,27 @@ later is found by its sha256 before anything of it is used, and the one before i
 JSON and safetensors only: reading runs no code. This module must not know what is in the files.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..files import Place, open_to_read, read_text
 
+FOLDER = "checkpoints"
+"""Of the shelf in a run's folder."""
 MANIFEST, POINTER = "manifest.json", "latest"
 FORMAT = 1
-_ASIDE = ".new-"
+_ROOM = ".room"
+_ASIDE, _OLD = ".new-", ".old-"
+_MOST_DIGITS = 9
+"""Of a checkpoint's number; more was written by nobody."""
+_MOST_BYTES = 1 << 28
+"""Of a JSON file; that of a coordinator with a million open mini-batches takes less."""
 
 
 class Checkpoint:
@@ -44,7 +51,7 @@ class Checkpoint:
     def json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file. ConfigError where there is none."""
         try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+            value = json.loads(read_text(open_to_read(self.path / name), _MOST_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             raise damaged(self.path / name, error) from None
         if not isinstance(value, dict):
@@ -52,9 +59,14 @@ class Checkpoint:
         return value
 
 
+def number_of(aside: Path) -> int:
+    """The number of an unfinished checkpoint."""
+    return int(aside.name.removeprefix(_ASIDE))
+
+
 def damaged(path: Path, why: object) -> ConfigError:
     """The error for a file that is not what was written."""
-    text = str(why).partition("\n")[0][:200]
+    text = str(getattr(why, "strerror", None) or why).partition("\n")[0][:200]
     return ConfigError(f"the checkpoint is damaged: {path}: {text}")
 
 
@@ -64,23 +76,25 @@ class Shelf:
     Args:
         folder: ``runs/NAME/checkpoints``.
         keep: how many stay.
+        within: the identity of ``runs/NAME``, where that is open already.
 
     Invariant: after any end, at any moment, ``newest`` finds a whole checkpoint if ever one was
     written (bench/checkpoints.py, tests/checkpoints/test_shelf.py).
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    def __init__(self, folder: Path, keep: int = 2, within: Sequence[int] | None = None) -> None:
         self.folder = folder
         self._keep = keep
+        self.within = within
 
     # -- writing --------------------------------------------------------------------------------
 
     def begin(self, least: int = 1) -> Path:
         """An empty folder to write the next checkpoint's files into; its number is the name's."""
         number = max([least - 1, *self._numbers(), *self._numbers(_ASIDE)]) + 1
-        aside = self.aside(number)
-        aside.mkdir(parents=True)
-        return aside
+        with self._open() as place:
+            place.make_inner(f"{_ASIDE}{number}", is_new=True).close()
+        return self.folder / f"{_ASIDE}{number}"
 
     def seal(self, aside: Path) -> Path:
         """Make what was written into ``aside`` the newest checkpoint; its path.
@@ -88,54 +102,74 @@ class Shelf:
         Raises:
             OSError: the disk is full or gone; nothing has changed for a reader.
         """
-        rows = {}
-        for one in sorted(aside.iterdir()):
-            rows[one.name] = {"sha256": _digest(one), "bytes": one.stat().st_size}
-            _sync(one)
-        body = {"format": FORMAT, "files": rows}
-        _write(aside / MANIFEST, {**body, "sha256": _digest_of(body)})
-        _sync(aside)
-        number = aside.name.removeprefix(_ASIDE)
-        path = self.folder / number
-        aside.rename(path)
-        _sync(self.folder)
-        self._point(int(number))
-        self._prune()
-        return path
+        number = number_of(aside)
+        with self._open() as place:
+            with closing(place.inner(aside.name)) as folder:
+                rows = {name: _row(folder, name) for name in folder.names()}
+                body = {"format": FORMAT, "files": rows}
+                _write(folder, MANIFEST, {**body, "sha256": _digest_of(body)})
+                folder.sync()
+            place.rename(aside.name, str(number))
+            place.sync()
+            self._point(place, number)
+            self._prune(place)
+        return self.folder / str(number)
 
-    def aside(self, number: int) -> Path:
-        """Where the files of the unfinished checkpoint ``number`` are written."""
-        return self.folder / f"{_ASIDE}{number}"
+    @contextmanager
+    def open_aside(self, number: int) -> Iterator[Place]:
+        """The folder of the unfinished checkpoint ``number``, to write into."""
+        with self._open() as place:
+            aside = place.inner(f"{_ASIDE}{number}")
+        with closing(aside):
+            yield aside
+
+    def reserve(self, number: int, num_bytes: int) -> None:
+        """See whether so much can be written into an unfinished checkpoint. OSError: it cannot."""
+        with self.open_aside(number) as aside:
+            fd = aside.new(_ROOM)
+            try:
+                if hasattr(os, "posix_fallocate") and num_bytes:
+                    os.posix_fallocate(fd, 0, num_bytes)
+            finally:
+                os.close(fd)
+                aside.remove_file(_ROOM)
 
     def drop(self, aside: Path) -> None:
         """Take away what was not sealed."""
-        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError), self._open() as place:
+            place.remove(aside.name)
 
     def rewind(self, number: int) -> None:
         """The run goes on from checkpoint ``number``: later ones, and unfinished ones, go away."""
-        self._point(number)
-        for later in self._numbers():
-            if later > number:
-                self._take_away(later)
-        for name in (_ASIDE, ".old-"):
-            for one in self._numbers(name):
-                shutil.rmtree(self.folder / f"{name}{one}", ignore_errors=True)
+        with self._open() as place:
+            self._point(place, number)
+            for later in self._numbers():
+                if later > number:
+                    _take_away(place, later)
+            for name in (_ASIDE, _OLD):
+                for one in self._numbers(name):
+                    with suppress(OSError):
+                        place.remove(f"{name}{one}")
 
-    def _point(self, number: int) -> None:
-        beside = self.folder / f".{POINTER}"
-        _write(beside, {"checkpoint": number})
-        beside.replace(self.folder / POINTER)
-        _sync(self.folder)
+    @contextmanager
+    def _open(self) -> Iterator[Place]:
+        """The folder, made where it is missing."""
+        if self.within is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            place = Place.open(self.folder)
+        else:
+            with closing(Place.open(self.folder.parent, self.within)) as run:
+                place = run.make_inner(self.folder.name)
+        with closing(place):
+            yield place
 
-    def _prune(self) -> None:
+    def _point(self, place: Place, number: int) -> None:
+        place.replace(POINTER, _as_json({"checkpoint": number}), is_synced=True)
+        place.sync()
+
+    def _prune(self, place: Place) -> None:
         for number in self._numbers()[: -self._keep]:
-            self._take_away(number)
-
-    def _take_away(self, number: int) -> None:
-        old = self.folder / f".old-{number}"
-        with contextlib.suppress(OSError):
-            (self.folder / str(number)).rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+            _take_away(place, number)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -148,6 +182,10 @@ class Shelf:
         Raises:
             ConfigError: there is none, or every one is damaged; each is named with its fault.
         """
+        if (self.folder / POINTER).is_dir():
+            raise ConfigError(
+                f"{self.folder / POINTER} is a folder; move it away: runs point there"
+            )
         faults: list[str] = []
         for number in self._candidates(faults):
             try:
@@ -200,7 +238,17 @@ class Shelf:
     def _numbers(self, prefix: str = "") -> list[int]:
         names = [one.name for one in self.folder.glob(f"{prefix}*")]
         texts = [name.removeprefix(prefix) for name in names]
-        return sorted(int(text) for text in texts if text.isascii() and text.isdigit())
+        return sorted(
+            int(text)
+            for text in texts
+            if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+        )
+
+
+def _take_away(place: Place, number: int) -> None:
+    with suppress(OSError):
+        place.rename(str(number), f"{_OLD}{number}")
+        place.remove(f"{_OLD}{number}")
 
 
 def _check_file(folder: Path, name: str, row: object) -> None:
@@ -217,37 +265,29 @@ def _check_file(folder: Path, name: str, row: object) -> None:
         raise damaged(path, "its sha256 is another")
 
 
-def reserve(folder: Path, num_bytes: int) -> None:
-    """See whether so much can be written into ``folder``. OSError: it cannot."""
-    beside = folder / ".room"
-    try:
-        with beside.open("xb") as file:
-            if hasattr(os, "posix_fallocate") and num_bytes:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _row(folder: Place, name: str) -> dict[str, object]:
+    """What the manifest says of a file, which is on the disk from now on."""
+    with folder.read(name) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return {"sha256": digest, "bytes": os.fstat(file.fileno()).st_size}
 
 
 def _digest_of(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _write(path: Path, value: object) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, allow_nan=False)
+def _write(folder: Place, name: str, value: object) -> None:
+    with open(folder.fresh(name), "wb") as file:
+        file.write(_as_json(value))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(path: Path) -> None:
-    """What was written to a file, or into a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _as_json(value: object) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()

@@ -14,6 +14,7 @@ from ..compute.accelerators import count_accelerators
 from ..compute.cores import num_cores
 from ..config import RunSettings
 from ..context import Context
+from ..files import Place
 from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
 from ..resumption import Resumption
@@ -24,11 +25,12 @@ def births_of(
     program: Program,
     settings: RunSettings,
     protocol: SyncProtocol,
-    folder: Path,
+    place: Place,
     resumption: Resumption | None,
 ) -> Iterator[Birth]:
     """What each member is told; members of a run that goes on have new numbers."""
-    context = _context(program, settings, protocol, folder)
+    context = _context(program, settings, protocol, place)
+    folder = place.path.resolve()
     first = 0
     if resumption is not None:
         first = resumption.first_member
@@ -40,7 +42,7 @@ def births_of(
             seat=seat,
             num_seats=settings.workers,
             threads=settings.threads or max(1, num_cores() // settings.workers),
-            log=str((folder / "logs" / f"worker-{seat}.log").resolve()),
+            log=str(folder / "logs" / f"worker-{seat}.log"),
             context=context.write(),
             search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
             environment=_ranks(program, seat, settings.workers),
@@ -56,7 +58,7 @@ def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
 
 
 def _context(
-    program: Program, settings: RunSettings, protocol: SyncProtocol, folder: Path
+    program: Program, settings: RunSettings, protocol: SyncProtocol, place: Place
 ) -> Context:
     """What ``connect`` finds in every member."""
     return Context(
@@ -82,7 +84,8 @@ def _context(
         mini_batch_size=settings.mini_batch_size,
         lr=settings.lr,
         init=settings.init,
-        run_dir=str(folder.resolve()),
+        run_dir=str(place.path.resolve()),
+        run_identity=place.identity,
         keep_best=settings.keep_best,
         fast=settings.fast,
         threads=settings.threads,

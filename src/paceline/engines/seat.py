@@ -12,10 +12,13 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ..context import Context
 from ..errors import ConfigError, PacelineError
+from ..files import Place
 from ..limits import describe_limits
 from ..program import Program, ScriptProgram, TaskProgram
 from ..sessions.base import Perished, Stopped
@@ -54,7 +57,7 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
 
     os.setpgid(0, 0)
     _be_a_member()
-    _redirect(birth.log)
+    _redirect(birth)
     os.environ.update(birth.environment)
     sys.path += [entry for entry in birth.search_path if entry not in sys.path]
     torch.set_num_threads(birth.threads)
@@ -94,7 +97,8 @@ def perform(run: "object", lane: Lane, birth: Birth) -> int:
         raise
     except BaseException as error:
         report = Path(birth.log).with_suffix(".error")
-        report.write_text(traceback.format_exc())
+        with suppress(OSError), _logs_of(birth) as logs:  # what it says goes to the launcher, too
+            logs.write(report.name, traceback.format_exc().encode(errors="replace"))
         whose = "you" if isinstance(error, ConfigError) else "worker"
         lane.send(("failed", last_words(error, birth.seat, report), whose))
         return 1
@@ -205,8 +209,18 @@ def _let_forks_die_too(member: int) -> None:
     os.register_at_fork(before=before, after_in_child=after)
 
 
-def _redirect(log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+@contextmanager
+def _logs_of(birth: Birth) -> Iterator[Place]:
+    log = Path(birth.log)
+    with closing(Place.open(log.parents[1], Context.read(birth.context).run_identity)) as run:
+        logs = run.make_inner(log.parent.name)
+    with closing(logs):
+        yield logs
+
+
+def _redirect(birth: Birth) -> None:
+    with _logs_of(birth) as logs:
+        descriptor = logs.append(Path(birth.log).name)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

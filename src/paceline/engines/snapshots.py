@@ -20,10 +20,10 @@ from typing import Any
 
 from ..checkpoints.desk import Answer, Desk
 from ..checkpoints.every import Due, parse_every
-from ..checkpoints.shelf import Shelf, reserve
+from ..checkpoints.shelf import FOLDER, Shelf
 from ..events import Order
 from ..protocols.base import SyncProtocol
-from ..resumption import COORDINATOR, FOLDER, RUN
+from ..resumption import COORDINATOR, RUN
 from ..sessions.lane import Message
 from ..trace import FILE_NAME
 from .jobs import makes_border
@@ -73,9 +73,7 @@ class Snapshots:
         self._run = run
         self._protocol = protocol
         self._saved = {"about": dict(about), "identity": dict(identity)}
-        self._shelf = Shelf(run.trace.path.parent / FOLDER, settings.keep)
-        if run.resumption is not None:
-            self._shelf.rewind(run.resumption.checkpoint.number)
+        self._shelf = Shelf(run.trace.path.parent / FOLDER, settings.keep, run.trace.within)
         self._desk = Desk(run.engine.memory)
         self._pinned = pinned
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
@@ -91,6 +89,11 @@ class Snapshots:
         """Why the last one is not where it should be."""
         self._is_elsewhere = False
         """Whether it is there instead."""
+        if run.resumption is not None:
+            try:
+                self._shelf.rewind(run.resumption.checkpoint.number)
+            except OSError as error:
+                self._say_failed(error.strerror or str(error))
 
     @property
     def unsaved(self) -> str:
@@ -101,10 +104,10 @@ class Snapshots:
         text = f"the end of the run could not be written to {folder}: {self._lost}"
         if self._is_elsewhere:
             where = self._elsewhere
-            return f"{text}\nit lies in {where}; what goes on from it: --resume {where}"
+            return f"{text}; it lies in {where}; what goes on from it: --resume {where}"
         older = Shelf(folder / FOLDER)
         has = "has none" if older.is_empty else "has an older one"
-        return f"{text}\nit is in no checkpoint; {older.folder} {has}"
+        return f"{text}; it is in no checkpoint; {older.folder} {has}"
 
     @property
     def is_waited_for(self) -> bool:
@@ -221,7 +224,7 @@ class Snapshots:
         if now_s < self._retry_at_s:
             return None
         try:
-            return self._draft_in(self._shelf)
+            return self._draft_in(self._own_shelf())
         except OSError as error:
             self._say_failed(error.strerror or str(error))
             return None
@@ -231,8 +234,7 @@ class Snapshots:
         size = self._pinned[1] - self._pinned[0]
         self._lost = ""
         try:
-            self._run.trace.mark()
-            return self._draft_in(self._shelf, last_bytes=size)
+            return self._draft_in(self._own_shelf(), last_bytes=size)
         except OSError as error:
             self._lost = error.strerror or str(error)
         try:
@@ -243,12 +245,18 @@ class Snapshots:
         except OSError:
             return None
 
+    def _own_shelf(self) -> Shelf:
+        """In the run's folder, which is there again if it was deleted. OSError: it cannot be."""
+        self._run.trace.mark()
+        self._shelf.within = self._run.trace.within
+        return self._shelf
+
     def _draft_in(self, shelf: Shelf, *, last_bytes: int = 0) -> _Draft:
         """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
         aside = shelf.begin(self._last_number + 1)
         self._last_number = int(aside.name.rpartition("-")[2])
         if last_bytes:
-            reserve(aside, last_bytes)
+            shelf.reserve(self._last_number, last_bytes)
         return _Draft(number=self._last_number, aside=aside, is_last=last_bytes > 0)
 
     def _capture(self, draft: _Draft, first: int | None = None) -> None:
@@ -288,12 +296,12 @@ class Snapshots:
             draft.pinner = first
         if remembers_all:
             draft.missing = {one.number for one in run.roster.live if not one.is_done}
-        folder = str(self._shelf.folder)
+        place = (str(self._shelf.folder), self._shelf.within)
         for number in draft.missing if are_told else ():
             if number != first:
-                run.engine.tell(number, ("snap", draft.number, version, False, folder))
+                run.engine.tell(number, ("snap", draft.number, version, False, place))
         if first is not None:
-            run.engine.tell(first, ("snap", draft.number, version, True, folder))
+            run.engine.tell(first, ("snap", draft.number, version, True, place))
         self._hand_in_if_whole()
 
     def _hand_in_if_whole(self) -> None:
@@ -307,6 +315,7 @@ class Snapshots:
             "keep": self._run.settings.keep,
             "files": draft.files,
             "sync": [str(self._shelf.folder.parent / FILE_NAME)],
+            "within": self._shelf.within,
         }
         self._desk.hand_in(request, is_last=draft.is_last)
         answers = self._hear_desk()

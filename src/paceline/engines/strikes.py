@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ..conditions.faults import Fault, FaultPlan, Kind
+from ..files import Place
 from ..sessions.lane import Message
 from .run import Run
 
@@ -102,11 +103,14 @@ def _signal(pid: int, number: int) -> None:
 
 def flip_a_byte(path: Path) -> None:
     """Change one bit in the middle of a file, as a bad disk would; a missing one stays missing."""
-    with contextlib.suppress(OSError):
-        data = bytearray(path.read_bytes())
-        if data:
-            data[len(data) // 2] ^= 0x10
-            path.write_bytes(data)
+    with (
+        contextlib.suppress(OSError),
+        contextlib.closing(Place.open(path.parent)) as place,
+        open(place.again(path.name), "r+b") as file,
+    ):
+        middle = os.fstat(file.fileno()).st_size // 2
+        if data := os.pread(file.fileno(), 1, middle):
+            os.pwrite(file.fileno(), bytes([data[0] ^ 0x10]), middle)
 
 
 def limit_files(size: int | None) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint import load_tensors
 from ..errors import ConfigError, PacelineError
 from ..workloads import TASKS, load_task
 from ..workloads.base import Task
@@ -151,18 +152,12 @@ def _loaded(
 
 def _load(model: nn.Module, name: str, checkpoint: Path) -> None:
     """Put the weights of a file, or of the file in a run's folder, into ``model``."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(
             f"no checkpoint at {path}: give a run's folder (runs/NAME) or a .safetensors file"
         )
-    try:
-        state = load_file(path)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path} is no whole .safetensors file: {error}") from error
+    state = load_tensors(path)
     wanted = model.state_dict()
     differing = [
         f"{key} is {_kind(state[key])} there, {_kind(wanted[key])} here"

@@ -7,9 +7,11 @@ This module must not know engines.
 """
 
 import json
-import os
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
+from ..files import Place
 from .compared import Comparison
 from .compared_svg import draw_comparison
 from .summary import Summary, summarize
@@ -20,30 +22,28 @@ CURVE_NAME = "curve.svg"
 COMPARISON_NAME, PICTURE_NAME = "comparison.json", "comparison.svg"
 
 
-def write_report(run_dir: Path) -> Summary:
+def write_report(run_dir: Path, identity: Sequence[int] | None = None) -> Summary:
     """Summarise the run in ``run_dir`` and write its files there.
+
+    Args:
+        identity: of that folder, where it is open already.
 
     Raises:
         ConfigError: there is no trace, or it is damaged.
     """
     summary = summarize(run_dir)
-    _replace(run_dir / SUMMARY_NAME, _as_json(summary.to_json()))
-    _replace(run_dir / CURVE_NAME, draw_curve(summary))
+    with closing(Place.open(run_dir, identity)) as place:
+        place.replace(SUMMARY_NAME, _as_json(summary.to_json()))
+        place.replace(CURVE_NAME, draw_curve(summary).encode())
     return summary
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
     """Write the files of a comparison into its folder."""
-    _replace(folder / COMPARISON_NAME, _as_json(comparison.to_json()))
-    _replace(folder / PICTURE_NAME, draw_comparison(comparison))
+    with closing(Place.open(folder)) as place:
+        place.replace(COMPARISON_NAME, _as_json(comparison.to_json()))
+        place.replace(PICTURE_NAME, draw_comparison(comparison).encode())
 
 
-def _as_json(fields: dict[str, object]) -> str:
-    return json.dumps(fields, indent=2, allow_nan=False) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write whole or not at all: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+def _as_json(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, indent=2, allow_nan=False).encode() + b"\n"

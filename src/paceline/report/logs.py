@@ -6,11 +6,16 @@ x-axis is the version: the number of updates. This module must not know who meas
 
 import abc
 import csv
+import os
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import closing
+from io import TextIOWrapper
 from typing import Any
 
 from ..errors import ConfigError
+from ..files import Place
+
+_CSV = "metrics.csv"
 
 
 class MetricsLog(abc.ABC):
@@ -31,10 +36,9 @@ class CsvLog(MetricsLog):
     version,t_s,name,value
     """
 
-    def __init__(self, folder: Path, version: int | None = None) -> None:
-        path = folder / "metrics.csv"
-        kept = _rows_up_to(path, version)
-        self._file = path.open("w", encoding="utf-8", newline="")
+    def __init__(self, place: Place, version: int | None = None) -> None:
+        kept = _rows_up_to(place, version)
+        self._file = os.fdopen(place.fresh(_CSV), "w", encoding="utf-8", newline="")
         self._rows = csv.writer(self._file, lineterminator="\n")
         self._rows.writerow(("version", "t_s", "name", "value"))
         self._rows.writerows(kept)
@@ -48,12 +52,15 @@ class CsvLog(MetricsLog):
         self._file.close()
 
 
-def _rows_up_to(path: Path, version: int | None) -> list[list[str]]:
+def _rows_up_to(place: Place, version: int | None) -> list[list[str]]:
     """What the run that goes on wrote before; what came after its checkpoint is written again."""
-    if version is None or not path.is_file():
+    if version is None or not place.has(_CSV):
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[1:]
+    with TextIOWrapper(place.read(_CSV), encoding="utf-8", newline="") as file:
+        try:
+            rows = list(csv.reader(file))[1:]
+        except (ValueError, csv.Error) as error:
+            raise ConfigError(f"{place.path / _CSV} is damaged: {error}; move it away") from None
     return [row for row in rows if row and row[0].isdigit() and int(row[0]) <= version]
 
 
@@ -64,7 +71,7 @@ class TensorBoardLog(MetricsLog):
         ConfigError: tensorboardX is not installed.
     """
 
-    def __init__(self, folder: Path, version: int | None = None) -> None:
+    def __init__(self, place: Place, version: int | None = None) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
@@ -72,9 +79,9 @@ class TensorBoardLog(MetricsLog):
                 "--log tensorboard needs tensorboardX: pip install 'paceline[tensorboard]', "
                 "or use --log csv"
             ) from None
-        path = str(folder / "tensorboard")
         after = None if version is None else version + 1
-        self._writer: Any = SummaryWriter(path, purge_step=after)
+        with closing(place.make_inner("tensorboard")) as folder:
+            self._writer: Any = SummaryWriter(str(folder.path), purge_step=after)
 
     def write(self, version: int, t_s: float, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -90,6 +97,6 @@ LOGS: Mapping[str, type[CsvLog] | type[TensorBoardLog]] = {
 }
 
 
-def open_log(kind: str, folder: Path, version: int | None = None) -> MetricsLog:
+def open_log(kind: str, place: Place, version: int | None = None) -> MetricsLog:
     """The log of this kind in the run's folder; ``version``: the run goes on from there."""
-    return LOGS[kind](folder, version)
+    return LOGS[kind](place, version)

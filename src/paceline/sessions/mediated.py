@@ -504,8 +504,8 @@ class MediatedSession(Session):
 
     def _snap(self, message: Message) -> None:
         """All others wait or stop: this version stands, or is on its way."""
-        _, number, version, is_first, folder = message
-        self.snapshots.write_into(folder)
+        _, number, version, is_first, place = message
+        self.snapshots.write_into(*place)
         if not is_first:
             self.snapshots.add_own(number, version)
             return

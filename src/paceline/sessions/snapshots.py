@@ -7,7 +7,7 @@ A disk that is full is told to the coordinator and harms nothing else. This modu
 what a member remembers, when a checkpoint is due, or who writes it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -19,12 +19,12 @@ class Snapshots:
     """The snapshots of one member.
 
     Attributes:
-        write_into: takes the folder that checkpoints are written into from now on.
+        write_into: takes the folder of checkpoints, and the identity of the one that it is in.
         write_own: writes what this member remembers, for the checkpoint of this number.
         write_layout: writes what lies where in the pinned block.
     """
 
-    write_into: Callable[[str], None]
+    write_into: Callable[[str, Sequence[int] | None], None]
     write_own: Callable[[int], None]
     write_layout: Callable[[int], None]
 

@@ -39,6 +39,7 @@ from ..fields import (
     refuse_constant,
     text,
 )
+from ..files import open_to_read
 from ..records import (
     Ended,
     Evaluated,
@@ -57,7 +58,7 @@ from ..records import (
     Struck,
     Superseded,
 )
-from .sums import opened
+from .sums import LONGEST_BYTES, lines_of, opened
 
 FORMAT = 3
 """Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum.
@@ -76,8 +77,8 @@ def has_begun(path: Path) -> bool:
 
 def refuse_other_format(path: Path) -> None:
     """Raise ConfigError where a trace says that it is of another format; it may be damaged."""
-    with suppress(OSError, ValueError, RecursionError), path.open("rb") as file:
-        _check_format(file.readline())
+    with suppress(OSError, ValueError, RecursionError), open_to_read(path) as file:
+        _check_format(file.readline(LONGEST_BYTES))
 
 
 def read_header(path: Path) -> Header:
@@ -95,13 +96,13 @@ def read_trace(path: Path) -> Iterator[Record]:
     file is missing, is of another format, or is damaged anywhere else; it names the line.
     """
     try:
-        file = path.open("rb")
+        file = open_to_read(path)
     except OSError as error:
         raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from None
     total = 0
     with file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+        for number, line in enumerate(lines_of(file), start=1):
+            if not line.endswith(b"\n") and len(line) < LONGEST_BYTES:
                 return
             try:
                 if number == 1:

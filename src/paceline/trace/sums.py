@@ -10,8 +10,12 @@ This module must not know what the lines mean.
 
 import re
 import zlib
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
+from typing import BinaryIO
 
+LONGEST_BYTES = 1 << 26
+"""Of a line: a grant of a million leases takes less."""
 _MARK = ',"sum":'
 _END = re.compile(r', ?"sum": ?\d+\}$|\}$')
 
@@ -36,18 +40,22 @@ def opened(line: bytes, before: int) -> tuple[bytes, int]:
     return body, now
 
 
-def sound_part(path: Path, num_bytes: int) -> tuple[int, int]:
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a trace; one that is longer than any is cut."""
+    return iter(partial(file.readline, LONGEST_BYTES), b"")
+
+
+def sound_part(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
     """How many of the first bytes are lines as they were written, and the last one's sum."""
     found, now = 0, 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                _, following = opened(line, now)
-            except ValueError:
-                break
-            if found + len(line) > num_bytes:
-                break
-            found, now = found + len(line), following
+    for line in lines_of(file):
+        try:
+            _, following = opened(line, now)
+        except ValueError:
+            break
+        if found + len(line) > num_bytes:
+            break
+        found, now = found + len(line), following
     return found, now
 
 

@@ -10,9 +10,11 @@ somebody has deleted is written anew. This module must not know engines or repor
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from ..events import (
     Apply,
@@ -25,11 +27,12 @@ from ..events import (
     Retire,
     Ticket,
 )
+from ..files import Place, name_of, open_to_read
 from ..records import (
     Scalar,
 )
 from .reader import FORMAT, read_header
-from .sums import seal, sound_part
+from .sums import lines_of, seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 1 << 26
@@ -42,6 +45,7 @@ class Trace:
 
     Args:
         goes_on: the file is an earlier part of the run; it is not changed before ``go_on``.
+        place: the folder of ``path``, if that is open already.
 
     Invariant: after ``close`` every line in the file is whole, and nothing stands after the end
     (``tests/test_trace.py``).
@@ -50,11 +54,15 @@ class Trace:
         has_begun: whether a member joined: the plan was accepted.
         trouble: why the file takes nothing now; empty: it does.
         is_cut: it ends here for good: too much would have had to wait.
+        within: the identity of the folder that it lies in.
     """
 
-    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
+    def __init__(self, path: Path, *, goes_on: bool = False, place: Place | None = None) -> None:
         self.path = path
-        self._file = path.open("r+b" if goes_on else "w+b", buffering=0)
+        with nullcontext(place) if place else closing(Place.open(path.parent)) as here:
+            self.within = here.identity
+            fd = here.again(path.name) if goes_on else here.fresh(path.name)
+        self._file = os.fdopen(fd, "r+b", 0)
         self._waiting = bytearray()
         self._sum = 0
         self._has_ended = False
@@ -80,24 +88,28 @@ class Trace:
 
     def copy(self, path: Path) -> int:
         """Write all of it to another file, also what waits; its length in bytes. OSError: none."""
-        descriptor = self._file.fileno()
-        with path.open("xb") as other:
-            for start in range(0, self._file.tell(), _COPY_BYTES):
-                count = min(_COPY_BYTES, self._file.tell() - start)
-                other.write(os.pread(descriptor, count, start))
-            other.write(self._waiting)
-            other.flush()
-            return other.tell()
+        with closing(Place.open(path.parent)) as place, os.fdopen(place.new(path.name), "wb") as to:
+            self._copy_to(to)
+            return to.tell()
+
+    def _copy_to(self, other: BinaryIO) -> None:
+        for start in range(0, self._file.tell(), _COPY_BYTES):
+            count = min(_COPY_BYTES, self._file.tell() - start)
+            other.write(os.pread(self._file.fileno(), count, start))
+        other.write(self._waiting)
+        other.flush()
 
     def _restore(self) -> None:
         """Write the file anew where somebody has deleted it: all of it is still here."""
         if os.fstat(self._file.fileno()).st_nlink:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.copy(self.path)
+        folder = self.path.parent
+        with closing(Place.open(folder) if folder.exists() else Place.make(folder)) as place:
+            other = os.fdopen(place.new(self.path.name), "r+b", 0)
+            self.within = place.identity
+        self._copy_to(other)
         self._file.close()
-        self._file = self.path.open("r+b", buffering=0)
-        self._file.seek(0, os.SEEK_END)
+        self._file = other
         self._waiting.clear()
 
     def go_on(
@@ -116,12 +128,14 @@ class Trace:
         Args:
             header: what the first line of a new run would say; what differs is written down.
         """
-        sound_bytes, total = sound_part(self.path, at_bytes)
-        was = read_header(self.path).fields if sound_bytes else header
-        changes = {name: now for name, now in header.items() if was.get(name) != now}
-        with self.path.open("rb") as file:
+        fd = self._file.fileno()
+        here = name_of(fd, self.path)
+        with open_to_read(here) as file:
+            sound_bytes, total = sound_part(file, at_bytes)
             file.seek(at_bytes)
-            lost = sum(line.startswith(b'{"kind":"apply"') for line in file)
+            lost = sum(line.startswith(b'{"kind":"apply"') for line in lines_of(file))
+        was = read_header(here).fields if sound_bytes else header
+        changes = {name: now for name, now in header.items() if was.get(name) != now}
         self._sum = total
         self._file.truncate(sound_bytes)
         self._file.seek(sound_bytes)
@@ -266,9 +280,8 @@ class Trace:
         """Nothing more is written; what stands behind the last whole line goes."""
         self.is_cut = True
         self._waiting.clear()
-        with suppress(OSError):
-            size = os.fstat(self._file.fileno()).st_size
-            self._file.seek(self._file.truncate(sound_part(self.path, size)[0]))
+        with suppress(OSError), open_to_read(name_of(self._file.fileno(), self.path)) as file:
+            self._file.seek(self._file.truncate(sound_part(file, sys.maxsize)[0]))
 
     def _line(self, fields: Mapping[str, object]) -> None:
         self._write(json.dumps(fields, separators=(",", ":"), allow_nan=False)[:-1])

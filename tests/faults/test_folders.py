@@ -1,0 +1,214 @@
+"""What lies in a run's folder and is not what it should be: nothing is written through it."""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import launcher
+from paceline.checkpoints.shelf import Shelf
+from paceline.config import RunSettings, resolve
+from paceline.errors import ConfigError, FileError, LinkError, WorkerError
+from paceline.files import Place
+from paceline.program import TaskProgram
+from paceline.report.live import QuietObserver
+from paceline.report.summary import summarize
+from paceline.resumption import adopt
+from runs import Run, train
+from tiny import TASK
+
+PLANTED = (
+    "logs", "logs/worker-0.log", "metrics.csv", "summary.json", "curve.svg", "checkpoints",
+    "checkpoints/latest", "checkpoints/.new-1", "lock", "tensorboard", "model.safetensors",
+)  # fmt: skip
+
+
+class Victim:
+    """A file and a folder that no run has to touch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.file = folder / "file"
+        self.file.write_text("mine\n")
+        self.file.chmod(0o640)
+        (folder / "within").mkdir()
+        self._was = self._look()
+
+    def _look(self) -> list[tuple[object, ...]]:
+        every = [self.folder, *sorted(self.folder.rglob("*"))]
+        looks = [one.lstat() for one in every]
+        return [
+            (str(one), look.st_mode, look.st_uid, one.is_file() and one.read_bytes())
+            for one, look in zip(every, looks, strict=True)
+        ]
+
+    @property
+    def is_whole(self) -> bool:
+        return self._look() == self._was
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Victim:
+    return Victim(tmp_path / "victim")
+
+
+KINDS: dict[str, Callable[[Path, Victim], None]] = {
+    "link to a file": lambda path, victim: path.symlink_to(victim.file),
+    "link to a folder": lambda path, victim: path.symlink_to(victim.folder / "within"),
+    "link to nothing": lambda path, victim: path.symlink_to(victim.folder / "new"),
+    "hard link": lambda path, victim: path.hardlink_to(victim.file),
+    "pipe": lambda path, victim: os.mkfifo(path),
+    "folder": lambda path, victim: path.mkdir(),
+}
+
+
+def attempt(run: Callable[[], object]) -> str:
+    """How it ended: in words, or with nothing to say."""
+    try:
+        run()
+    except (ConfigError, LinkError, WorkerError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_new_run_writes_through_nothing_that_is_planted(
+    tmp_path: Path, victim: Victim, name: str, kind: str
+) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    KINDS[kind](path, victim)
+    settings: dict[str, Any] = {"log": "tensorboard" if name == "tensorboard" else "csv"}
+    said = attempt(lambda: train(TASK, tmp_path, engine="inline", updates=3, **settings))
+    assert victim.is_whole
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logs_of_workers_are_opened_before_they_begin(
+    tmp_path: Path, victim: Victim, kind: str
+) -> None:
+    path = tmp_path / "run" / "logs" / "worker-1.log"
+    path.parent.mkdir(parents=True)
+    KINDS[kind](path, victim)
+    with pytest.raises(FileError, match=r"worker-1\.log: "):
+        train(TASK, tmp_path, workers=2, updates=3)
+    assert victim.is_whole
+    assert path.exists() or path.is_symlink()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("whole")
+    return train(TASK, folder, engine="inline", updates=3, log="csv")
+
+
+OLD = (
+    "trace.jsonl", "checkpoints", "checkpoints/latest", "checkpoints/1/run.json",
+    "checkpoints/1/model.safetensors", "checkpoints/1/manifest.json",
+    "checkpoints/1/worker-0.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", sorted({*PLANTED, *OLD}))
+def test_a_run_that_goes_on_does_neither(
+    tmp_path: Path, victim: Victim, whole: Run, name: str, kind: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole.folder, folder)
+    path = folder / name
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    KINDS[kind](path, victim)
+
+    def go_on() -> None:
+        flags = {"resume": str(folder), "updates": 5, "device": "cpu", "log": "csv"}
+        settings = adopt(resolve(flags, env={}, is_call=True))
+        launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver())
+
+    said = attempt(go_on)
+    assert victim.is_whole
+    assert "\n" not in said
+    if name in OLD and not (name.startswith("checkpoints/") and not said):
+        assert said
+
+
+def test_reading_waits_for_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.jsonl")
+    with pytest.raises(ConfigError, match="it is no regular file"):
+        summarize(tmp_path)
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_for_everybody_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    with pytest.raises(ConfigError, match="everybody may write to it: chmod o-w"):
+        train(TASK, tmp_path, engine="inline", updates=1)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_folder_of_a_group_is_taken(tmp_path: Path) -> None:
+    """With a umask of 002, as many systems have it, every folder is one."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o775)
+    assert train(TASK, tmp_path, engine="inline", updates=1).summary.updates == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_folder_or_a_link_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    os.chown(tmp_path / "run", 1234, 1234)
+    with pytest.raises(ConfigError, match="it belongs to user 1234"):
+        train(TASK, tmp_path, engine="inline", updates=1)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    Place.open(tmp_path / "link").close()
+    os.lchown(tmp_path / "link", 1234, 1234)
+    with pytest.raises(ConfigError, match="it is another user's link"):
+        Place.open(tmp_path / "link")
+
+
+def test_where_files_have_no_owners_nobody_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share that gives all files to one user, whoever makes them."""
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    assert train(TASK, tmp_path, engine="inline", updates=1).summary.updates == 1
+
+
+def test_another_folder_in_its_place_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with closing(Place.open(tmp_path / "run")) as place:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        (tmp_path / "run").mkdir()
+        place.write("a", b"1")
+        with pytest.raises(FileError, match="another folder than the one that the run began in"):
+            Place.open(tmp_path / "run", place.identity)
+        shelf = Shelf(tmp_path / "run" / "checkpoints", within=place.identity)
+        with pytest.raises(FileError, match="another folder"):
+            shelf.begin()
+    assert (tmp_path / "moved" / "a").read_bytes() == b"1"
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_new_files_are_for_oneself_to_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run = train(TASK, tmp_path, engine="inline", updates=1)
+    finally:
+        os.umask(before)
+    every = [run.folder, *run.folder.rglob("*")]
+    assert not any(one.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP) for one in every)
+    assert RunSettings().run_dir is None
