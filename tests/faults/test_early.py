@@ -79,6 +79,19 @@ def test_the_whole_crew_may_die_there_once(tmp_path: Path) -> None:
     assert sorted({one.ticket.member for one in run.pushes}) == [2, 3]
 
 
+@pytest.mark.timeout(40)
+def test_who_died_there_inherits_no_job(tmp_path: Path) -> None:
+    before = f"""
+if pace.worker == 0 and is_first_life(): {KILL}
+if pace.worker == 1 and is_first_life():
+    from dying import Fault, arm
+    arm(None, Fault(point="before it adds to the sum", call=3))
+"""
+    run = early(tmp_path, before, respawn=True, protocol="k-sync:2", path="store")
+    assert run.left == ["killed by signal 9"]
+    assert sorted({one.ticket.member for one in run.pushes})[:2] == [1, 2]
+
+
 def test_who_dies_there_inside_a_block_of_its_own_goes_first_again(tmp_path: Path) -> None:
     before = f"""
 with pace.once() as is_first:

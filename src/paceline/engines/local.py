@@ -149,6 +149,8 @@ class LocalEngine(Engine):
             if message[0] == "left":
                 self.control[self.control.gone[self._seats[member]]] = 1
                 events += self._drain(member)
+                if self._jobs is None:  # it never began: it is nobody's heir
+                    del self._seats[member]
             elif message[0] == "born":
                 self._standings[member].pid = message[2]
             events.append((member, message))
