@@ -83,7 +83,7 @@ def test_variables_for_other_uses_and_empty_ones_are_let_by() -> None:
         ({"log": "wandb"}, "log must be one of csv, tensorboard, got 'wandb'"),
         ({"name": "a/b"}, "name must be a plain folder name"),
         ({"name": "latest"}, "other than 'latest'"),
-        ({"protocol": 3}, "protocol must be a text, got 3"),
+        ({"protocol": 3}, "protocol must be a text in UTF-8, got 3"),
     ],
 )
 def test_what_is_out_of_range_is_refused_with_a_hint(

@@ -10,6 +10,7 @@ by the families that own them.
 
 import math
 import os
+import reprlib
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -17,8 +18,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from .errors import ConfigError, unknown
+from .fields import LARGEST
+from .files import read_text
 from .values import Value, convert
 
+MOST_WORKERS = 1_000_000
+"""Of a simulated run; `MOST_PROCESSES` of a live one."""
+MOST_PROCESSES = 1024
+_MOST_BYTES = 1 << 20
+"""Of a settings file."""
 PREFIX = "PACELINE_"
 OTHER_VARIABLES = ("PACELINE_DATA",)
 """Variables of the environment that are ours and no setting of a run."""
@@ -49,8 +57,9 @@ class RunSettings:
     """
 
     workers: int = _setting(
-        1, "Worker processes.", least=1, hint="one worker is the least that can train"
-    )
+        1, "Worker processes.", least=1, most=MOST_WORKERS,
+        hint="one worker is the least that can train, and one machine carries few thousands",
+    )  # fmt: skip
     protocol: str = _setting(
         "full-sync",
         "When gradients are combined: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, "
@@ -118,7 +127,9 @@ class RunSettings:
     keep: int = _setting(2, "Checkpoints that stay.", least=1)
     dry_run: bool = _setting(False, "Show the plan and stop.")
     json: bool = _setting(False, "One JSON object on standard output and nothing else there.")
-    threads: int | None = _setting(None, "Threads a worker computes with.", least=1)
+    threads: int | None = _setting(
+        None, "Threads a worker computes with.", least=1, most=MOST_PROCESSES
+    )
     fast: Literal["none", "auto"] = _setting(
         "none", "Measure what makes a step faster on this model and machine, and keep what helps."
     )
@@ -134,7 +145,7 @@ class RunSettings:
     )
     fused_optimizer: bool = _setting(False, "The optimizer's step as one kernel, where it can be.")
     loader_workers: int | None = _setting(
-        None, "Processes a worker loads its batches with.", least=0
+        None, "Processes a worker loads its batches with.", least=0, most=MOST_PROCESSES
     )
     copies_ahead: bool = _setting(
         False, "Copy the next batch to the accelerator while this one is computed."
@@ -213,7 +224,7 @@ def check(name: str, value: object, where: str = "") -> Value:
     try:
         converted = convert(value, TYPES[name])
     except ValueError as error:
-        raise ConfigError(f"{name} must be {error}, got {value!r}{place}") from None
+        raise ConfigError(f"{name} must be {error}, got {reprlib.repr(value)}{place}") from None
     _check_range(name, converted, place)
     return converted
 
@@ -239,6 +250,10 @@ def _check_range(name: str, value: Value, place: str) -> None:
     rules = RunSettings.__dataclass_fields__[name].metadata
     hint = f"; {rules['hint']}" if rules["hint"] else ""
     least, above, most = rules["least"], rules["above"], rules["most"]
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(
+            f"{name} must be a number that 64 bits hold, got one of {value.bit_length()}{place}"
+        )
     if least is not None and not value >= least:
         raise ConfigError(f"{name} must be >= {least}, got {value}{place}{hint}")
     if above is not None and not value > above:
@@ -267,10 +282,10 @@ def _from_file(file: Path | None) -> _Layer:
 def _read(file: Path) -> Mapping[object, object]:
     """The keys of a settings file; ConfigError where it is missing, broken or nested."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file.open("rb"), _MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"the settings file {file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"the settings file {file} is no text in UTF-8: {error}") from None
     if file.suffix == ".toml":
         import tomllib
@@ -284,6 +299,8 @@ def _read(file: Path) -> Mapping[object, object]:
     import yaml
 
     try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ConfigError(f"{file} repeats values by an alias (*): write each out")
         content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is no valid YAML: {error}") from None

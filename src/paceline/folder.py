@@ -160,7 +160,7 @@ def fresh_folder(stem: str, path: Path | None = None) -> Path:
 
 def _make(path: Path) -> RunFolder:
     """A new one. FileExistsError: something is there."""
-    made = [one for one in (path, *path.parents) if not one.exists()]
+    made = [one for one in (path, *path.parents) if not os.path.exists(one)]
     return RunFolder(Place.make(path), made)
 
 

@@ -18,7 +18,7 @@ from .checkpoints.every import parse_every
 from .claim import WRITTEN, claim
 from .conditions.delays import parse_delays, parse_slowness
 from .conditions.faults import FaultPlan
-from .config import RunSettings
+from .config import MOST_PROCESSES, RunSettings
 from .data.choice import choose
 from .engines.base import Engine
 from .engines.births import births_of
@@ -51,6 +51,11 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
         KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
             had begun. One that had not, or was refused, leaves no folder.
     """
+    if settings.workers > MOST_PROCESSES:
+        raise ConfigError(
+            f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
+            "paceline simulate takes them in virtual time"
+        )
     parse(settings.protocol, settings.workers, settings.staleness)
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)

@@ -23,7 +23,7 @@ from .folder import RUNS
 from .ledger import Ledger
 from .protocols.base import SyncProtocol
 from .resting import audit, audit_members, next_member, recut
-from .trace import refuse_other_format
+from .trace import read_header, refuse_other_format
 
 RUN, COORDINATOR = "run.json", "coordinator.json"
 
@@ -61,6 +61,12 @@ class Resumption:
     @property
     def version(self) -> int:
         return int(self.saved["version"])
+
+    @property
+    def token(self) -> str | None:
+        """What no other run has; None: it began when runs had none."""
+        token: str | None = self.saved.get("token")
+        return token
 
     @property
     def epoch(self) -> int:
@@ -272,6 +278,17 @@ def _check(folder: Path, one: Checkpoint) -> None:
         raise damaged(path, f"it is of version {saved['version']}, the coordinator of another")
     trace = folder / "trace.jsonl"
     refuse_other_format(trace)
+    _refuse_another(trace, one, saved.get("token"))
     size = trace.stat().st_size if trace.is_file() else 0
     if size < saved["trace_bytes"]:
         raise damaged(trace, f"{size} bytes, the checkpoint was taken at {saved['trace_bytes']}")
+
+
+def _refuse_another(trace: Path, one: Checkpoint, token: object) -> None:
+    """Raise where a checkpoint is not of the run that the trace is of."""
+    try:
+        header = read_header(trace)
+    except ConfigError:  # nothing can be read of it: it is begun again with the checkpoint
+        return
+    if header.fields.get("token") != token:
+        raise ConfigError(f"the checkpoint {one.path} is of another run than {trace}")

@@ -73,12 +73,15 @@ def _to_float(value: object) -> float:
 def _to_str(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
+    if "\0" in value:
+        raise ValueError
+    value.encode()  # a name in another encoding could be written, and not be printed
     return value
 
 
 def _to_strings(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
-        return tuple(value.split())
+        return tuple(map(_to_str, value.split()))
     if not isinstance(value, list | tuple):
         raise TypeError
     return tuple(_to_str(one) for one in value)
@@ -88,6 +91,6 @@ _CONVERTERS: Mapping[Any, tuple[Callable[[object], Value], str]] = {
     bool: (_to_bool, "true or false"),
     int: (_to_int, "a whole number"),
     float: (_to_float, "a number"),
-    str: (_to_str, "a text"),
+    str: (_to_str, "a text in UTF-8"),
     tuple: (_to_strings, "a text or a list of texts"),
 }

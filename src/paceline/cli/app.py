@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
 
 from .. import __version__
-from ..errors import ConfigError, LinkError, PacelineError, unknown
+from ..errors import ConfigError, FileError, LinkError, PacelineError, unknown
 from ..streams import Lasting, lead_nowhere, open_standard_streams
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
@@ -77,8 +77,6 @@ def run(tokens: list[str]) -> int:
     except BrokenPipeError:  # who read our output has gone (`| head`): nothing is left to say
         lead_nowhere(sys.stdout)
         return EXIT_ERROR
-    except OSError as error:
-        return _fail(_refused(error), _wants_json(own))
     except (MemoryError, ImportError) as error:
         if isinstance(error, ImportError) and _NO_ROOM not in str(error):
             raise
@@ -87,6 +85,8 @@ def run(tokens: list[str]) -> int:
         return _fail(ConfigError(_in_one_line(error)), _wants_json(own))
     except PacelineError as error:
         return _fail(error, _wants_json(own))
+    except OSError as error:
+        return _fail(_refused(error), _wants_json(own))
 
 
 def make_app(tokens: Sequence[str]) -> App:
@@ -146,14 +146,15 @@ def _fail(error: PacelineError, wants_json: bool) -> int:
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
 
 
-def _refused(error: OSError) -> LinkError:
+def _refused(error: OSError) -> PacelineError:
     """What the system would not do, and with which file."""
     try:
         sys.stdout.flush()
     except OSError:
         lead_nowhere(sys.stdout)
-    name = f"{error.filename}: " if error.filename else ""
-    return LinkError(f"{name}{error.strerror or error}")
+    if error.filename is None:
+        return LinkError(error.strerror or str(error))
+    return FileError(error.errno, error.strerror, error.filename)
 
 
 def _no_memory(error: Exception) -> LinkError:

@@ -236,7 +236,7 @@ class Conductor:
         if self._origin.resumption is not None:
             self._origin.resumption.refuse_another(identity)
         else:
-            run.trace.header(**first.header(run.plan, run.settings))
+            run.trace.header(**run.header(first, run.plan))
         run.observer.plan(run.plan)
         if run.settings.dry_run:
             run.ending = "dry run"

@@ -7,6 +7,7 @@ peers in ``peers.py``, calls that all members make together in ``calls.py``. Thi
 know messages, processes or terminals.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,6 +98,8 @@ class Run:
         """What was said before the trace has begun."""
         self._path = ""
         self.resumption = resumption
+        self.token = secrets.token_hex(8) if resumption is None else resumption.token
+        """What no other run has, in its trace and its checkpoints; None: it began without one."""
         self._start_s = time.perf_counter()
 
     def now_s(self, monotonic_s: float | None = None) -> float:
@@ -165,7 +168,7 @@ class Run:
         self.engine.lay_out(first.arena_bytes)
         self.engine.prepare_jobs(plan.samples_per_update, protocol.staleness)
         if self.resumption is not None:
-            self._go_on(self.resumption, ledger, first.header(plan, self.settings))
+            self._go_on(self.resumption, ledger, self.header(first, plan))
         for one in self.roster.live:
             self.trace.joined(self.now_s(), one.number, one.seat, one.pid)
             self.coordinator.hear(Joined(one.number, self.now_s()))
@@ -174,6 +177,10 @@ class Run:
         self.has_begun = True
         for at_s, text in self._unwritten:
             self.trace.note(at_s, text)
+
+    def header(self, first: Description, plan: Plan) -> dict[str, Any]:
+        """The first line of the trace."""
+        return {**first.header(plan, self.settings), "token": self.token}
 
     def say(self, text: str) -> None:
         """A note for the user, and into the trace as soon as there is one."""

@@ -72,7 +72,7 @@ class Snapshots:
         self.is_on = not every.is_never
         self._run = run
         self._protocol = protocol
-        self._saved = {"about": dict(about), "identity": dict(identity)}
+        self._saved = {"about": dict(about), "identity": dict(identity), "token": run.token}
         self._shelf = Shelf(run.trace.path.parent / FOLDER, settings.keep, run.trace.within)
         self._desk = Desk(run.engine.memory)
         self._pinned = pinned

@@ -17,6 +17,9 @@ from ..stats import SlowWorker
 from ..trace import FILE_NAME, read_trace
 from .tally import Tally
 
+_MOST_DEVICES = 64
+"""That are named one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
@@ -148,7 +151,10 @@ class Summary:
         """The last line, in the chapter's form: ``test acc: 0.83, 7.4 sec/epoch on ['cpu:0']``."""
         accuracy = "-" if self.test_accuracy is None else f"{self.test_accuracy:.2f}"
         seconds = "-" if self.seconds_per_epoch is None else f"{self.seconds_per_epoch:.1f}"
-        return f"test acc: {accuracy}, {seconds} sec/epoch on {list(self.devices)}"
+        devices = [*self.devices]
+        if len(devices) > _MOST_DEVICES:
+            devices[1:-1] = [f"{len(devices) - 2:,} more"]
+        return f"test acc: {accuracy}, {seconds} sec/epoch on {devices}"
 
 
 def _finite(value: object) -> object:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..config import MOST_WORKERS
 from ..errors import ConfigError
 from ..events import (
     Apply,
@@ -63,7 +64,6 @@ from .sums import LONGEST_BYTES, lines_of, opened
 FORMAT = 3
 """Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum.
 3: a push may keep leases, or leave them unused."""
-_MOST_WORKERS = 1_000_000
 
 
 def has_begun(path: Path) -> bool:
@@ -174,7 +174,7 @@ def _scalars(value: Any) -> Scalar | list[Scalar]:
 
 def _header(fields: _Fields) -> Header:
     integer(fields["format"])
-    if not 0 < count(fields.get("workers", 1)) <= _MOST_WORKERS:
+    if not 0 < count(fields.get("workers", 1)) <= MOST_WORKERS:
         raise ValueError(f"{fields['workers']} workers")
     return Header(fields={name: _scalars(one) for name, one in fields.items() if name != "kind"})
 
