@@ -25,7 +25,7 @@ from .compute.trial import try_all
 from .context import Context
 from .data.transfer import move
 from .data.trees import apply
-from .errors import ConfigError
+from .errors import ConfigError, FileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +260,10 @@ def _source(outcome: Outcome, was_there: bool) -> str:
         )
     if not outcome.is_whole:
         return f"fast: measured in {outcome.took_s:.0f} s, and not to the end; again after a day"
+    try:
+        where = folder()
+    except FileError as error:
+        return f"fast: measured in {outcome.took_s:.0f} s, and not remembered: {error}"
     if was_there:
-        return f"fast: as it was measured before; to measure again, delete it from {folder()}"
-    return f"fast: measured in {outcome.took_s:.0f} s, and remembered in {folder()}"
+        return f"fast: as it was measured before; to measure again, delete it from {where}"
+    return f"fast: measured in {outcome.took_s:.0f} s, and remembered in {where}"

@@ -19,7 +19,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -265,6 +266,15 @@ class Place:
             os.close(fd)
             with suppress(OSError):
                 os.unlink(name, dir_fd=self.fd)
+
+
+def cache_home(env: Mapping[str, str] | None = None) -> Path:
+    """Where caches lie; who has no home, as some containers' users, has a folder beside others'."""
+    named = (os.environ if env is None else env).get("XDG_CACHE_HOME")
+    home = os.path.expanduser("~")
+    if not named and home == "~":
+        return Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}"
+    return Path(named or Path(home) / ".cache")
 
 
 def open_to_read(path: Path) -> BufferedReader:

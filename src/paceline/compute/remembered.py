@@ -16,16 +16,18 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..files import Place, cache_home, read_text
 from .speed import Outcome
 
 FORMAT = 3
 """Grows when an outcome of before says nothing of today's candidates."""
 
 
+_MOST_BYTES = 1 << 20
 _PARTIAL_S = 86_400.0
 """So long counts an outcome that lacks something for want of time."""
 _DISTURBED_S = 60.0
@@ -38,18 +40,24 @@ def key_of(parts: Sequence[object]) -> str:
 
 
 def folder() -> Path:
-    """Where outcomes lie; a folder of the user's own that can be written to."""
+    """Where outcomes lie; FileError: nowhere, since no folder is the user's own to write to."""
+    with closing(_open()) as place:
+        return place.path
+
+
+def _open() -> Place:
+    """That folder. FileError: there is none, as where it is another user's."""
+    cache = cache_home() / "paceline" / "fast"
+    scratch = Path(tempfile.gettempdir()) / f"paceline-fast-{os.geteuid()}"
     try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        cache = Path(home) / "paceline" / "fast"
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.W_OK):
-            return cache
-    except (OSError, RuntimeError):  # or there is no home
+            return Place.open(cache)
+    except OSError:
         pass
-    scratch = Path(tempfile.gettempdir()) / f"paceline-fast-{os.getuid()}"
-    scratch.mkdir(mode=0o700, exist_ok=True)
-    return scratch
+    with suppress(OSError):
+        scratch.mkdir(mode=0o700)
+    return Place.open(scratch)
 
 
 def remembered(
@@ -68,15 +76,12 @@ def remembered(
     """
     outcome = None
     try:
-        path = folder() / f"{key}.json"
-        with _locked(path.with_suffix(".lock")):
-            outcome = _read(path)
+        with closing(_open()) as place, _locked(place, f"{key}.lock"):
+            outcome = _read(place, f"{key}.json")
             if outcome is not None:
                 return outcome, True
             outcome = measure()
-            fresh = path.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps(outcome.write()))
-            fresh.replace(path)
+            place.replace(f"{key}.json", json.dumps(outcome.write()).encode())
             return outcome, False
     except OSError as error:
         if is_shared:
@@ -87,10 +92,11 @@ def remembered(
     return outcome or measure(), False
 
 
-def _read(path: Path) -> Outcome | None:
+def _read(place: Place, name: str) -> Outcome | None:
     try:
-        outcome = Outcome.read(json.loads(path.read_text()))
-        age_s = time.time() - path.stat().st_mtime
+        file = place.read(name)
+        age_s = time.time() - os.fstat(file.fileno()).st_mtime
+        outcome = Outcome.read(json.loads(read_text(file, _MOST_BYTES)))
         counts_s = _PARTIAL_S if not outcome.is_whole else math.inf
         return outcome if age_s < (counts_s if outcome.is_steady else _DISTURBED_S) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -98,10 +104,10 @@ def _read(path: Path) -> Outcome | None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(place: Place, name: str) -> Iterator[None]:
     """One process at a time; its end, also by a signal, lets the next one in."""
     import fcntl
 
-    with path.open("w") as file:
+    with open(place.append(name), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

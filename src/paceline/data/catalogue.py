@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import unknown
+from ..files import cache_home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class Located:
 def data_folders(env: Mapping[str, str] | None = None) -> tuple[Path, ...]:
     """The folders of data sets that are the user's, first looked in first; fetches go to [0]."""
     env = os.environ if env is None else env
-    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "data"
+    cache = cache_home(env) / "paceline" / "data"
     own = env.get("PACELINE_DATA", "").split(os.pathsep)
     return (*(Path(folder).expanduser() for folder in own if folder), cache)
 
@@ -127,7 +128,7 @@ def find(name: str) -> DataSet:
 
 def _present(folder: Path, file: DataFile) -> Path | None:
     candidates = (folder / file.name, folder / f"{file.name}.gz")
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def _file(name: str, md5: str, num_bytes: int) -> DataFile:

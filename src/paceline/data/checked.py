@@ -8,12 +8,14 @@ must not know what the bytes mean.
 import gzip
 import hashlib
 import mmap
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import ConfigError
+from ..files import open_to_read
 from .catalogue import DataFile
 
 Bytes: TypeAlias = bytearray | mmap.mmap
@@ -56,8 +58,8 @@ def _md5(content: Bytes | bytes) -> "hashlib._Hash":
 
 
 def _map(path: Path, file: DataFile) -> Bytes | _Damage:
-    with path.open("rb") as stream:
-        size = path.stat().st_size
+    with open_to_read(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
         if size != file.num_bytes or not size:
             md5 = hashlib.file_digest(stream, lambda: _md5(b"")).hexdigest()
             return _Damage(f"{size:,} bytes with md5 {md5}")
@@ -69,7 +71,7 @@ def _read_gzip(path: Path, file: DataFile) -> Bytes | _Damage:
     content = bytearray(file.num_bytes)
     filled = 0
     try:
-        with gzip.open(path) as stream:
+        with open_to_read(path) as packed, gzip.open(packed) as stream:
             # Read into a block of the right size: a file made to swell cannot fill the memory.
             while count := stream.readinto(memoryview(content)[filled:]):
                 filled += count

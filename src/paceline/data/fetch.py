@@ -8,7 +8,9 @@ interrupted leaves what was there before. It must not know what the samples mean
 runs unless it is called: loading never fetches.
 """
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -105,6 +107,8 @@ def fetch(
     target = root / data_set.folders[0]
     try:
         root.mkdir(parents=True, exist_ok=True)
+        for folder in (root, target):
+            _refuse_everybodys(folder)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as work:
             source = _from_any_source(data_set, Path(work), target, outside or ThisMachine(), say)
             target.mkdir(parents=True, exist_ok=True)
@@ -116,6 +120,15 @@ def fetch(
             f"set PACELINE_DATA to a folder that you may write to"
         ) from error
     return Fetched(data_set=data_set, folder=target, source=source)
+
+
+def _refuse_everybodys(folder: Path) -> None:
+    """OSError where others can exchange what is fetched, or where it is put."""
+    now = os.stat(folder) if folder.exists() else None
+    if now is not None and now.st_mode & stat.S_IWOTH:
+        raise OSError(errno.EPERM, "everybody may write to it", str(folder))
+    if folder.is_symlink() and folder.lstat().st_uid not in (os.geteuid(), 0):
+        raise OSError(errno.EPERM, "it is another user's link", str(folder))
 
 
 def _from_any_source(

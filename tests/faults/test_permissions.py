@@ -1,0 +1,157 @@
+"""What may not be read or written, and caches that are somebody else's: a sentence."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.compute import remembered as remembered_module
+from paceline.compute.remembered import folder, remembered
+from paceline.data import fetch as fetch_module
+from paceline.errors import ConfigError
+
+_DROP, _OVERRIDE, _SEARCH = 24, 1, 2
+"""Of <linux/prctl.h> and <linux/capability.h>."""
+
+
+def obey_modes() -> None:
+    """From the next program on root may open what its files' modes allow, as anybody else."""
+    if os.geteuid() == 0:
+        for right in (_OVERRIDE, _SEARCH):
+            assert ctypes.CDLL(None).prctl(_DROP, right, 0, 0, 0) == 0
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    subprocess.run(["chmod", "-R", "u+rwX", str(tmp_path)], check=True)
+
+
+def paceline(here: Path, line: str) -> tuple[int, str]:
+    """Run the command: exit code, and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *line.split()], cwd=here, text=True, timeout=60,
+        env={**os.environ, "XDG_CACHE_HOME": str(here / "cache")}, preexec_fn=obey_modes,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+TRAIN = "train quadratic --engine inline --device cpu --updates 3 --run-dir run"
+
+
+@pytest.fixture
+def run(here: Path) -> Path:
+    code, said = paceline(here, TRAIN + " --log csv")
+    assert code == 0, said
+    return here / "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "verb", "words"),
+    [
+        (".", 0o000, "report run", "run/trace.jsonl"),
+        (".", 0o000, "train quadratic --resume run", "Permission denied"),
+        (".", 0o500, "train quadratic --resume run --updates 9", "Permission denied"),
+        ("trace.jsonl", 0o000, "report run", "the trace run/trace.jsonl cannot be read"),
+        ("trace.jsonl", 0o000, "replay run", "the trace run/trace.jsonl cannot be read"),
+        ("trace.jsonl", 0o400, "train quadratic --resume run --updates 9", "run/trace.jsonl"),
+        ("checkpoints", 0o000, "train quadratic --resume run --updates 9", "checkpoints"),
+        ("checkpoints/1", 0o000, "train quadratic --resume run --updates 9", "manifest.json"),
+        ("checkpoints/1/run.json", 0o000, "train quadratic --resume run", "run.json"),
+        ("logs", 0o000, "train quadratic --resume run --updates 9 --engine local", "run/logs"),
+        ("metrics.csv", 0o000, "train quadratic --resume run --updates 9 --log csv", "metrics"),
+    ],
+)
+def test_what_may_not_be_opened_is_named(
+    here: Path, run: Path, name: str, mode: int, verb: str, words: str
+) -> None:
+    (run / name).chmod(mode)
+    code, said = paceline(here, verb)
+    assert code in (1, 2), said
+    assert "Traceback" not in said
+    (line,) = [one for one in said.splitlines() if one.startswith("error: ")]
+    assert words in line
+
+
+def test_a_folder_that_cannot_be_made(here: Path) -> None:
+    here.chmod(0o500)
+    code, said = paceline(here, TRAIN)
+    assert code == 2
+    assert said.strip().splitlines()[-1] == "error: run: Permission denied"
+
+
+def test_a_settings_file_that_may_not_be_read(here: Path) -> None:
+    (here / "paceline.toml").write_text("workers = 1")
+    (here / "paceline.toml").chmod(0)
+    code, said = paceline(here, TRAIN)
+    assert code == 2
+    assert "the settings file paceline.toml cannot be read: Permission denied" in said
+
+
+def test_a_cache_that_may_not_be_read(here: Path) -> None:
+    (here / "cache").mkdir()
+    (here / "cache").chmod(0)
+    code, said = paceline(here, "data")
+    assert code == 0, said
+    code, said = paceline(here, "data get mnist")
+    assert code == 2
+    assert "Traceback" not in said
+
+
+# -- caches ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where outcomes are kept by who cannot write to a cache."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(remembered_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"paceline-fast-{os.geteuid()}"
+
+
+def everybodys(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def somebody_elses(path: Path) -> None:
+    path.mkdir(mode=0o755)
+    os.chown(path, 1234, 1234)
+
+
+@pytest.mark.parametrize("plant", [everybodys, somebody_elses])
+def test_a_cache_that_is_not_ours_is_not_believed(
+    scratch: Path, plant: Callable[[Path], None]
+) -> None:
+    if plant is somebody_elses and os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    plant(scratch)
+    with pytest.raises(ConfigError, match=r"belongs to user 1234|everybody may write to it"):
+        folder()
+    with pytest.raises(ConfigError, match="--fast auto: workers agree on what was found by a file"):
+        remembered("a", pytest.fail, is_shared=True)
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_lock_that_is_a_link_is_not_followed(scratch: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    scratch.mkdir()
+    (scratch / "a.lock").symlink_to(victim)
+    with pytest.raises(ConfigError, match="it is a link"):
+        remembered("a", pytest.fail, is_shared=True)
+    assert victim.read_text() == "mine"
+
+
+def test_a_data_folder_for_everybody_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o1777)
+    with pytest.raises(ConfigError, match="everybody may write to it; set PACELINE_DATA"):
+        fetch_module.fetch("mnist", env={"PACELINE_DATA": str(tmp_path / "data")})
+    assert list((tmp_path / "data").iterdir()) == []
