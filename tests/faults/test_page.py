@@ -9,6 +9,18 @@ TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "faults.md"
 
 SHOWN_BY: dict[str, tuple[str, str]] = {
+    "a checkpoint or the trace is another run's": (
+        "faults/test_tampered.py",
+        "test_the_own_one_before_it_is_taken_with_a_note",
+    ),
+    "a checkpoint or a settings file says what cannot be": (
+        "faults/test_tampered.py",
+        "test_a_settings_file_that_is_meant_to_hurt",
+    ),
+    "a file or a folder may not be read or written": (
+        "faults/test_permissions.py",
+        "test_what_may_not_be_opened_is_named",
+    ),
     "a link, a pipe or a folder": (
         "faults/test_folders.py",
         "test_a_new_run_writes_through_nothing_that_is_planted",
