@@ -11,9 +11,12 @@ later is found by its sha256 before anything of it is used, and the one before i
 JSON and safetensors only: reading runs no code. This module must not know what is in the files.
 """
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +30,7 @@ FOLDER = "checkpoints"
 MANIFEST, POINTER = "manifest.json", "latest"
 FORMAT = 1
 _ROOM = ".room"
+_CANNOT_TELL = (errno.EOPNOTSUPP, errno.ENOSYS)
 _ASIDE, _OLD = ".new-", ".old-"
 _MOST_DIGITS = 9
 """Of a checkpoint's number; more was written by nobody."""
@@ -128,8 +132,8 @@ class Shelf:
         with self.open_aside(number) as aside:
             fd = aside.new(_ROOM)
             try:
-                if hasattr(os, "posix_fallocate") and num_bytes:
-                    os.posix_fallocate(fd, 0, num_bytes)
+                os.write(fd, b".")
+                _take_room(fd, num_bytes)
             finally:
                 os.close(fd)
                 aside.remove_file(_ROOM)
@@ -263,6 +267,19 @@ def _check_file(folder: Path, name: str, row: object) -> None:
         raise damaged(path, f"{size} bytes instead of {row.get('bytes')}")
     if digest != row.get("sha256"):
         raise damaged(path, "its sha256 is another")
+
+
+def _take_room(fd: int, num_bytes: int) -> None:
+    """OSError: there is none for so much, or it is more than one may have.
+
+    Not ``os.posix_fallocate``: where a file system cannot do it, that writes block by block.
+    """
+    if sys.platform != "linux" or not num_bytes:
+        return
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if call(fd, 0, 0, num_bytes) and (code := ctypes.get_errno()) not in _CANNOT_TELL:
+        raise OSError(code, os.strerror(code))
 
 
 def _digest(path: Path) -> str:
