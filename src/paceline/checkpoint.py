@@ -6,12 +6,14 @@ must not know runs or members.
 
 import os
 import tempfile
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from .errors import ConfigError, FileError
-from .files import name_of, open_to_read
+from .files import Place, name_of, open_to_read
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
@@ -21,11 +23,16 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
 
 
-def save_model(model: nn.Module, path: Path) -> None:
-    """Write ``model_state`` to ``path``."""
+def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
+    """Write ``model_state`` to ``path``; ``identity``: of the folder that it has to be in."""
     from safetensors.torch import save
 
-    write_whole(path, save(model_state(model)))
+    data = save(model_state(model))
+    if identity is None:
+        write_whole(path, data)
+        return
+    with closing(Place.open(path.parent, identity)) as place:
+        place.replace(path.name, data, is_synced=True)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import math
 import os
 import reprlib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -27,6 +27,7 @@ MOST_WORKERS = 1_000_000
 MOST_PROCESSES = 1024
 _MOST_BYTES = 1 << 20
 """Of a settings file."""
+_DEEPEST = 10
 PREFIX = "PACELINE_"
 OTHER_VARIABLES = ("PACELINE_DATA",)
 """Variables of the environment that are ours and no setting of a run."""
@@ -299,14 +300,26 @@ def _read(file: Path) -> Mapping[object, object]:
     import yaml
 
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ConfigError(f"{file} repeats values by an alias (*): write each out")
+        _refuse_nested(yaml.scan(text), file)
         content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is no valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold lines like 'workers: 4', got {type(content).__name__}")
     return content
+
+
+def _refuse_nested(tokens: Iterable[object], file: Path) -> None:
+    """ConfigError where YAML would take long to read: a few bytes of it can mean billions."""
+    depth = 0
+    for token in tokens:
+        name = type(token).__name__
+        if name == "AliasToken":
+            raise ConfigError(f"{file} repeats values by an alias (*): write each out")
+        depth += name.endswith(("SequenceStartToken", "MappingStartToken"))
+        depth -= name.endswith("EndToken")
+        if depth > _DEEPEST:
+            raise ConfigError(f"{file} is no valid YAML: it is nested too deep")
 
 
 def _from_env(env: Mapping[str, str] | None) -> _Layer:

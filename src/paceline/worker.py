@@ -457,7 +457,10 @@ class Pace:
 
         path = Path(self._context.run_dir or ".") / name
         if self.is_main:
-            save_model(self._prepared.model, path)
+            is_within = Path(name).name == name  # else it is a path of the user's own
+            save_model(
+                self._prepared.model, path, self._context.run_identity if is_within else None
+            )
         return path
 
     def keep(self, **things: Any) -> None:

@@ -58,10 +58,10 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
     os.setpgid(0, 0)
     _be_a_member()
     _redirect(birth)
+    lane = SocketLane(socket.socket(fileno=descriptors[0]))
     os.environ.update(birth.environment)
     sys.path += [entry for entry in birth.search_path if entry not in sys.path]
     torch.set_num_threads(birth.threads)
-    lane = SocketLane(socket.socket(fileno=descriptors[0]))
     control = Control(SharedMemory(descriptors[1]), birth.num_seats)
     arena = SharedMemory(descriptors[2])
     show_standing(descriptors[3])
@@ -219,8 +219,11 @@ def _logs_of(birth: Birth) -> Iterator[Place]:
 
 
 def _redirect(birth: Birth) -> None:
-    with _logs_of(birth) as logs:
-        descriptor = logs.append(Path(birth.log).name)
+    try:
+        with _logs_of(birth) as logs:
+            descriptor = logs.append(Path(birth.log).name)
+    except OSError:  # the folder was taken away, or exchanged, while the run goes on
+        descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing, nullcontext, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -133,7 +134,8 @@ class Trace:
         with open_to_read(here) as file:
             sound_bytes, total = sound_part(file, at_bytes)
             file.seek(at_bytes)
-            lost = sum(line.startswith(b'{"kind":"apply"') for line in lines_of(file))
+            whole = takewhile(lambda line: line.endswith(b"\n"), lines_of(file))
+            lost = sum(line.startswith(b'{"kind":"apply"') for line in whole)
         was = read_header(here).fields if sound_bytes else header
         changes = {name: now for name, now in header.items() if was.get(name) != now}
         self._sum = total

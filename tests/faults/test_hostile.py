@@ -1,0 +1,24 @@
+"""Twenty prepared folders and six races: bench/hostile.py, in seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent.parent / "planting.py"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it forks what has imported torch")
+def test_nothing_that_is_planted_is_written_through_run_or_waited_for() -> None:
+    verbs = ("train", "launch", "resume", "auto", "report", "replay", "config")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--tries", "20", "--races", "6", "--verbs", *verbs],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["faults"] == []
+    assert sum(found["tries"].values()) == 20
+    assert sum(found["races"].values()) == 6
