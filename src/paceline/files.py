@@ -98,7 +98,10 @@ class Place:
         return now.st_dev, now.st_ino
 
     def close(self) -> None:
-        os.close(self.fd)
+        """Let go of it; may be called twice."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def inner(self, name: str) -> "Place":
         """A folder in it."""
@@ -297,7 +300,7 @@ def read_text(file: BufferedReader, most_bytes: int) -> str:
 
 def name_of(fd: int, path: Path) -> Path:
     """A path that leads to this open file, whatever its own means by now."""
-    own = Path(f"/dev/fd/{fd}")
+    own = Path(f"/proc/self/fd/{fd}")  # not /dev/fd: on macOS that shares the file's position
     return own if own.exists() else path
 
 

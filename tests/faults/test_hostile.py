@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).parent.parent / "planting.py"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it forks what has imported torch")
 def test_nothing_that_is_planted_is_written_through_run_or_waited_for() -> None:
-    verbs = ("train", "launch", "resume", "auto", "report", "replay", "config")
+    verbs = ("train", "resume", "auto", "report", "config")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "--tries", "20", "--races", "6", "--verbs", *verbs],
         capture_output=True, text=True, timeout=100,
