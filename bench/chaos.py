@@ -57,10 +57,16 @@ NOTE = (
 WANTED = {"k-batch-async:8": 0.977, "k-sync:6": 0.977}
 
 
-def draw_plan(seconds: float, num_faults: int, seed: int) -> list[str]:
-    """Faults at random moments, never more than two workers impaired at once."""
+def draw_plan(
+    seconds: float, num_faults: int, seed: int, kills: float = 27 / 62, stops: float = 20 / 62
+) -> list[str]:
+    """Faults at random moments, never more than two workers impaired at once.
+
+    Args:
+        kills, stops: shares of the faults; the others are slow phases.
+    """
     rng = random.Random(seed)
-    kinds = ["kill"] * round(num_faults * 27 / 62) + ["stop"] * round(num_faults * 20 / 62)
+    kinds = ["kill"] * round(num_faults * kills) + ["stop"] * round(num_faults * stops)
     kinds += ["slow"] * (num_faults - len(kinds))
     lasts = {"kill": BACK_S, "stop": STOP_S, "slow": SLOW_S}
     rng.shuffle(kinds)
