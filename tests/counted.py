@@ -124,7 +124,8 @@ def main(plan: Plan, folder: Path) -> None:
     indices = torch.arange(plan.samples)
     model = Weights(plan.samples)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    loader = DataLoader(TensorDataset(indices), batch_size=plan.batch)
+    data = TensorDataset(indices)
+    loader = DataLoader(data, batch_size=plan.batch, num_workers=plan.loaders)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     tests = DataLoader(TensorDataset(indices), batch_size=7)
     if "once" in plan.between:

@@ -19,6 +19,8 @@ OTHERS = ("k-batch-sync:2", "k-async:2", "stale-synchronous:1")
 SIGNALS = ("KILL", "STOP", "TERM", "INT", "HUP", "SEGV")
 KINDS = ("worker", "worker", "launcher", "nursery", "scribe")
 MOMENTS = ("before prepare", "training", "evaluation", "between epochs", "checkpoint", "end")
+WEIGHTS = (1, 3, 3, 3, 3, 3)
+"""Of these moments: whom the first one ends the others do not meet."""
 BETWEEN = ("evaluate", "once", "sum")
 EVERY = ("1 updates", "2 updates", "5 updates", "1 epoch", "5min")
 MOST_STRIKES = 6
@@ -64,6 +66,7 @@ class Plan:
         pause_s: what a step sleeps.
         between: what the script does between epochs.
         every: as ``--checkpoint-every``.
+        loaders: worker processes of the script's loader.
         dawdle: how likely a worker sleeps for some milliseconds at a line.
     """
 
@@ -79,6 +82,7 @@ class Plan:
     every: str = "5min"
     between: tuple[str, ...] = ()
     dawdle: float = 0.0
+    loaders: int = 0
     strikes: tuple[Strike, ...] = ()
 
     def write(self) -> str:
@@ -92,8 +96,8 @@ class Plan:
         return cls(**{**fields, "between": tuple(fields["between"])})
 
 
-def draw(seed: int, protocols: tuple[str, ...] = PROTOCOLS) -> Plan:
-    """The plan of this seed."""
+def draw(seed: int, protocols: tuple[str, ...] = PROTOCOLS, least: int = 1) -> Plan:
+    """The plan of this seed, of ``least`` to `MOST_STRIKES` strikes."""
     rng = random.Random(seed)
     batch = rng.choice((24, 48))
     plan = Plan(
@@ -109,13 +113,14 @@ def draw(seed: int, protocols: tuple[str, ...] = PROTOCOLS) -> Plan:
         every=rng.choice(EVERY),
         between=tuple(one for one in BETWEEN if rng.random() < 0.4),
         dawdle=rng.choice((0.0, 0.0, rng.uniform(0.0, MOST_DAWDLE))),
+        loaders=rng.choice((0, 0, 0, 0, 1)),
     )
-    number = rng.randint(1, MOST_STRIKES)
+    number = rng.randint(least, MOST_STRIKES)
     return replace(plan, strikes=tuple(_strike(rng, plan) for _ in range(number)))
 
 
 def _strike(rng: random.Random, plan: Plan) -> Strike:
-    kind, signal, moment = rng.choice(KINDS), rng.choice(SIGNALS), rng.choice(MOMENTS)
+    kind, signal, moment = rng.choice(KINDS), rng.choice(SIGNALS), rng.choices(MOMENTS, WEIGHTS)[0]
     witness, epoch = rng.randrange(plan.workers), rng.randrange(plan.epochs)
     line = rng.randint(1, plan.epochs * MOST_LINES)
     if kind == "scribe" and (plan.every == "5min" or moment == "before prepare"):

@@ -24,8 +24,10 @@ SCRIPT = Path(__file__).parent / "counted.py"
 LIMIT_S, LEAVE_S, STOPPED_S, LOOK_S = 60.0, 3.0, 1.5, 0.003
 CALM = "HAVOC_IS_OVER"
 """In the environment of who shall strike itself no more."""
+WAIT_S, AWAITED = 15.0, "nobody is left to go on without it"
+"""A run that says so after a while would wait for ever for who is stopped: it is told to end."""
 _MODULES = {"nursery": b"paceline.engines.nursery", "scribe": b"paceline.checkpoints.scribe"}
-_TO_END = ("TERM", "INT")
+_TO_END = ("TERM", "INT", "HUP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,8 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
     striker = Striker(strikes, folder, process.pid)
     while process.poll() is None and time.monotonic() - start_s < limit_s:
         striker.look()
+        if time.monotonic() - start_s > WAIT_S and AWAITED in screen.read_text(errors="replace"):
+            striker.end_it()
         time.sleep(LOOK_S)
     end_s = time.monotonic()
     code = process.poll()
@@ -159,6 +163,12 @@ class Striker:
                 (self._folder / f"struck-{number}").write_text(mark)
                 if one.target == "launcher":
                     self._note(one.signal, now_s)
+
+    def end_it(self) -> None:
+        """Once."""
+        if self.asked_at_s == float("inf"):
+            self._send(self._launcher, "TERM")
+            self._note("TERM", time.monotonic())
 
     def _note(self, name: str, now_s: float) -> None:
         if name == "STOP":
@@ -222,11 +232,19 @@ def _alive(scratch: Path) -> list[int]:
     return found
 
 
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
 def _say_where(process: "subprocess.Popen[bytes]", scratch: Path) -> None:
-    """Everybody of a run that hangs writes where it stands, and ends."""
-    for pid in _alive(scratch):
+    """Workers and launcher of a run that hangs write where they stand; it ends."""
+    pids = _alive(scratch)
+    workers = [pid for pid in pids if _parent(pid) in pids and _parent(pid) != process.pid]
+    for pid in workers:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR2 if pid != process.pid else signal.SIGCONT)
+            os.kill(pid, signal.SIGUSR2)
     time.sleep(0.5)
     process.send_signal(signal.SIGABRT)
     process.wait()

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from havoc_plan import Plan, Strike
-from havoc_run import Launch, Outcome, carry_out
+from havoc_run import AWAITED, Launch, Outcome, carry_out
 from paceline.errors import ConfigError
 from paceline.events import Apply
 from paceline.records import Heard, Resumed
@@ -32,6 +32,8 @@ _FOR_GOOD = ("KILL", "SEGV", "HUP", "TERM", "INT")
 """What may end a launcher."""
 _DEADLY = ("KILL", "SEGV", "STOP")
 """What may end all others; the rest they leave to the launcher."""
+_WORDS = ("it is not begun again", "the worker that was to copy it is gone")
+"""Of what may end a run with ``--respawn``: a death for ever, or in the last moment after a stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
     code = launch.code
     assert code is not None
     told = {one.signal for one in struck if one.target == "launcher"}
+    told |= {"TERM"} if AWAITED in launch.screen else set()
     if code < 0 or code > 128:
         name = signal.Signals(abs(code) % 128).name.removeprefix("SIG")
         if name not in told or name not in _FOR_GOOD:
@@ -88,7 +91,8 @@ def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
     if code != 1 or "error: " not in launch.screen:
         return f"exit {code}: {launch.screen[-500:]}"
     hit = [one for one in struck if one.signal in _DEADLY and one.kind in ("worker", "nursery")]
-    if not hit or (plan.respawn and "it is not begun again" not in launch.screen):
+    words = _WORDS if plan.respawn else ("",)
+    if not hit or not any(one in launch.screen for one in words):
         return f"it need not have ended: {launch.screen[-800:]}"
     return ""
 
