@@ -33,7 +33,7 @@ _FOR_GOOD = ("KILL", "SEGV", "HUP", "TERM", "INT")
 _DEADLY = ("KILL", "SEGV", "STOP")
 """What may end all others; the rest they leave to the launcher."""
 _WORDS = ("it is not begun again", "the worker that was to copy it is gone")
-"""Of what may end a run with ``--respawn``: a death for ever, or in the last moment after a stop."""
+"""Of what may end a run with ``--respawn``: a death for ever, or right after a stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
