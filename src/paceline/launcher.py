@@ -47,7 +47,7 @@ def launch_run(program: Program, settings: RunSettings, observer: Observer) -> S
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         WorkerError: a worker failed; all others were ended.
-        LinkError: the run's files cannot be written any more, or there is too little memory.
+        LinkError: its end could not be written to its folder, or there is too little memory.
         KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
             had begun. One that had not, or was refused, leaves no folder.
     """
