@@ -18,7 +18,7 @@ import signal
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from paceline.data.idx import parse_idx
 from paceline.errors import PacelineError
 from paceline.events import Apply, EpochEnd, Grant, Joined, Lease, Pushed, Ticket
 from paceline.exports.subject import _load
+from paceline.files import Place
 from paceline.keeper import Keeper, random_states, restore_random_states, set_groups
 from paceline.ledger import Ledger
 from paceline.predict.profiles import read_profile
@@ -518,7 +519,8 @@ def _make_measured(folder: Path) -> None:
 
 def _read_measured(folder: Path) -> object:
     rows = merged([folder / "table.json"], [])
-    outcome = remembered._read(folder / "trial.json")
+    with closing(Place.open(folder)) as place:
+        outcome = remembered._read(place, "trial.json")
     return [repr(one) for one in rows], None if outcome is None else outcome.lines()
 
 
