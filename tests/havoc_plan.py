@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 PROTOCOLS = ("full-sync", "local-sgd:4", "k-sync:2", "k-batch-async:3", "async")
 OTHERS = ("k-batch-sync:2", "k-async:2", "stale-synchronous:1")
 SIGNALS = ("KILL", "STOP", "TERM", "INT", "HUP", "SEGV")
-KINDS = ("worker", "worker", "launcher", "nursery", "scribe")
+TARGETS = ("worker", "worker", "launcher", "nursery", "scribe")
 MOMENTS = ("before prepare", "training", "evaluation", "between epochs", "checkpoint", "end")
 WEIGHTS = (1, 3, 3, 3, 3, 3)
 """Of these moments: whom the first one ends the others do not meet."""
@@ -120,7 +120,11 @@ def draw(seed: int, protocols: tuple[str, ...] = PROTOCOLS, least: int = 1) -> P
 
 
 def _strike(rng: random.Random, plan: Plan) -> Strike:
-    kind, signal, moment = rng.choice(KINDS), rng.choice(SIGNALS), rng.choices(MOMENTS, WEIGHTS)[0]
+    kind, signal, moment = (
+        rng.choice(TARGETS),
+        rng.choice(SIGNALS),
+        rng.choices(MOMENTS, WEIGHTS)[0],
+    )
     witness, epoch = rng.randrange(plan.workers), rng.randrange(plan.epochs)
     line = rng.randint(1, plan.epochs * MOST_LINES)
     if kind == "scribe" and (plan.every == "5min" or moment == "before prepare"):

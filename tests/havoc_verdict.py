@@ -25,6 +25,7 @@ from paceline.records import Heard, Resumed
 from paceline.report.summary import summarize
 from runs import Run, leases_of
 
+KINDS = ("hang", "traceback", "words", "lost", "doubled", "weights", "left")
 CLOSE = 1e-9
 MOST_ASKED_S = 10.0
 _TRACEBACK = re.compile(r"Traceback \(|Exception ignored|Fatal Python error: (?!Segm)|Error in sys")
@@ -33,7 +34,7 @@ _FOR_GOOD = ("KILL", "SEGV", "HUP", "TERM", "INT")
 _DEADLY = ("KILL", "SEGV", "STOP")
 """What may end all others; the rest they leave to the launcher."""
 _WORDS = ("it is not begun again", "the worker that was to copy it is gone")
-"""Of what may end a run with ``--respawn``: a death for ever, or right after a stop."""
+"""Of what may end a run with ``--respawn``: a death for ever, or in the moment after a stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +53,15 @@ def trial(plan: Plan, folder: Path) -> Trial:
 
 
 def judge(plan: Plan, outcome: Outcome) -> dict[str, list[str]]:
-    """What is wrong, by kind: hang, traceback, words, samples, left."""
+    """What is wrong, by kind: one of `KINDS`."""
     found: dict[str, list[str]] = {}
     struck = [one for i, one in enumerate(plan.strikes) if i in outcome.struck]
     for number, launch in enumerate(outcome.launches):
         for kind, complaint in _of_launch(plan, launch, struck if number == 0 else []):
             found.setdefault(kind, []).append(f"launch {number}: {complaint}")
-    if outcome.launches[-1].code == 0 and (wrong := _of_samples(plan, outcome)):
-        found["samples"] = wrong
+    if outcome.launches[-1].code == 0:
+        for kind, complaint in _of_samples(plan, outcome):
+            found.setdefault(kind, []).append(complaint)
     return found
 
 
@@ -97,33 +99,35 @@ def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
     return ""
 
 
-def _of_samples(plan: Plan, outcome: Outcome) -> list[str]:
+def _of_samples(plan: Plan, outcome: Outcome) -> list[tuple[str, str]]:
     try:
         run = Run(folder=outcome.run, summary=summarize(outcome.run))
     except ConfigError as error:
-        return [str(error)]
-    complaints = []
-    once = [Counter(range(plan.samples))] * plan.epochs
+        return [("words", str(error))]
+    found = []
     used = run.used()
-    for epoch, (found, wanted) in enumerate(zip(used, once, strict=False)):
-        if wrong := {i: found[i] for i in wanted | found if found[i] != 1}:
-            complaints.append(f"epoch {epoch}: samples used otherwise than once: {wrong}")
-    if len(used) != len(once):
-        complaints.append(f"{len(used)} epochs of {plan.epochs}")
+    for epoch in range(max(plan.epochs, len(used))):
+        here = used[epoch] if epoch < len(used) else Counter()
+        wanted = set(range(plan.samples)) if epoch < plan.epochs else set()
+        if lost := [one for one in wanted if not here[one]]:
+            found.append(("lost", f"epoch {epoch}: samples {lost}"))
+        if doubled := [one for one, times in here.items() if times > (one in wanted)]:
+            found.append(("doubled", f"epoch {epoch}: samples {doubled}"))
     alive = _pids(run)  # others came to their end before the run began again
     finals = [one for one in outcome.finals if int(one.stem.rpartition("-")[2]) in alive]
     if not finals:
-        complaints.append("no worker came to the end of its script")
+        found.append(("lost", "no worker came to the end of its script"))
     wanted_weights = expected(run, plan.samples)
     for final in finals:
         off = (torch.load(final)["weight"] - wanted_weights).abs()
         if float(off.max()) > CLOSE:
             places = off.gt(CLOSE).nonzero().flatten().tolist()
-            complaints.append(
+            text = (
                 f"{final.name}: {len(places)} weights are not what the updates make, from "
                 f"{places[0]} to {places[-1]}, by up to {float(off.max()):.4g}"
             )
-    return complaints
+            found.append(("weights", text))
+    return found
 
 
 def _pids(run: Run) -> set[int]:
