@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,25 @@ for epoch in pace.epochs(1):
         if pace.worker == 1 and number == 2:
             os.kill(os.getppid(), signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGKILL)
+        with pace.step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+"""
+
+
+LOADS = """
+import os, signal, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(48, 2)), batch_size=4, num_workers=1)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1):
+    for number, (x,) in enumerate(loader):
+        if pace.worker == 1 and number == 2 and {victim}:
+            os.kill({victim}, signal.SIGKILL)
         with pace.step():
             optimizer.zero_grad()
             model(x).sum().backward()
@@ -102,7 +122,7 @@ def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
     one = cradle.Cradle()
     os.kill(one.pid, signal.Signals[name])
     try:
-        assert one.await_word("ready") == {"ready": one.pid}
+        one.await_word("ready")
     finally:
         one.close()
     assert capfd.readouterr().err == ""
@@ -134,3 +154,19 @@ def test_one_that_somebody_stops_is_let_go_on(
     assert run.num_epochs_ended() == 1
     said = capsys.readouterr().err
     assert "the process that workers are forked from was stopped; it was let go on" in said
+
+
+@pytest.mark.parametrize(
+    "victim", ["0", "os.getpid()", "os.getppid()"], ids=["nobody", "worker", "nursery"]
+)
+def test_loaders_workers_leave_no_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    script = tmp_path / "script.py"
+    script.write_text(LOADS.format(victim=victim))
+    with suppress(AllGone) if victim == "os.getppid()" else nullcontext():
+        run_script(script, tmp_path, workers=2)
+    assert [one.name for one in scratch.iterdir() if not one.name.startswith("torch")] == []
