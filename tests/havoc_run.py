@@ -11,9 +11,11 @@ module must not know what is right.
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +98,8 @@ def command(plan: Plan, folder: Path, *, resumes: bool) -> list[str]:
 def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: float) -> Launch:
     resumes = not strikes
     name = "resumed" if resumes else "struck"
-    own, scratch = folder / f"cwd-{name}", folder / f"tmp-{name}"
-    own.mkdir()
-    scratch.mkdir()
+    own, scratch = folder / f"cwd-{name}", Path(tempfile.mkdtemp(prefix="havoc-"))
+    own.mkdir()  # the other has a short name: loaders' workers put sockets into it
     caches = folder / "caches"  # torch's own, for all runs of a user
     environment = {
         **os.environ, "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(caches),
@@ -122,6 +123,7 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
     if code is None:
         _say_where(process, scratch)
     left = _left(scratch, own)
+    shutil.rmtree(scratch, ignore_errors=True)
     return Launch(
         code=code, screen=screen.read_text(errors="replace"), took_s=end_s - start_s,
         asked_s=max(0.0, end_s - striker.asked_at_s), left=left if code is not None else (),
