@@ -177,10 +177,10 @@ class Case:
 
     @property
     def is_named(self) -> bool:
-        """With its line, where it can be asked for that, and with the flag."""
+        """With its line and the flag; who is stopped or traced is not asked for its line."""
         text = " ".join(line for _, line in self.notes)
-        has_line = re.search(r"at train\.py:\d+ in \w+", text) or self.what == "is debugged"
-        return bool(has_line) and (self.what == "is debugged" or "--stall-after" in text)
+        has_line = re.search(r"at train\.py:\d+ in \w+", text) is not None
+        return bool(text) and (self.what == "is debugged" or (has_line and "--stall-after" in text))
 
     def row(self) -> list[str]:
         first_s, text = self.notes[0] if self.notes else (0.0, "-")
