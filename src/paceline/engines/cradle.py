@@ -48,7 +48,7 @@ class Cradle:
 
     def __init__(self) -> None:
         self._end, theirs = socket_pair()
-        self._scratch = os.path.join(tempfile.gettempdir(), f"paceline-{secrets.token_hex(8)}")
+        self._scratch = os.path.join(tempfile.gettempdir(), f"pace-{secrets.token_hex(4)}")
         self._toll = Toll()
         words = ["-m", "paceline.engines.nursery", str(theirs.fileno()), self._scratch]
         with held_back():
