@@ -88,29 +88,30 @@ def _launch(
             if found is None and not _has_words(folder.path, error):
                 folder.discard(WRITTEN)
             raise
-        _report_of_failed(folder.place, error, observer)
+        _report_of_failed(lives, error, observer)
         raise
     try:
-        summary = _report(folder.place, observer)
+        summary = _report(lives, observer)
     except ConfigError as damage:
         raise LinkError(f"the run came to its end, but {damage}") from None
     observer.finished(summary)
     return summary
 
 
-def _report(place: Place, observer: Observer) -> Summary:
+def _report(lives: Lives, observer: Observer) -> Summary:
     """What came of a run, also written into its folder where that can be."""
+    folder = lives.place.path
     try:
-        return write_report(place.path)
+        return write_report(folder, lives.within)
     except OSError as error:
-        observer.note(f"the report cannot be written to {place.path}: {error.strerror}")
-        return summarize(place.path)
+        observer.note(f"the report cannot be written to {folder}: {error.strerror}")
+        return summarize(folder)
 
 
-def _report_of_failed(place: Place, error: BaseException, observer: Observer) -> None:
+def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) -> None:
     """What came of a run that ended so; a report that cannot be made does not hide why it did."""
     try:
-        summary = _report(place, observer)
+        summary = _report(lives, observer)
     except ConfigError as damage:
         observer.note(str(damage))
         return
@@ -191,7 +192,7 @@ def _run(
         engine = ends.enter_context(closing(_make_engine(settings)))
         conductor = Conductor(engine, protocol, settings, trace, observer, log, tail, origin)
         ends.enter_context(closing(conductor))
-        ends.callback(lambda: lives.began(trace.has_begun))
+        ends.callback(lives.lived, trace)
         try:
             seats.update(engine.start(births, cloudpickle.dumps(program)))
             conductor.conduct(seats)

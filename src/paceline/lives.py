@@ -15,6 +15,7 @@ from .config import RunSettings
 from .errors import AllGone
 from .files import Place
 from .resumption import Origin, has_checkpoint, read
+from .trace import Trace
 
 MOST_IN_VAIN = 3
 """Lives in a row that may end without a version that the run had not reached before."""
@@ -27,6 +28,7 @@ class Lives:
         settings: of the next life.
         origin: where it comes from.
         place: the folder of the run.
+        within: its identity; of another one where it was deleted and made again.
         has_begun: whether its workers ever began to train.
     """
 
@@ -34,13 +36,15 @@ class Lives:
         self.settings = settings
         self.origin = origin
         self.place = place
+        self.within = place.identity
         self.has_begun = origin.resumption is not None
         self._furthest = -1 if origin.resumption is None else origin.resumption.version
         self._in_vain = 0
 
-    def began(self, has_begun: bool) -> None:
-        """A life is over; whether its workers began to train."""
-        self.has_begun |= has_begun
+    def lived(self, trace: Trace) -> None:
+        """A life is over, which wrote this trace."""
+        self.has_begun |= trace.has_begun
+        self.within = trace.within
 
     def go_on(self, error: AllGone, version: int, happened: Sequence[str]) -> str:
         """Get ready for the next life, after one that came to ``version``; what to say of it.

@@ -283,7 +283,11 @@ class Pace:
         for value in values[self._context.first_epoch + gone :]:
             if self._session.is_stopped:
                 return
-            yield value
+            try:
+                yield value
+            except GeneratorExit:  # a break
+                self._session.hear_stop()
+                raise
             self._finish_leaving()
         if hasattr(self, "_prepared"):
             self._prepared.end_iteration()

@@ -143,7 +143,8 @@ def test_a_terminal_that_goes_away_ends_the_run_with_a_checkpoint(folder: Path) 
     import pty
 
     ours, theirs = pty.openpty()
-    with begun(folder, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+    alone = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGHUP, 0)}
+    with begun(folder, stdout=theirs, stderr=theirs, **alone) as process:
         os.close(theirs)
         os.close(ours)
         process.send_signal(signal.SIGHUP)

@@ -224,6 +224,7 @@ class Conductor:
             self._newcomers.described(member, Description.read(message[1]), first)
             return
         self._descriptions[member] = Description.read(message[1])
+        self._refuse_half()
         if len(self._descriptions) < len(run.live):
             check_size(self._descriptions[member], self._protocol.num_pushes)
             return

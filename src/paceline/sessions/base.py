@@ -240,6 +240,10 @@ class Session(abc.ABC):
         """End the whole run at the next step border."""
         return
 
+    def hear_stop(self) -> None:
+        """The script leaves its epochs: the end that it asked for between two comes first."""
+        return
+
     @abc.abstractmethod
     def census(self, num_samples: int, batch_size: int) -> "Census":
         """Share out an evaluation among all members."""

@@ -116,6 +116,10 @@ class MediatedSession(Session):
         self.is_over = False
         """Whether the script has no more epochs."""
         self.has_opened = False
+        self._is_between = False
+        """Whether an epoch is over for this member, and no other has begun."""
+        self._owes_stop = False
+        """Whether it has asked for the end there, where a last checkpoint is taken with it."""
         """Whether its first epoch was opened."""
         self._first_skipped = 0
         self.first_scale: LossScale | None = None
@@ -171,6 +175,7 @@ class MediatedSession(Session):
         own, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
+        self._is_between = False
         ends = list(batch_ends) if batch_ends is not None else None
         digest = self.order_digest() if self.num_workers > 1 else ""
         self._lane.send(("arrive", epoch, ends, digest))
@@ -372,7 +377,12 @@ class MediatedSession(Session):
         self._lane.send(("settings", text))
 
     def ask_to_stop(self) -> None:
+        self._owes_stop = self._is_between
         self._lane.send(("stop",))
+
+    def hear_stop(self) -> None:
+        if self._owes_stop and not self._mail.has_stopped:
+            self._mail.answer("stop")
 
     @property
     def is_main(self) -> bool:
@@ -473,6 +483,7 @@ class MediatedSession(Session):
         self._pull(version)
         self.unedited.end_epoch(self._home)
         self._grant = None
+        self._is_between = True
 
     def _pull(self, version: int) -> None:
         self._version = self.store.pull(version, self._home)
