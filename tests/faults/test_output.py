@@ -216,4 +216,6 @@ def test_an_end_that_is_in_no_checkpoint_is_an_error(folder: Path) -> None:
     assert process.returncode == 1
     assert re.search(r"error: the end of the run could not be written to run: .*too large", errors)
     assert "it is in no checkpoint; run/checkpoints has an older one" in errors
+    assert list((folder / "run" / "checkpoints").glob(".new-*")) == []
+    assert list((folder / "temporary").glob("run-*")) == []
     assert version_of(folder / "run") < 6 * UPDATES

@@ -12,6 +12,7 @@ folder takes nothing. This module must not know what a member remembers, nor how
 """
 
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -243,6 +244,8 @@ class Snapshots:
             self._shelf = Shelf(self._elsewhere / FOLDER, self._run.settings.keep)
             return self._draft_in(self._shelf, last_bytes=size)
         except OSError:
+            if self._elsewhere is not None:
+                shutil.rmtree(self._elsewhere, ignore_errors=True)
             return None
 
     def _own_shelf(self) -> Shelf:
@@ -255,8 +258,12 @@ class Snapshots:
         """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
         aside = shelf.begin(self._last_number + 1)
         self._last_number = int(aside.name.rpartition("-")[2])
-        if last_bytes:
-            shelf.reserve(self._last_number, last_bytes)
+        try:
+            if last_bytes:
+                shelf.reserve(self._last_number, last_bytes)
+        except OSError:
+            shelf.drop(aside)
+            raise
         return _Draft(number=self._last_number, aside=aside, is_last=last_bytes > 0)
 
     def _capture(self, draft: _Draft, first: int | None = None) -> None:
