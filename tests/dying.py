@@ -28,6 +28,7 @@ POINTS = {
     "after its share is kept": ("sessions.shares", "Share", "keep", "after"),
     "with its share half written": ("sessions.shares", "Share", "step", "spoil"),
     "after its share is written": ("sessions.shares", "Share", "step", "after"),
+    "inside an all-reduce": ("sessions.collective", "CollectiveSession", "_update", "before"),
     "at a barrier": ("sessions.board", "Board", "lines", "before"),
     "before it reaches a barrier": ("sessions.board", "Board", "arrive", "before"),
     "after its last barrier": ("store.applied", "Applied", "bring", "before"),
@@ -35,6 +36,7 @@ POINTS = {
         "sessions.express", "ExpressSession", "_leave_with_work", "before",
     ),
     "before it tells of rounds": ("sessions.diary", "Diary", "tell", "before"),
+    "before it pins a version": ("sessions.snapshots", "Snapshots", "take", "before"),
     "while it fills its slot": ("compute.replica", "Replica", "collect", "before"),
     "before it tells of the epoch": (
         "sessions.express", "ExpressSession", "_let_stand", "before",

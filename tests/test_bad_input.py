@@ -307,7 +307,7 @@ def test_a_failed_run_can_be_reported_and_says_why_it_ended(paceline: Say, here:
     assert paceline("launch", "--workers", "2", "--run-dir", "run", path)[0] == 1
     code, said = paceline("report", "run")
     assert code == 0
-    assert "ended             failed: worker 1 failed at " in said
+    assert "ended failed: worker 1 failed at " in " ".join(said.split())
     assert (here / "run" / "summary.json").exists()
 
 

@@ -82,9 +82,17 @@ def test_k_batch_sync_is_full_sync_when_each_member_pushes_once_an_update() -> N
 
 
 @pytest.mark.parametrize("text", ["full-sync", "local-sgd:3"])
-@pytest.mark.parametrize("num_samples", [90, 91, 97, 5])
-def test_grants_without_faults_are_the_express_rounds(text: str, num_samples: int) -> None:
-    driver = _driver(text, 3, num_samples, batch_size=6)
+@pytest.mark.parametrize("num_samples", [90, 91, 97, 59, 5])
+@pytest.mark.parametrize("depth", [0, 1, 2, 7])
+def test_grants_without_faults_are_the_express_rounds(
+    text: str, num_samples: int, depth: int
+) -> None:
+    """Also where loaders fetch ahead."""
+    num_pushes = parse(text, 3).num_pushes
+    driver = Driver(lambda: parse(text, 3), lambda: Ledger(num_samples, 6, num_pushes), 3)
+    for member in range(3):
+        driver.look_ahead(member, depth)
+    driver.open_epoch()
     rounds = express_rounds(driver.ledger.cut_all(), 3, driver.protocol.num_steps)
     driver.finish_epoch(random.Random(1))
     granted: dict[int, list[list[Lease]]] = {0: [], 1: [], 2: []}

@@ -13,7 +13,17 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "fields", "metrics", "values"),
-    ("config", "plan", "program", "context", "records", "conditions", "files", "folder"),
+    (
+        "config",
+        "plan",
+        "program",
+        "context",
+        "passes",
+        "records",
+        "conditions",
+        "files",
+        "folder",
+    ),
     (
         "batches",
         "epochs",
@@ -50,7 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PURE = (
     "events", "errors", "batches", "ledger", "coordinator", "protocols", "stats", "lookahead",
     "membership", "legality", "resting", "records", "plan", "fields", "values", "theory",
-    "convergence", "staleness",
+    "convergence", "staleness", "passes",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

@@ -1,5 +1,6 @@
 """The trace gives back what was written, and damage is named."""
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -27,7 +28,7 @@ from paceline.events import (
 )
 from paceline.records import Ended, Evaluated, Handed, Header, Heard, Logged, Noted, Ordered
 from paceline.records import Superseded as SupersededRecord
-from paceline.trace import Trace, read_trace, writer
+from paceline.trace import Trace, read_header, read_trace, writer
 from paceline.trace.sums import reseal
 
 TICKET = Ticket(3, 14, 15)
@@ -268,3 +269,22 @@ def test_a_copy_has_also_what_waits(path: Path) -> None:
 def test_a_missing_trace_is_named(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trace\.jsonl cannot be read: No such file"):
         list(read_trace(path))
+
+
+def test_one_that_was_deleted_and_has_no_room_is_written_anew_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = Trace(path)
+    trace.header(task="lenet")
+    path.unlink()
+
+    def is_full(other: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as here:
+        here.setattr(trace, "_copy_to", is_full)
+        with pytest.raises(OSError, match="No space"):
+            trace.mark()
+    assert not path.exists()
+    trace.mark()
+    assert read_header(path).text("task") == "lenet"

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .passes import START, Place
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -23,7 +25,8 @@ class Context:
         program: what is run, as it was named: a task, or a script; empty where it has no name.
         checkpoints: whether versions may be pinned, for which memory is laid out.
         resume: folder of the checkpoint that the run goes on from.
-        first_epoch: where the script begins.
+        first_epoch: the first pass over the loader that the script makes.
+        place: where it is then.
         run_identity: of the folder that ``run_dir`` named when the run began.
         delay, slow: the stragglers that were asked for, as given.
         fault: what is to go wrong, as given; in a worker's second life what is left of it.
@@ -70,6 +73,7 @@ class Context:
     checkpoints: bool = False
     resume: str | None = None
     first_epoch: int = 0
+    place: Place = START
     source: str = "the script's own"
     notes: tuple[str, ...] = ()
 
@@ -81,6 +85,8 @@ class Context:
             known[name] = tuple(known.get(name, ()))
         if known.get("run_identity") is not None:
             known["run_identity"] = tuple(known["run_identity"])
+        if "place" in known:
+            known["place"] = Place.read(known["place"])
         return cls(**known)
 
     def write(self) -> dict[str, Any]:

@@ -9,11 +9,12 @@ module must not know what a step does with a batch, nor how a session carries an
 """
 
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
 
+from .passes import Passes
 from .prepared import Prepared
 from .sessions.mediated import MediatedSession
 
@@ -24,9 +25,9 @@ class PreparedLoader:
     ``len`` is the number of updates an epoch. What else the user's loader has, it has.
     """
 
-    def __init__(self, prepared: Prepared, take_epoch: Callable[[], int]) -> None:
+    def __init__(self, prepared: Prepared, passes: Passes) -> None:
         self._prepared = prepared
-        self._take_epoch = take_epoch
+        self.passes = passes
         self.dataset = prepared.leased.dataset
         self.batch_size = prepared.shape.batch_size
         self.plain = prepared.leased.loader
@@ -73,10 +74,18 @@ class PreparedLoader:
         finally:
             prepared.num_nested -= 1
 
+    def _look_again(self) -> Iterator[Any]:
+        """Batches to look at, of a pass that lies behind: it draws nothing that others would."""
+        state = torch.get_rng_state()
+        try:
+            yield from self._nested()
+        finally:
+            torch.set_rng_state(state)
+
     def _alone(self) -> Iterator[Any]:
         """The user's loader; what was given back comes once more at the end."""
         prepared = self._prepared
-        self._take_epoch()
+        self.passes.take()
         prepared.is_iterating = True
         try:
             for batch in _with_those_given_back(prepared.batches_alone(), prepared.given_back):
@@ -92,7 +101,12 @@ class PreparedLoader:
         session = prepared._session
         assert isinstance(session, MediatedSession)
         prepared.finish_leaving()
-        epoch = self._take_epoch()
+        passes = self.passes
+        epoch = passes.take()
+        if passes.is_behind(epoch):
+            if passes.was_look(epoch):
+                yield from self._look_again()
+            return
         prepared.schedules.open()
         prepared.tell_settings()
         ends = leased.order.draw(epoch)
@@ -107,6 +121,8 @@ class PreparedLoader:
                 yield prepared.take(lease)
             prepared.schedules.check()
         except GeneratorExit:
+            if not prepared.holding.has_worked:
+                passes.looked(epoch)
             prepared.leave()
             raise
         finally:

@@ -20,7 +20,7 @@ from .conditions.delays import parse_delays, parse_slowness
 from .conditions.faults import FaultPlan
 from .config import MOST_PROCESSES, RunSettings
 from .data.choice import choose
-from .engines.base import Engine
+from .engines.base import RENDEZVOUS, Engine
 from .engines.births import births_of
 from .engines.conductor import Conductor
 from .engines.local import LocalEngine
@@ -211,6 +211,7 @@ def _run(
 def _make_logs(place: Place, settings: RunSettings) -> None:
     """The files for what workers print; where one cannot be, that is said before they begin."""
     with closing(place.make_inner("logs")) as logs:
+        logs.remove_file(RENDEZVOUS)  # of a life that was cut off: who comes now would wait for it
         for seat in range(settings.workers if settings.engine == "local" else 0):
             os.close(logs.append(f"worker-{seat}.log"))
 

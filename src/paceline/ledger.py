@@ -318,7 +318,9 @@ class Ledger:
 
     def look_ahead(self, num_at_once: int, *, in_step: bool = False) -> None:
         """Keep fresh leases for those that fetch ahead."""
-        self.lookahead.top_up(self._next_fresh_lease, num_at_once, in_step=in_step)
+        self.lookahead.top_up(
+            self._next_fresh_lease, self._cuts.num_left, num_at_once, in_step=in_step
+        )
 
     # -- questions ----------------------------------------------------------------------------
 

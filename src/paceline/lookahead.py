@@ -10,6 +10,7 @@ else is free; the loader then skips what it fetched. It must not know who is at 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.batches import even_share
 from paceline.events import Lease
 
 
@@ -63,21 +64,33 @@ class Lookahead:
             self._queues.setdefault(member, []).append(lease)
 
     def top_up(
-        self, next_fresh: Callable[[], Lease | None], num_at_once: int, *, in_step: bool = False
+        self,
+        next_fresh: Callable[[], Lease | None],
+        num_left: Callable[[int], int],
+        num_at_once: int,
+        *,
+        in_step: bool = False,
     ) -> None:
         """Fill all to their depth in turns, in member order, `num_at_once` leases a turn.
 
+        A turn for which there are too few is dealt evenly, as they are granted then.
+
         Args:
+            num_left: how many fresh leases there are, counted up to a number.
             in_step: where one is short all take a turn, so that the order does not depend on who
                 comes first.
         """
         short = sorted(m for m, d in self._depths.items() if len(self._queues.get(m, ())) < d)
         while short:
-            for member in sorted(self._depths) if in_step else short:
-                for _ in range(num_at_once):
-                    if (lease := next_fresh()) is None:
-                        return
-                    self._queues.setdefault(member, []).append(lease)
+            turn = sorted(self._depths) if in_step else short
+            for place, member in enumerate(turn):
+                num_members = len(turn) - place
+                num_fresh = num_left(num_members * num_at_once)
+                for _ in range(even_share(num_fresh, num_members, num_at_once)):
+                    if (lease := next_fresh()) is not None:
+                        self._queues.setdefault(member, []).append(lease)
+            if not num_left(1):
+                return
             short = [m for m in short if len(self._queues.get(m, ())) < self._depths[m]]
 
     def news(self, member: int) -> tuple[Lease, ...]:

@@ -21,6 +21,7 @@ from .errors import ConfigError
 from .fields import real
 from .folder import RUNS
 from .ledger import Ledger
+from .passes import Place
 from .protocols.base import SyncProtocol
 from .resting import audit, audit_members, next_member, recut
 from .trace import read_header, refuse_other_format
@@ -72,6 +73,11 @@ class Resumption:
     def epoch(self) -> int:
         """The epoch that the script is in, or is about to begin."""
         return int(self.saved["epoch"])
+
+    @property
+    def place(self) -> Place:
+        """Where the script is then."""
+        return Place.read(self.saved["place"])
 
     @property
     def first_member(self) -> int:
@@ -264,6 +270,10 @@ def _check(folder: Path, one: Checkpoint) -> None:
                 raise ValueError(f"{saved[name]} seconds")
         except (TypeError, ValueError) as error:
             raise damaged(path, f"{name}: {error}") from None
+    try:
+        Place.read(saved.get("place", ()))
+    except (TypeError, ValueError) as error:
+        raise damaged(path, f"place: {error}") from None
     for name in ("settings", "about", "identity"):
         if not isinstance(saved.get(name), dict):
             raise damaged(path, f"{name} is missing")

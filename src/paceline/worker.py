@@ -36,6 +36,7 @@ from .evaluation import Evaluation
 from .granted import PreparedLoader
 from .keeper import Keeper
 from .metrics import better_of
+from .passes import Passes
 from .prepared import Prepared
 from .sessions.base import Session, Superseded, Totals
 from .sessions.mediated import MediatedSession
@@ -166,7 +167,8 @@ class Pace:
         self._session = session
         self._context = context
         self._prepared: Prepared
-        self._next_epoch = context.first_epoch
+        self._passes = Passes(context.first_epoch, context.place)
+        session.place = lambda: self._passes.place
         self._keeper = Keeper(
             Path(context.run_dir) if context.run_dir else None,
             Path(context.resume) if context.resume else None,
@@ -247,18 +249,16 @@ class Pace:
         self._prepared = Prepared(
             self._session, self._context, objects, self.device, batch, self._keeper, (fast, forward)
         )
-        loader = PreparedLoader(self._prepared, self._take_epoch)
+        loader = PreparedLoader(self._prepared, self._passes)
         if isinstance(self._session, MediatedSession):
             self._prepared.attach(self._session)
+            if self._session.begins[0]:  # it joins a run that is under way
+                loader.passes = self._passes = Passes(*self._session.begins)
         else:
             for line in self._prepared.settled.notes:
                 self.print(line)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
-
-    def _take_epoch(self) -> int:
-        self._next_epoch += 1
-        return self._next_epoch - 1
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -278,20 +278,21 @@ class Pace:
         return self._each_epoch(values)
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
-        gone = max(0, self._session.first_epoch - self._next_epoch)
-        self._next_epoch = min(len(values), self._next_epoch + gone)  # before this worker joined
-        for value in values[self._context.first_epoch + gone :]:
+        passes = self._passes
+        for position in range(passes.first_position, len(values)):
             if self._session.is_stopped:
                 return
+            passes.arrive(position)
             try:
-                yield value
+                yield values[position]
             except GeneratorExit:  # a break
                 self._session.hear_stop()
                 raise
             self._finish_leaving()
         if hasattr(self, "_prepared"):
             self._prepared.end_iteration()
-        self._session.rest(len(values))
+        passes.arrive(len(values))
+        self._session.rest(passes.next)
 
     def _finish_leaving(self) -> None:
         """Where an exception left the loop and was caught, others still count on this worker."""

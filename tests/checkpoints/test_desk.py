@@ -111,6 +111,20 @@ def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
         assert differ(saved, {name: alone[name] for name in saved}) < 1e-6
 
 
+@pytest.mark.timeout(20)
+def test_one_that_is_stopped_when_it_has_nothing_to_do_holds_up_no_end(
+    tmp_path: Path, struck: Callable[[int], list[int]]
+) -> None:
+    pids = struck(signal.SIGCONT)
+    here = Desk(SharedMemory.create(64))
+    here.hand_in(request(tmp_path, {"run.json": {"version": 1}}), is_last=False)
+    here.finish()
+    os.kill(pids[0], signal.SIGSTOP)
+    here.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
 def test_it_ends_without_a_word_when_nobody_reads_what_it_wrote(tmp_path: Path) -> None:
     """A launcher that is killed closes its end a moment before its scribe is killed, too."""
     memory = SharedMemory.create(64)
@@ -124,3 +138,27 @@ def test_it_ends_without_a_word_when_nobody_reads_what_it_wrote(tmp_path: Path) 
     os.close(writer)
     assert scribe.stderr == b""
     assert not Shelf(tmp_path).is_empty
+
+
+@pytest.mark.timeout(20)
+def test_a_long_request_waits_for_nobody_who_is_stopped(
+    tmp_path: Path, struck: Callable[[int], list[int]]
+) -> None:
+    """Longer than what a pipe takes; and nothing of it stays behind."""
+    struck(signal.SIGSTOP)
+    here = Desk(SharedMemory.create(64))
+    here.hand_in(request(tmp_path, {"run.json": {"text": "a" * 300_000}}), is_last=False)
+    end_s = time.monotonic() + 10
+    while not (answers := here.answers()):
+        assert time.monotonic() < end_s
+    assert answers == [{"failed": "its writer was stopped by somebody"}]
+    assert list(tmp_path.iterdir()) == []
+    here.close()
+
+
+def test_a_long_request_is_read_to_its_end(tmp_path: Path) -> None:
+    here = Desk(SharedMemory.create(64))
+    here.hand_in(request(tmp_path, {"run.json": {"text": "a" * 300_000}}), is_last=False)
+    here.finish()
+    assert len(Shelf(tmp_path).newest().json("run.json")["text"]) == 300_000
+    here.close()

@@ -205,3 +205,13 @@ def test_a_real_kill_leaves_at_least_what_was_reported(
     saver.send_signal(signal.SIGKILL)
     said += [int(line) for line in saver.stdout]
     assert value_of(Shelf(tmp_path).newest()) in (said[-1], said[-1] + 1)
+
+
+def test_a_name_that_is_planted_hides_no_later_one(tmp_path: Path) -> None:
+    (tmp_path / ".new-999999999").mkdir()
+    shelf = Shelf(tmp_path)
+    assert shelf.begin().name == ".new-1"
+    assert shelf.begin().name == ".new-2"
+    (tmp_path / "999999999").mkdir()
+    with pytest.raises(OSError, match="999999999 is in the way"):
+        shelf.begin()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.engines import cradle
 from paceline.engines.cradle import warm
+from paceline.engines.nursery import Config
 from paceline.errors import AllGone, ConfigError
 from runs import run_script, train
 from tiny import TASK
@@ -170,3 +172,46 @@ def test_loaders_workers_leave_no_sockets(
     with suppress(AllGone) if victim == "os.getppid()" else nullcontext():
         run_script(script, tmp_path, workers=2)
     assert [one.name for one in scratch.iterdir() if not one.name.startswith("torch")] == []
+
+
+def test_what_a_killed_nursery_has_left_is_taken_away_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the end of the run: the launcher may be killed, too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    nursery = cradle.Cradle()
+    try:
+        nursery.await_word("ready")
+        assert list(tmp_path.iterdir()) == []
+        Path(nursery._scratch).mkdir()
+        os.kill(nursery.pid, signal.SIGKILL)
+        with pytest.raises(AllGone):
+            nursery.await_word("born")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        nursery.close()
+
+
+def test_the_folder_of_loaders_workers_is_made_when_it_is_needed(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    config = Config({"authkey": b""}, tempdir=str(folder)).copy()
+    assert not folder.exists()
+    assert config.get("tempdir") == str(folder) == config.get("tempdir")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    assert Config(tempdir=str(tmp_path / "link")).get("tempdir") is None
+    assert Config().get("tempdir") is None
+
+
+def test_one_that_is_killed_with_births_unread_is_gone() -> None:
+    """The socket is reset then, not only closed."""
+    nursery = cradle.Cradle()
+    try:
+        nursery.await_word("ready")
+        os.kill(nursery.pid, signal.SIGSTOP)
+        nursery._end.send(b'{"empty": 0}')
+        os.kill(nursery.pid, signal.SIGKILL)
+        with pytest.raises(AllGone, match="forked from is gone"):
+            nursery.await_word("emptied")
+    finally:
+        nursery.close()

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.context import Context
 from paceline.errors import ConfigError
+from paceline.passes import Place
 from paceline.sessions.solo import SoloSession
 from paceline.worker import Pace
 from runs import run_script
@@ -79,7 +80,7 @@ def test_the_command_line_replaces_the_number(of: Any, num_epochs: int, wanted: 
     ids=str,
 )  # fmt: skip
 def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(of: Any, wanted: list[int]) -> None:
-    assert epochs(of, first_epoch=2) == wanted
+    assert epochs(of, first_epoch=2, place=Place(2, 2)) == wanted
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,26 @@ from runs import Run, assert_each_sample_once, leases_of, run_script
 from tiny import EPOCHS, NUM_SAMPLES
 
 CLOSE = 1e-6
+BEGUN_ANEW = """
+import torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+if __name__ == "__main__":
+    pace = paceline.connect()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(
+        TensorDataset(torch.ones(64, 4)), batch_size=8, num_workers=1,
+        multiprocessing_context="{method}",
+    )
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for epoch in pace.epochs(1):
+        for (x,) in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+"""
 SCRIPT = Path(loops.__file__)
 ANYWHERE = [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}]
 
@@ -100,3 +120,11 @@ def test_a_dropped_remainder_is_never_handed_out(tmp_path: Path, where: dict[str
     run, results = _run("drop last", tmp_path, **where)
     assert_each_sample_once(run, 56, EPOCHS)
     assert _given(results) == dict.fromkeys(range(56), EPOCHS)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_loader_workers_may_be_begun_anew(tmp_path: Path, method: str) -> None:
+    """Not only forked: what they are told of their process must be known there."""
+    (tmp_path / "train.py").write_text(BEGUN_ANEW.format(method=method))
+    run = run_script(tmp_path / "train.py", tmp_path, workers=2)
+    assert_each_sample_once(run, 64, 1)

@@ -228,3 +228,9 @@ def test_delays_hold_inline_workers_up_all_at_once(tmp_path: Path) -> None:
     first = [push.at_s for push in run.pushes[:2]]
     assert all(push.ticket.member != 0 for push in run.pushes[:2])
     assert max(first) - min(first) < 0.04  # they slept beside each other
+
+
+def test_a_stop_before_prepare_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP.replace("data = ", "pace.stop()\ndata = ", 1))
+    run = run_script(tmp_path / "train.py", tmp_path, workers=2)
+    assert run.summary.updates == 0

@@ -11,12 +11,16 @@ import psutil
 import pytest
 
 from paceline.checkpoints.shelf import Shelf
+from paceline.config import RunSettings
 from paceline.engines import curfew
-from paceline.errors import Interrupted
+from paceline.errors import Interrupted, LinkError
+from paceline.launcher import launch_run
+from paceline.program import ScriptProgram
 from paceline.records import Ended
+from paceline.report.live import QuietObserver
 from paceline.signals import SignalInterrupt
 from paceline.trace import read_trace
-from runs import run_script
+from runs import Run, assert_each_sample_once, run_script
 
 SCRIPT = """
 import collections, itertools, os, signal, time, torch, paceline
@@ -65,6 +69,7 @@ HANGS = pytest.mark.parametrize("hang", [STOPPED, ASLEEP, IN_C], ids=["stopped",
 @pytest.fixture
 def early_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of this process, in which a second is a third of one."""
+    monkeypatch.setattr(curfew, "_HURRY_S", 0.4)
     monkeypatch.setattr(curfew, "_CALL_OFF_S", 0.6)
     monkeypatch.setattr(curfew, "_WAY_S", 1.0)
     monkeypatch.setattr(curfew, "_END_S", 2.5)
@@ -137,3 +142,75 @@ def test_one_term_ends_it_within_ten_seconds(tmp_path: Path, at: str, hang: str)
     assert Shelf(tmp_path / "run" / "checkpoints").newest().note == ""
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []
+
+
+KEEPS = """
+import time
+class Slow:
+    def state_dict(self):
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end: pass
+        return {"a": 1.0}
+    def load_state_dict(self, state): pass
+@torch.inference_mode()
+def validate():
+    while True: torch.ones(9).sum()
+pace.keep(slow=Slow())
+"""
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "hang() if pace.is_main else validate()",
+        "with pace.once() as is_first: is_first and hang()",
+    ],
+    ids=["all validate", "all wait for one"],
+)
+def test_who_is_busy_between_epochs_copies_the_end_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None, between: str
+) -> None:
+    """With all of them; what is kept takes longer to write than the last one is waited for."""
+    monkeypatch.chdir(tmp_path)
+    hang = f"os.kill({os.getpid()}, signal.SIGTERM)" + "\n    while True: sum(range(1000))"
+    places = {"before": KEEPS, "inside": "pass", "between": between, "after": "pass"}
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(hang=hang, **places))
+    with pytest.raises(Interrupted):
+        run_script(script, tmp_path, workers=2, protocol="full-sync")
+    found = Shelf(tmp_path / "run" / "checkpoints").newest()
+    assert found.json("run.json")["version"] == 12
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_who_is_busy_in_a_step_copies_the_end_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None, path: str, protocol: str
+) -> None:
+    """All of them: nobody is behind the others, between peers, and all have work."""
+    monkeypatch.chdir(tmp_path)
+    here = "Path(f'at-{pace.worker}')"
+    asks = f"pace.is_main and os.kill({os.getpid()}, signal.SIGTERM)"
+    hang = f"{here}.touch(); {asks}\n    validate()"
+    inside = f"epoch == 1 and number == 3 and not {here}.exists() and hang()"
+    places = {"before": KEEPS, "inside": inside, "between": "", "after": ""}
+    (tmp_path / "train.py").write_text(SCRIPT.format(hang=hang, **places))
+    with pytest.raises(Interrupted) as end:
+        run_script(tmp_path / "train.py", tmp_path, workers=2, path=path, protocol=protocol)
+    found = Shelf(tmp_path / "run" / "checkpoints").newest()
+    assert found.json("run.json")["version"] == end.value.summary.updates > 0
+    chosen = RunSettings(resume="run", device="cpu", workers=2, path=path, protocol=protocol)
+    summary = launch_run(ScriptProgram(path="train.py"), chosen, QuietObserver())
+    assert_each_sample_once(Run(folder=tmp_path / "run", summary=summary), 96, 3)
+
+
+def test_an_end_that_nobody_could_copy_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_hours: None
+) -> None:
+    """All are busy in C, for longer than they are waited for."""
+    monkeypatch.chdir(tmp_path)
+    hang = f"pace.is_main and os.kill({os.getpid()}, signal.SIGTERM)\n    {IN_C}"
+    places = {"before": "pass", "inside": "number == 3 and hang()", "between": "", "after": ""}
+    (tmp_path / "train.py").write_text(SCRIPT.format(hang=hang, **places))
+    with pytest.raises(LinkError, match="no worker came to copy it; it is in no checkpoint"):
+        run_script(tmp_path / "train.py", tmp_path, workers=2, path="peers")

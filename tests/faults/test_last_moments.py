@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from dying import Fault, with_fault
+from paceline.checkpoints.shelf import Shelf
+from paceline.resumption import RUN
 from reference import differ, plain_loop
 from runs import train
 from tiny import TASK, samples
 
 CLOSE = 1e-6
+PINS = "before it pins a version"
 LONG = replace(TASK, data=functools.partial(samples, 240), epochs=2)
 
 
@@ -35,3 +38,20 @@ def test_a_checkpoint_that_nobody_pinned_is_waited_for_by_nobody(tmp_path: Path)
     assert run.notes == ["the express path was left"]
     assert list((run.folder / "checkpoints").iterdir())
     assert differ(run.state, plain_loop(LONG)) < CLOSE
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("path", ["store", "peers"])
+@pytest.mark.parametrize("updates", [5, None])
+def test_another_copies_the_end_when_the_worker_dies_that_was_to(
+    tmp_path: Path, path: str, updates: int | None
+) -> None:
+    """Inside an epoch, where the run stops, and after the last, where all come to their ends."""
+    task = with_fault(TASK, *(Fault(worker=worker, point=PINS, call=1) for worker in (0, 1)))
+    run = train(task, tmp_path, workers=3, path=path, updates=updates)
+    for worker in (0, 1):
+        assert f"it dies {PINS}" in (run.folder / "logs" / f"worker-{worker}.log").read_text()
+    checkpoint = Shelf(run.folder / "checkpoints").newest()
+    assert checkpoint.json(RUN)["version"] == run.summary.updates
+    if updates is None:
+        assert differ(run.state, plain_loop(TASK)) < CLOSE

@@ -175,6 +175,29 @@ def test_a_folder_that_was_deleted_is_there_again_at_the_end(folder: Path) -> No
     assert summarize(folder / "run").updates == 6 * UPDATES
 
 
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_a_folder_that_was_deleted_is_there_again_at_the_next_checkpoint(
+    folder: Path, path: str
+) -> None:
+    """Inside an epoch, where nobody waits while it is written."""
+    (folder / "train.py").write_text(
+        SCRIPT.replace("randn(48", "randn(2400").replace("epoch == 2", "epoch == 0")
+    )
+    flags = ("--checkpoint-every", "50 updates", "--path", path)
+    with begun(folder, *flags, epochs=400) as process:
+        shutil.rmtree(folder / "run")
+        (folder / "go").touch()
+        end_s = time.monotonic() + 20
+        while not (folder / "run" / "checkpoints" / "latest").exists():
+            assert process.poll() is None
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        process.kill()
+        _, errors = process.communicate(timeout=20)
+    assert errors == ""
+    assert version_of(folder / "run") <= summarize(folder / "run").updates
+
+
 def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(folder: Path) -> None:
     """The folder has become a file: what no right of the super-user can write into."""
     with begun(folder) as process:
@@ -191,6 +214,21 @@ def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(folde
     done = subprocess.run(again, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert summarize(Path(found[1])).updates == 8 * UPDATES
+
+
+def test_where_the_working_folder_is_gone_the_end_lies_elsewhere(folder: Path) -> None:
+    """A run's folder is named from there."""
+    (folder / "work").mkdir()
+    shutil.copy(folder / "train.py", folder / "work")
+    with begun(folder / "work", "--path", "store") as process:
+        (folder / "work").rename(folder / "moved")
+        (folder / "moved" / "go").touch()
+        shutil.rmtree(folder / "moved" / "run")
+        shutil.rmtree(folder / "moved", ignore_errors=True)
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert "Traceback" not in errors
+    assert re.search(r"it lies in (\S+); what goes on from it: --resume", errors), errors
 
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(folder: Path) -> None:

@@ -26,6 +26,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "test_a_new_run_writes_through_nothing_that_is_planted",
     ),
     "a worker is killed": ("faults/test_live_faults.py", "test_a_killed_worker_changes_nothing"),
+    "it is killed inside an all-reduce": (
+        "faults/test_collective.py",
+        "test_inside_an_all_reduce_a_run_with_respawn_begins_again",
+    ),
     "it is stopped": (
         "faults/test_live_faults.py",
         "test_a_stopped_worker_that_others_wait_for_is_given_up",
@@ -52,7 +56,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "checkpoints/test_desk.py",
         "test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true",
     ),
-    "you want the end": ("faults/test_curfew.py", "test_one_term_ends_it_within_ten_seconds"),
+    "you want the end": (
+        "faults/test_curfew.py",
+        "test_who_is_busy_between_epochs_copies_the_end_all_the_same",
+    ),
     "the disk is full": (
         "faults/test_output.py",
         "test_a_disk_that_is_full_for_a_while_costs_nothing",
@@ -72,6 +79,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     "the last checkpoint": (
         "faults/test_output.py",
         "test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on",
+    ),
+    "the worker dies that copies": (
+        "faults/test_last_moments.py",
+        "test_another_copies_the_end_when_the_worker_dies_that_was_to",
     ),
     "two runs in one folder": (
         "faults/test_one_at_a_time.py",

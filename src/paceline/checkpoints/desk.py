@@ -17,11 +17,13 @@ import subprocess
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from ..signals import held_back
 from ..vitals import State, read_vitals
 from . import scribe
+from .shelf import Shelf
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
@@ -41,6 +43,8 @@ class Desk:
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
+        self._unsent = b""
+        """Of requests: a pipe takes 64 KiB, and nobody reads it while the scribe is stopped."""
         self._open: deque[Request] = deque()
         """What the scribe has to write."""
         self._stopped_s = math.inf
@@ -61,13 +65,11 @@ class Desk:
         self._open.append(request)
         try:
             process = self._start() if self._process is None else self._process
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has just died: that is found where its answers are read
         except OSError as error:
             self._fail(error.strerror or str(error))
+            return
+        self._unsent += json.dumps(request).encode() + b"\n"
+        self._send(process)
 
     def finish(self) -> None:
         """Return when all that was handed in is written: what lies in the memory may change."""
@@ -85,14 +87,7 @@ class Desk:
     def close(self) -> None:
         """End the scribe, after what it still has to write; may be called twice."""
         self.finish()
-        if self._process is not None:
-            process, self._process = self._process, None
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-            assert process.stdout is not None
-            process.stdout.close()
-            process.wait()
+        self._let_go()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with held_back():
@@ -103,17 +98,36 @@ class Desk:
                 pass_fds=[self._memory.fd],
                 start_new_session=True,  # Ctrl-C is the launcher's to hear
             )
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._unread, self._stopped_s = b"", math.inf
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        self._unread = self._unsent = b""
+        self._stopped_s = math.inf
         return self._process
+
+    def _send(self, process: "subprocess.Popen[bytes]") -> None:
+        """As much as it takes now."""
+        assert process.stdin is not None
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(process.stdin.fileno(), self._unsent) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it has just died: that is found where its answers are read
+            self._unsent = b""
 
     def _read(self, within_s: float) -> str:
         """Hear what the scribe has done, waiting so long for it; why it will do no more."""
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        if not select.select([descriptor], [], [], within_s)[0]:
+        self._send(self._process)
+        assert self._process.stdin is not None
+        waiting = [self._process.stdin.fileno()] if self._unsent else []
+        ready, writable, _ = select.select([descriptor], waiting, [], within_s)
+        if not ready:
+            if writable:
+                return ""
             if not self._is_stopped(self._process.pid):
                 return ""
             self._process.kill()
@@ -137,6 +151,9 @@ class Desk:
     def _fail(self, reason: str) -> None:
         """The scribe is gone, and what it had with it; the next request starts another."""
         self._let_go()
+        for request in self._open:
+            shelf = Shelf(Path(request["shelf"]), request["keep"], request.get("within"))
+            shelf.drop(Path(request["aside"]))
         self._answers += [{"failed": reason}] * len(self._open)
         self._open.clear()
 
@@ -150,6 +167,13 @@ class Desk:
             self._answers.append(done)
 
     def _let_go(self) -> None:
+        """End it; it has nothing to do, and may be stopped."""
         process, self._process = self._process, None
-        if process is not None:
-            process.wait()
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+        process.wait()

@@ -95,7 +95,12 @@ class Shelf:
 
     def begin(self, least: int = 1) -> Path:
         """An empty folder to write the next checkpoint's files into; its number is the name's."""
-        number = max([least - 1, *self._numbers(), *self._numbers(_ASIDE)]) + 1
+        taken = set(self._numbers(_ASIDE))
+        number = max([least - 1, *self._numbers()]) + 1
+        while number in taken:
+            number += 1
+        if len(str(number)) > _MOST_DIGITS:
+            raise OSError(errno.EEXIST, f"{self.folder / str(number - 1)} is in the way")
         with self._open() as place:
             place.make_inner(f"{_ASIDE}{number}", is_new=True).close()
         return self.folder / f"{_ASIDE}{number}"

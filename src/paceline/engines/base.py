@@ -31,6 +31,8 @@ from ..store.memory import Memory
 from ..vitals import Vitals
 
 Event = tuple[int, Message]
+RENDEZVOUS = "rendezvous"
+"""The file beside the logs by which members of one life of a run find each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,10 @@ class Engine(abc.ABC):
         Args:
             does: what it does there.
         """
+
+    def hurry(self, member: int) -> None:
+        """Let it copy what it was asked for, though its script is busy by itself; where it can."""
+        return
 
     @abc.abstractmethod
     def begun(self) -> None:

@@ -35,7 +35,9 @@ def births_of(
     if resumption is not None:
         first = resumption.first_member
         path = str(resumption.checkpoint.path.resolve())
-        context = replace(context, resume=path, first_epoch=resumption.epoch)
+        context = replace(
+            context, resume=path, first_epoch=resumption.epoch, place=resumption.place
+        )
     for seat in range(1 if settings.dry_run else settings.workers):
         yield Birth(
             member=first + seat,

@@ -62,6 +62,8 @@ class Conductor:
         origin: Origin,
     ) -> None:
         self.interruption = ""
+        self._early_stop = ""
+        """Why the run is to end as soon as it has begun."""
         self._protocol = protocol
         self._output = output
         self._origin = origin
@@ -124,7 +126,7 @@ class Conductor:
         finally:
             self._strikes.close()
         if run.has_begun:
-            self._snapshots.close()
+            self._snapshots.close(is_cut_off=self._curfew.is_over)
         self._wishes.close()
         run.trace.end(run.now_s(), run.ending or "finished")
         run.look_at_output()
@@ -157,6 +159,9 @@ class Conductor:
         run = self._run
         if run.ending:
             return
+        if not run.has_begun:
+            self._early_stop = reason
+            return
         run.ending = reason
         self._curfew.stopped(run.now_s())
         if run.are_express:
@@ -164,9 +169,7 @@ class Conductor:
         elif run.is_open:
             run.send_stop()
         else:  # between epochs nobody is torn out of an evaluation: the answers go on
-            self._snapshots.at_stop()
-            run.tell_all(("stop", run.coordinator.version))
-            self._gate.clear()
+            self._gate.end_here()
 
     def interrupt(self, reason: str) -> None:
         """The user asks for the end: stop at the next step border."""
@@ -249,13 +252,15 @@ class Conductor:
         pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
         self._snapshots = Snapshots(run, self._protocol, self._origin.about, identity, pinned)
         self._gate.snapshots = self._snapshots
-        run.at_orders, run.at_stop = self._snapshots.at_orders, self._snapshots.at_stop
+        run.at_orders, run.end_here = self._snapshots.at_orders, self._gate.end_here
         is_difference = self._protocol.update_rule == "mean"
         is_error = run.settings.nonfinite == "error"
         limit = self._protocol.staleness.distance_limit
         for number in run.live:
             words = (first.arena_bytes, self._protocol.num_steps, is_difference, is_error)
-            run.engine.tell(number, ("laid", *words, 0, limit, run.coordinator.version))
+            run.engine.tell(number, ("laid", *words, 0, limit, run.coordinator.version, ()))
+        if self._early_stop:
+            self.stop(self._early_stop)
 
     def _refuse_half(self) -> None:
         """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
@@ -297,12 +302,15 @@ class Conductor:
         """Whether this member waits for the others, before the first epoch or between two."""
         if not self._run.has_begun:
             return member in self._descriptions
-        is_waiting = member in self._gate or self._calls.is_waiting(member)
-        return is_waiting and not self._snapshots.wait_for(member)
+        if self._snapshots.wait_for(member):
+            return False
+        if self._gate.owes_stop:
+            return not self._run.engine.signs(member).has_job
+        return member in self._gate or self._calls.is_waiting(member)
 
     def _holds_up(self, member: int) -> bool:
         """Whether the others cannot end in order before this member does something."""
-        return self._stalls.holds_up(member) or self._snapshots.wait_for(member)
+        return self._stalls.holds_up(member) or self._snapshots.is_late(member)
 
     def _begin_again(self, one: Member) -> int | None:
         """Before the run has begun: who takes the place of this member, if anybody does."""

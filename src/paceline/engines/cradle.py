@@ -12,6 +12,7 @@ A nursery that is handed on has no members left, and takes over environment, fol
 the run that it comes to. This module must not know members, messages between them, or protocols.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -99,7 +100,11 @@ class Cradle:
         while time.monotonic() < end_s:
             self.woke_it()
             ready, _, _ = select.select([self._end], [], [], 0.5)
-            if ready and (data := self._end.recv(1 << 16)):
+            data = b""
+            if ready:
+                with contextlib.suppress(ConnectionError):  # it left without reading
+                    data = self._end.recv(1 << 16)
+            if data:
                 message: dict[str, int] = json.loads(data)
                 if "unable" in message:
                     raise _unable(message["unable"])
@@ -184,7 +189,7 @@ class Cradle:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._scratch, ignore_errors=True)  # of one that was killed
+        self._tidy()
 
     @contextmanager
     def _heard(self) -> Iterator[None]:
@@ -194,7 +199,12 @@ class Cradle:
         except ConnectionError:
             raise self._gone() from None
 
+    def _tidy(self) -> None:
+        """Take away what one that was killed has left."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
     def _gone(self, how: str = "") -> AllGone:
+        self._tidy()  # at once: this process may be killed, too
         return AllGone(f"{_GONE}{how}{self._toll.explain()}")
 
 

@@ -1,6 +1,7 @@
 """The end that a user asks for comes within ten seconds, whatever workers do.
 
      0 s   asked: stop at the next step border, with a checkpoint
+     1 s   peers that are busy with the script's own code leave the others in the midst of it
      2 s   what still computes a step is called off
      3 s   who holds the others up is ended: they mend what it had begun, and keep the last version
      7 s   who is still there is named, and the run is over; the rest is the engine's to end
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from .peers import Peers
 from .run import Run
 
-_CALL_OFF_S, _WAY_S, _END_S = 2.0, 3.0, 7.0
+_HURRY_S, _CALL_OFF_S, _WAY_S, _END_S = 1.0, 2.0, 3.0, 7.0
 _MOST_NAMED = 3
 """To ask somebody where it is takes a moment."""
 
@@ -54,6 +55,9 @@ class Curfew:
         if self._peers.are_express and now_s - self._stopped_s > _CALL_OFF_S:
             run.engine.stop(run.live)
         late_s = now_s - self._asked_s
+        if self._peers.are_express and late_s > _HURRY_S:
+            for member in run.live:
+                run.engine.hurry(member)
         if late_s > _WAY_S:
             self._clear_the_way(now_s)
         if late_s > _END_S and not self.is_over:

@@ -17,6 +17,13 @@ from .peers import Peers
 from .roster import Member
 from .run import Run
 
+_ERRORS: dict[str, type[WorkerError] | type[ConfigError]] = {
+    "worker": WorkerError,
+    "you": ConfigError,
+    "all": AllGone,
+}
+"""Whose a member's failure is: its own, the user's, or none that anybody can go on after."""
+
 
 class Output(Protocol):
     """What the main worker prints."""
@@ -66,8 +73,8 @@ class Ends:
 
     def failed(self, member: int, message: Message) -> None:
         run = self._run
-        error = WorkerError(message[1]) if message[2] == "worker" else ConfigError(message[1])
-        if run.settings.on_worker_error == "fail" or not run.has_begun:
+        error = _ERRORS[message[2]](message[1])
+        if message[2] == "all" or run.settings.on_worker_error == "fail" or not run.has_begun:
             raise error
         self._words[member] = error  # its process ends now, and says so
         run.observer.note(message[1].replace("the other workers were ended; ", ""))
@@ -84,13 +91,13 @@ class Ends:
         if not (run.has_begun or run.ending or one.is_done):
             self._left_early(one)
             return
-        if self._is_main(member) and not one.is_done:
-            self._choose_main()
         self._calls.left(member)
         self._gate.has_no_rest(member)
         if run.has_begun:
             self._refuse_to_go_on_without(one)
-            self._gate.snapshots.left(member)
+            self._gate.snapshots.left(member)  # before: the main one may be busy from then on
+        if self._is_main(member) and not one.is_done:
+            self._choose_main()
         if one.is_done or run.ending:
             one.is_done = True
             if run.ending or run.are_express or member not in run.coordinator_members:

@@ -2,6 +2,10 @@
 
     "arrive" -> all here? -> one order? -> a checkpoint, where due -> newcomers join -> "open"
     "rested" -> all here? -> the last checkpoint -> "goodbye"
+    the run stops         -> the last checkpoint -> "stop"
+
+Nobody is told that it is over before the last version is copied: where the one that was to do it
+dies, another can.
 
 This module must not know processes, sockets, tensors or terminals.
 """
@@ -10,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
+from ..passes import Place
 from ..sessions.lane import Message
 from .newcomers import Newcomers
 from .orders import Orders
@@ -26,6 +31,7 @@ class Gate:
 
     Attributes:
         snapshots: the run's checkpoints; set when it begins.
+        owes_stop: whether members wait to be told that the run is over.
     """
 
     snapshots: Snapshots
@@ -38,15 +44,20 @@ class Gate:
         self._newcomers = newcomers
         self._stop = stop
         self._orders = Orders(run)
-        self._arrived: dict[int, tuple[int, Any, str]] = {}
-        self._rested: dict[int, int] = {}
+        self._arrived: dict[int, tuple[int, Any, str, Place]] = {}
+        self._rested: dict[int, tuple[int, Place]] = {}
+        self.owes_stop = False
 
     def __contains__(self, member: int) -> bool:
         return member in self._arrived or member in self._rested
 
-    def clear(self) -> None:
-        """The run stops: nobody goes in any more."""
-        self._arrived.clear()
+    def end_here(self) -> None:
+        """The run stops: nobody goes in any more, and all are told when its end is copied."""
+        self.snapshots.at_stop()
+        self.owes_stop = True
+        if self.snapshots.is_waited_for:
+            self._run.tell_all(("ending",))
+        self.go_on_if_waiting()
 
     def left(self, member: int) -> None:
         """It is gone: the others do not wait for it."""
@@ -59,9 +70,10 @@ class Gate:
     def arrive(self, member: int, message: Message) -> None:
         run = self._run
         if run.ending:
-            run.engine.tell(member, ("stop", run.coordinator.version))
+            if not self.owes_stop:
+                run.engine.tell(member, ("stop", run.coordinator.version))
             return
-        _, epoch, batch_ends, digest = message
+        _, epoch, batch_ends, digest, place = message
         if not run.roster[member].has_arrived:
             if self._orders.is_other(member, epoch, digest):
                 return
@@ -69,7 +81,7 @@ class Gate:
                 return
         if run.is_open:
             raise self.left_early(member)
-        self._arrived[member] = (epoch, batch_ends, digest)
+        self._arrived[member] = (epoch, batch_ends, digest, Place(*place))
         self.open_if_all_arrived()
         self._refuse_more_epochs()
 
@@ -80,10 +92,10 @@ class Gate:
         epochs = {self._arrived[number][0] for number in live}
         if len(epochs) > 1:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
-        epoch, batch_ends, _ = self._arrived[live[0]]
+        epoch, batch_ends, _, place = self._arrived[live[0]]
         if not self._orders.compare(epoch, {number: self._arrived[number][2] for number in live}):
             return  # somebody leaves: then it opens
-        run.script_epoch = epoch
+        run.come_to(epoch, place)
         if run.has_all_updates:  # of a run that goes on and has nothing left to do
             self._stop(f"{run.settings.updates} updates are done")
             return
@@ -142,14 +154,19 @@ class Gate:
 
     def go_on_if_waiting(self) -> None:
         """A version was pinned, or somebody is gone: those who wait for that go on."""
-        if not self.snapshots.is_waited_for:
-            if self._arrived:
-                self.open_if_all_arrived()
-            if self._rested:
-                self.end_if_all_rested()
+        if self.snapshots.is_waited_for:
+            return
+        if self.owes_stop:
+            self.owes_stop = False
+            self._arrived.clear()
+            self._run.tell_all(("stop", self._run.coordinator.version))
+        if self._arrived:
+            self.open_if_all_arrived()
+        if self._rested:
+            self.end_if_all_rested()
 
     def rest(self, member: int, message: Message) -> None:
-        self._rested[member] = message[1]
+        self._rested[member] = (message[1], Place(*message[2]))
         self.end_if_all_rested()
         self._refuse_more_epochs()
 
@@ -174,7 +191,7 @@ class Gate:
         if not live or any(number not in self._rested for number in live):
             return
         if run.coordinator.is_between_epochs and not run.ending:  # else it was kept at the stop
-            run.script_epoch = max(self._rested.values())
+            run.come_to(*max(self._rested.values()))
             self.snapshots.at_stop()
         if not self.snapshots.is_waited_for:
             self._rested.clear()

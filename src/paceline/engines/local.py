@@ -123,6 +123,9 @@ class LocalEngine(Engine):
     def whereabouts(self, member: int, does: str = "is") -> str:
         return self._standings[member].describe(does)
 
+    def hurry(self, member: int) -> None:
+        self._standings[member].hurry()
+
     def begun(self) -> None:
         self.control.set_double(BEGAN, time.perf_counter())
 

@@ -90,12 +90,12 @@ class Newcomers:
             return
         self._has_lookahead = own.lookahead
         one.is_starting = False
-        one.first_epoch = run.epoch_to_join
+        one.first_epoch, place = run.begins_with()
         protocol = run.protocol
         words = (
             first.arena_bytes, protocol.num_steps, protocol.update_rule == "mean",
             run.settings.nonfinite == "error", one.first_epoch, protocol.staleness.distance_limit,
-            run.coordinator.version,
+            run.coordinator.version, tuple(place),
         )  # fmt: skip
         run.engine.tell(member, ("laid", *words))
 

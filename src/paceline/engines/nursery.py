@@ -25,6 +25,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import sys
 from typing import Any, NoReturn
 
@@ -38,12 +39,42 @@ _UNABLE = 71
 _MOST_LETTERS = 500
 
 
+class Config(dict[str, Any]):
+    """What multiprocessing keeps for a process, where its folder is made when it is first used.
+
+    Nobody is left to take it away where launcher and nursery are both killed in one moment.
+    """
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        return found if key != "tempdir" or found is None or _is_there(found) else None
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        """For one that is begun anew, which may not know this class: the folder is there then."""
+        return dict, ({**self, "tempdir": self.get("tempdir")},)
+
+    def copy(self) -> "Config":
+        """For a process that is begun by this one."""
+        return Config(self)
+
+
+def _is_there(folder: str) -> bool:
+    """Whether a folder of one's own is there now; where it cannot be, each makes one for itself."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
 class Nursery:
     """Forks members on request and reports how they end.
 
     Args:
-        scratch: where a folder is made for what their own processes lay down, as the sockets by
-            which a DataLoader's workers hand on their batches; it goes with the nursery.
+        scratch: the folder for what their own processes lay down, as the sockets by which a
+            DataLoader's workers hand on their batches; it goes with the nursery.
     """
 
     def __init__(self, launcher: socket.socket, scratch: str) -> None:
@@ -60,10 +91,8 @@ class Nursery:
     def run(self) -> None:
         """Serve until the launcher is gone."""
         try:
-            with contextlib.suppress(OSError):  # a full disk: each makes one of its own
-                os.mkdir(self._scratch, 0o700)
-                this = multiprocessing.process.current_process()
-                this._config["tempdir"] = self._scratch  # type: ignore[attr-defined]
+            this = multiprocessing.process.current_process()
+            this._config = Config(this._config, tempdir=self._scratch)  # type: ignore[attr-defined]
             self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
             while True:
                 watched: list[Any] = [self._launcher, self._wake_in]

@@ -28,6 +28,7 @@ from ..events import (
     Ticket,
 )
 from ..ledger import Ledger
+from ..passes import START, Place
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
@@ -61,8 +62,8 @@ class Run:
     watch: Watch
     at_orders: Callable[[list[Order]], None]
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
-    at_stop: Callable[[], None]
-    """Called when what was in flight has returned, before members are told to stop."""
+    end_here: Callable[[], None]
+    """Called when what was in flight has returned: keep what stands, and tell members to stop."""
     liveliest: Callable[[Sequence[int]], int]
     """Of these members one that will answer soon, as far as anybody can tell."""
 
@@ -93,6 +94,10 @@ class Run:
         """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
         """The epoch that the script is in, its code after the loop included."""
+        self.place = START if resumption is None else resumption.place
+        """Where in ``pace.epochs`` it is there."""
+        self._passes_each = 0
+        """Epochs for the value before; 0: nobody knows."""
         self._log = log
         self._unwritten: list[tuple[float, str]] = []
         """What was said before the trace has begun."""
@@ -118,12 +123,20 @@ class Run:
         epoch = self.coordinator.epoch
         return [one.number for one in self.roster.live if one.first_epoch <= max(epoch, 0)]
 
-    @property
-    def epoch_to_join(self) -> int:
-        """With which one a newcomer begins: the open one, or the others' next."""
+    def come_to(self, epoch: int, place: Place) -> None:
+        """All scripts are at this epoch, and there in ``pace.epochs``."""
+        if place.position > self.place.position >= 0:
+            self._passes_each = place.began - self.place.began
+        self.script_epoch, self.place = epoch, place
+
+    def begins_with(self) -> tuple[int, Place]:
+        """With which epoch a newcomer begins, the open one or the others' next, and where."""
         if not self.has_opened:
-            return self.script_epoch
-        return self.coordinator.epoch + (0 if self.is_open else 1)
+            return self.script_epoch, self.place
+        if self.is_open:
+            return self.coordinator.epoch, self.place
+        epoch = self.coordinator.epoch + 1
+        return epoch, self.place.after(epoch, self._passes_each)
 
     @property
     def updates_left(self) -> int:
@@ -275,13 +288,12 @@ class Run:
         self.tell_all(("end", order.epoch, order.version))
 
     def send_stop(self) -> None:
-        """End what is in flight and tell all members that the run is over."""
+        """End what is in flight; members are told that the run is over when its end is kept."""
         self.is_open = False
         self.trace.stopped(self.now_s())
         self.coordinator.stop(self.now_s())
         self.engine.stop(self.live)
-        self.at_stop()
-        self.tell_all(("stop", self.coordinator.version))
+        self.end_here()
 
     def record(self, values: dict[str, float]) -> None:
         """Into the run's own log of metrics, where one was asked for."""

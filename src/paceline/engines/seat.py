@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ..context import Context
-from ..errors import ConfigError, PacelineError
+from ..errors import AllGone, ConfigError, PacelineError
 from ..files import Place
 from ..limits import describe_limits
 from ..program import Program, ScriptProgram, TaskProgram
@@ -29,8 +29,8 @@ from ..signals import die_with_parent
 from ..store.control import Control
 from ..store.memory import SharedMemory
 from ..streams import Lasting
-from .base import Birth
-from .standing import is_foreign, show_standing
+from .base import RENDEZVOUS, Birth
+from .standing import is_foreign, look_when_hurried, show_standing
 
 _PR_SET_TIMERSLACK = 29
 _MAX_LINES = 12
@@ -72,8 +72,9 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
         seat=birth.seat, member=birth.member, is_newcomer=context.is_newcomer,
     )  # fmt: skip
     if isinstance(session, CollectiveSession):
-        session.rendezvous = str(Path(birth.log).parent / "rendezvous")
+        session.rendezvous = str(Path(birth.log).parent / RENDEZVOUS)
     worker.start_context(session, context)
+    look_when_hurried(torch.inference_mode(mode=False)(session.copy_now))  # not as where it is busy
     program = SharedMemory(descriptors[4])
     return perform(lambda: run_program(load_program(program), context), lane, birth)
 
@@ -99,7 +100,8 @@ def perform(run: "object", lane: Lane, birth: Birth) -> int:
         report = Path(birth.log).with_suffix(".error")
         with suppress(OSError), _logs_of(birth) as logs:  # what it says goes to the launcher, too
             logs.write(report.name, traceback.format_exc().encode(errors="replace"))
-        whose = "you" if isinstance(error, ConfigError) else "worker"
+        kinds = {ConfigError: "you", AllGone: "all"}
+        whose = next((word for kind, word in kinds.items() if isinstance(error, kind)), "worker")
         lane.send(("failed", last_words(error, birth.seat, report), whose))
         return 1
     lane.send(("done",))

@@ -12,6 +12,7 @@ folder takes nothing. This module must not know what a member remembers, nor how
 """
 
 import dataclasses
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -30,6 +31,9 @@ from ..trace import FILE_NAME
 from .jobs import makes_border
 from .run import Run
 
+_HURRY_S = 0.3
+_COPY_S = 1.5
+"""For which nobody is ended who was asked to copy."""
 _RETRY_S = 5.0
 """After a failure: a full disk is not asked at every border."""
 
@@ -47,6 +51,8 @@ class _Draft:
     missing: set[int] = field(default_factory=set)
     """Members that have not written their own part yet."""
     is_pinned: bool = False
+    asked_s: float = math.inf
+    """When its pinner was asked."""
     pinner: int = -1
     """Who pins the version; -1: a job does, which another member takes over where one dies."""
 
@@ -74,7 +80,12 @@ class Snapshots:
         self._run = run
         self._protocol = protocol
         self._saved = {"about": dict(about), "identity": dict(identity), "token": run.token}
-        self._shelf = Shelf(run.trace.path.parent / FOLDER, settings.keep, run.trace.within)
+        self._own = Shelf(run.trace.path.parent / FOLDER, settings.keep, run.trace.within)
+        self._shelf = self._own
+        """Where the next one goes."""
+        self._told: dict[int, tuple[object, ...]] = {}
+        """member -> where it writes, where that is not the folder that the run began with."""
+        self._first = self._place
         self._desk = Desk(run.engine.memory)
         self._pinned = pinned
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
@@ -120,6 +131,7 @@ class Snapshots:
     def tick(self) -> None:
         """Ask for one at the next border if it is due; hear what became of the last."""
         self._hear_desk()
+        self._hurry()
         run = self._run
         if not self.is_on or self._draft is not None or self._desk.is_busy or run.ending:
             return
@@ -128,6 +140,13 @@ class Snapshots:
             self._draft = self._begin(now_s)
             if self._draft is not None:
                 run.engine.ask_copy(self._draft.number)
+
+    def _hurry(self) -> None:
+        """The run ends, and who is to copy that may be busy with a script's own code for long."""
+        run, draft = self._run, self._draft
+        if draft is not None and draft.is_last and run.now_s() - draft.asked_s > _HURRY_S:
+            for member in filter(self.wait_for, run.live):
+                run.engine.hurry(member)
 
     def at_orders(self, orders: list[Order]) -> None:
         """Through the store: the border has come with these orders, which are not sent yet."""
@@ -156,8 +175,9 @@ class Snapshots:
             self._snap(is_last=False)
 
     def at_stop(self) -> None:
-        """The run ends here: what is in flight has returned, all members are told to stop."""
-        self._snap(is_last=True)
+        """The run ends here: what was in flight has returned, and all members wait."""
+        if self._draft is None or not self._draft.is_last:
+            self._snap(is_last=True)
 
     # -- who ------------------------------------------------------------------------------------
 
@@ -185,6 +205,8 @@ class Snapshots:
         draft.missing.discard(member)
         if draft.pinner == member and not draft.is_pinned:
             self._drop()
+            if draft.is_last:
+                self._snap(is_last=True)
         else:
             self._hand_in_if_whole()
 
@@ -195,17 +217,33 @@ class Snapshots:
             return False
         return member in draft.missing or (draft.pinner == member and not draft.is_pinned)
 
-    def close(self) -> None:
-        """The run is over: the last one is written, and nothing stays behind."""
+    def is_late(self, member: int) -> bool:
+        """Whether it had time for its part, and there is another who could copy."""
+        run, draft = self._run, self._draft
+        if draft is None or not self.wait_for(member):
+            return False
+        others = [one for one in run.roster.live if not one.is_done and one.number != member]
+        is_due = draft.asked_s == math.inf or run.now_s() - draft.asked_s > _COPY_S
+        return bool(others) and is_due
+
+    def close(self, *, is_cut_off: bool = False) -> None:
+        """The run is over: the last one is written, and nothing stays behind.
+
+        Args:
+            is_cut_off: nobody was waited for any more.
+        """
         if self._draft is not None:
             self._drop()
+        place = (self._run.coordinator.version, self._run.script_epoch)
+        if is_cut_off and self.is_on and place != self._last_place:
+            self._lost = self._lost or "no worker came to copy it"
         self._desk.close()
         self._hear_desk()
 
     # -- what -----------------------------------------------------------------------------------
 
     def _snap(self, *, is_last: bool) -> None:
-        """Everybody waits or stops: the first member pins what stands."""
+        """Everybody waits: one of them pins what stands."""
         run = self._run
         run.engine.ask_copy(0)
         draft, self._draft = self._draft, None
@@ -239,20 +277,38 @@ class Snapshots:
         except OSError as error:
             self._lost = error.strerror or str(error)
         try:
-            name = self._run.trace.path.resolve().parent.name
+            name = self._run.trace.path.parent.name
             self._elsewhere = Path(tempfile.mkdtemp(prefix=f"{name}-"))
             self._shelf = Shelf(self._elsewhere / FOLDER, self._run.settings.keep)
             return self._draft_in(self._shelf, last_bytes=size)
         except OSError:
-            if self._elsewhere is not None:
-                shutil.rmtree(self._elsewhere, ignore_errors=True)
+            self._leave_elsewhere()
             return None
+
+    def _leave_elsewhere(self) -> None:
+        """Nothing came of it there."""
+        if self._elsewhere is not None:
+            shutil.rmtree(self._elsewhere, ignore_errors=True)
+            self._elsewhere = None
 
     def _own_shelf(self) -> Shelf:
         """In the run's folder, which is there again if it was deleted. OSError: it cannot be."""
         self._run.trace.mark()
-        self._shelf.within = self._run.trace.within
+        self._own.within = self._run.trace.within
+        self._shelf = self._own
         return self._shelf
+
+    @property
+    def _place(self) -> tuple[object, ...]:
+        return (str(self._shelf.folder), self._shelf.within)
+
+    def _tell_place(self) -> None:
+        """Members write their parts where the next one goes: a deleted folder is another now."""
+        place = self._place
+        for number in self._run.live:
+            if self._told.get(number, self._first) != place:
+                self._told[number] = place
+                self._run.engine.tell(number, ("shelf", *place))
 
     def _draft_in(self, shelf: Shelf, *, last_bytes: int = 0) -> _Draft:
         """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
@@ -264,6 +320,7 @@ class Snapshots:
         except OSError:
             shelf.drop(aside)
             raise
+        self._tell_place()
         return _Draft(number=self._last_number, aside=aside, is_last=last_bytes > 0)
 
     def _capture(self, draft: _Draft, first: int | None = None) -> None:
@@ -287,6 +344,7 @@ class Snapshots:
                 **self._saved,
                 "version": version,
                 "epoch": run.script_epoch,
+                "place": list(run.place),
                 "elapsed_s": now_s,
                 "opened_s": run.watch.opened_s,
                 "trained_s": run.watch.trained_s(now_s),
@@ -300,15 +358,15 @@ class Snapshots:
         remembers_all = self._protocol.update_rule == "mean"
         are_told = first is not None or not run.are_express
         if first is not None:
-            draft.pinner = first
+            draft.pinner, draft.asked_s = first, now_s
         if remembers_all:
             draft.missing = {one.number for one in run.roster.live if not one.is_done}
-        place = (str(self._shelf.folder), self._shelf.within)
+        self._tell_place()
         for number in draft.missing if are_told else ():
             if number != first:
-                run.engine.tell(number, ("snap", draft.number, version, False, place))
+                run.engine.tell(number, ("snap", draft.number, version, False))
         if first is not None:
-            run.engine.tell(first, ("snap", draft.number, version, True, place))
+            run.engine.tell(first, ("snap", draft.number, version, True))
         self._hand_in_if_whole()
 
     def _hand_in_if_whole(self) -> None:
@@ -328,6 +386,7 @@ class Snapshots:
         answers = self._hear_desk()
         if draft.is_last and "failed" in answers[-1]:
             self._lost = self._lost or answers[-1]["failed"]
+            self._leave_elsewhere()
         elif draft.is_last:
             self._is_elsewhere = bool(self._lost)
 
@@ -352,10 +411,11 @@ class Snapshots:
         draft, self._draft = self._draft, None
         self._last_place = (-1, -1)
         if draft is not None:
-            if draft.is_last:
-                self._lost = self._lost or reason
             self._run.engine.ask_copy(0)
             self._shelf.drop(draft.aside)
+            if draft.is_last:
+                self._lost = self._lost or reason
+                self._leave_elsewhere()
 
     def _say_failed(self, reason: str) -> None:
         run = self._run

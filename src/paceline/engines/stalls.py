@@ -93,7 +93,9 @@ class Stalls:
     # -- for others who choose among members ----------------------------------------------------
 
     def liveliest(self, members: Sequence[int]) -> int:
-        """The first of them that gets on; else the one that did last."""
+        """The first of them that waits for others or gets on; else the one that did last."""
+        waiting = [one for one in members if self._is_resting(one) and one not in self._stopped]
+        members = waiting or members
         last = {number: self._last_sign_s(number) for number in members}
         newest_s = max(last.values())
         return next(number for number in members if last[number] > newest_s - _RECENT_S)

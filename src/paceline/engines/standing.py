@@ -4,9 +4,11 @@
 
 The handler runs also while other C code holds the interpreter's lock, so a member that hangs in a
 library still shows the line that called it; a stopped process runs nothing, and the kernel says
-so. This module must not know why somebody asks.
+so. By another signal a member that is busy by itself is asked to look what there is to do. This
+module must not know why somebody asks.
 """
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -14,12 +16,20 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from ..vitals import State, catches, read_vitals
 
 _SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (9 if hasattr(signal, "SIGRTMIN") else 0)
 """One that neither the C library nor batch systems use."""
+_HURRY = _SIGNAL + 1 if hasattr(signal, "SIGRTMIN") else None
+"""The one by which a member is asked to look what there is to do."""
+_HALF_DONE = os.path.join("torch", "optim")
+"""In there schedulers and optimizers are between two states."""
+_CALLS, _IS_SCRIPT = "seat.py", "trainer.py"
+"""Files of Paceline's own: the one that calls a script, and one that is as good as a script."""
 _ANSWER_S = 0.3
 _MOST_ASKED, _BETWEEN_LINES = 3, "???"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>\S+)')
@@ -80,6 +90,12 @@ class Standing:
             for one in _FRAME.finditer(text.decode(errors="replace"))
         ]
 
+    def hurry(self) -> None:
+        """Let it look what there is to do, where its script's own code runs."""
+        if _HURRY is not None and self.pid and catches(self.pid, _HURRY):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, _HURRY)
+
     def close(self) -> None:
         self._file.close()
 
@@ -89,7 +105,35 @@ def show_standing(descriptor: int) -> None:
     faulthandler.register(_SIGNAL, file=descriptor, all_threads=False)
 
 
+def look_when_hurried(look: Callable[[], None]) -> None:
+    """In a member: ``look`` when it is asked to, between two lines of the script's own code.
+
+    Python calls a handler between two of its instructions, in the main thread. Where that is inside
+    Paceline nothing is done: it looks by itself, or soon returns, and is asked again.
+    """
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if _is_in_own_code(frame):
+            with contextlib.suppress(OSError):  # the launcher may be gone
+                look()
+
+    if _HURRY is not None:
+        signal.signal(_HURRY, hear)
+
+
+def _is_in_own_code(frame: FrameType | None) -> bool:
+    here = str(Path(__file__).parent.parent) + os.sep
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _HALF_DONE in name:
+            return False
+        if name.startswith(here) and not name.endswith(_IS_SCRIPT):
+            return name.endswith(_CALLS)
+        frame = frame.f_back
+    return True
+
+
 def is_foreign(filename: str) -> bool:
     """Whether a frame is of Paceline, of Python or of an installed package: not the user's."""
-    here = str(Path(__file__).parent.parent)
+    here = str(Path(__file__).parent.parent) + os.sep
     return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename

@@ -16,7 +16,7 @@ This module must not know processes, sockets or the loop that uses it.
 
 import abc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from typing import NamedTuple
 from ..batches import Batches
 from ..conditions.faults import Fault
 from ..errors import ConfigError, WorkerError
+from ..passes import START, Place
 from ..store.clip import UNCLIPPED, Clip
 from ..store.scale import LossScale
 
@@ -216,8 +217,10 @@ class Session(abc.ABC):
         """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""
         time.sleep(seconds)
 
-    first_epoch: int = 0
-    """The epoch to begin with: a worker may join a run that is under way."""
+    begins: tuple[int, Place] = (0, START)
+    """The epoch to begin with, and where the script is there: a worker may join a run under way."""
+    place: Callable[[], Place]
+    """Where the script is now; set by the worker."""
 
     @property
     def trained_s(self) -> float:

@@ -4,26 +4,34 @@
     every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does
 
 The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
-those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends.
-This module must not know protocols.
+those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends,
+or begins again from a checkpoint. This module must not know protocols.
 """
 
 import datetime
 import math
+import time
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import ConfigError, WorkerError
+from ..errors import AllGone, ConfigError, WorkerError
 from ..events import Lease
+from ..store.control import ALARM
 from ..store.update import Updater
 from .base import NOT_FINITE, OK, Work
 from .board import Line, check_settings, common_clip
 from .express import ExpressSession
 
 _TIMEOUT = datetime.timedelta(minutes=5)
+_TOLD_S = 2.0
+"""Within which the launcher tells of a death that a broken connection has told of already."""
+_DIED_INSIDE = (
+    "a worker died inside an all-reduce, which cannot be mended on path 'collective': --respawn "
+    "goes on from the newest checkpoint, --path store mends every death"
+)
 
 
 class CollectiveSession(ExpressSession):
@@ -133,7 +141,7 @@ class CollectiveSession(ExpressSession):
         ]
         for run in runs:
             run.mul_(weight) if weight else run.zero_()
-            dist.all_reduce(run)
+            self._reduce(run)
         norm = math.sqrt(math.fsum(float(run.square().sum()) for run in runs))
         self._is_bad = not math.isfinite(norm)
         if self._is_bad:
@@ -155,9 +163,21 @@ class CollectiveSession(ExpressSession):
         for buffer in self._replica.buffers:
             if buffer.is_floating_point():
                 buffer.mul_(weight) if weight else buffer.zero_()
-                dist.all_reduce(buffer)
+                self._reduce(buffer)
             else:
-                dist.all_reduce(buffer, dist.ReduceOp.MAX)
+                self._reduce(buffer, dist.ReduceOp.MAX)
+
+    def _reduce(self, tensor: Tensor, how: "dist.ReduceOp.RedOpType" = dist.ReduceOp.SUM) -> None:
+        """In place, over all members. AllGone: one of them died meanwhile."""
+        try:
+            dist.all_reduce(tensor, how)
+        except RuntimeError:
+            end_s = time.monotonic() + _TOLD_S
+            while time.monotonic() < end_s:
+                if self._control[ALARM]:
+                    raise AllGone(_DIED_INSIDE) from None
+                time.sleep(0.01)
+            raise
 
     def _take_back_if_bad(self) -> int:
         """All members saw the same mean and left everything as it was."""
@@ -203,10 +223,7 @@ class CollectiveSession(ExpressSession):
 
     def _interrupted(self, phase: int, work: Work) -> None:
         if phase == 2:
-            raise WorkerError(
-                "a worker died inside an all-reduce; that cannot be mended on path 'collective': "
-                "start again, or use --path store"
-            )
+            raise AllGone(_DIED_INSIDE)
         if work.num_samples:
             if self._is_difference:
                 self._fill_slot(work)

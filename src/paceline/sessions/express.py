@@ -314,6 +314,7 @@ class ExpressSession(MediatedSession):
 
     def _take_snapshot(self, number: int) -> None:
         """The block stands until all have arrived at the next barrier."""
+        self._mail.look()  # it may go to another folder than the last one
         if self.seat == 0:
             self.snapshots.take(number, self._version, *self._standing())
         elif self._is_difference:
@@ -339,6 +340,11 @@ class ExpressSession(MediatedSession):
             self._fail_not_finite(self._loss)
 
     # -- the way out ----------------------------------------------------------------------------
+
+    def copy_now(self) -> None:
+        if self._is_express and self._grant is not None and self._control[ALARM]:
+            self._ask_to_leave()
+        super().copy_now()
 
     def superseded(self) -> None:
         """Called off while peers run: the run stops, and this step took too long to wait for."""

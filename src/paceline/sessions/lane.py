@@ -5,7 +5,8 @@ tables below are the whole language. This module must not know what a message le
 
     member -> coordinator
         describe  (text)                          what prepare() found, as JSON
-        arrive    (epoch, batch_ends, digest)     at the loader, waiting for the epoch; of its order
+        arrive    (epoch, batch_ends, digest, place)   at the loader, waiting for the epoch; of
+                                                  its order; where the script is in pace.epochs
         push      (serial, version, told, clock, hyper, clip)
         extend    (serial)                        one more lease for the ticket at work
         giveback  (serial)
@@ -23,13 +24,13 @@ tables below are the whole language. This module must not know what a message le
         scaled    (serial, version, scale)        distance left so much of its push; held
         done      ()                              the script ended
         copied    (number, version, is_pinned, fault)   the own part of a checkpoint is written
-        rested    (epoch)                         the script has no more epochs
+        rested    (epoch, place)                  the script has no more epochs
         failed    (text)
         fault     (text)                          what was ordered to go wrong goes wrong now
         settings  (text)                          the optimizer's settings, for newcomers
     coordinator -> member
         laid      (arena_bytes, num_steps, is_difference, is_error, first_epoch,
-                   distance_limit, version)       the store's memory has this size
+                   distance_limit, version, place)   the store's memory has this size
         adopt     (text)                          the optimizer's settings, for a newcomer
         away      ()                              to a newcomer: it drew another order, it ends
         open      (epoch, mode, last_round, phase, seats, position, first_id)
@@ -38,7 +39,9 @@ tables below are the whole language. This module must not know what a message le
         finish    (job, version, seat, scale, clip)
         skip      (job, version, overflow_version)
         copy      (job, number)                   pin the version that the job before made
-        snap      (number, version, is_first)     pin this version, all others wait or stop
+        snap      (number, version, is_first)     pin this version, all others wait
+        shelf     (folder, within)                checkpoints go there from now on
+        ending    ()                              stop comes when the end of the run is copied
         goodbye   ()                              the answer to rested
         extended  (lease)
         end       (epoch, version)                the epoch is over

@@ -28,6 +28,8 @@ class Mailbox:
 
     snap: Callable[[Message], None]
     """Does what ``snap`` asks for; set by the session."""
+    move: Callable[[Message], None]
+    """Hears with ``shelf`` where checkpoints go from now on; set by the session."""
 
     def __init__(self, lane: Lane, duties: Duties, clock: Clock, *, is_main: bool) -> None:
         self._lane = lane
@@ -37,12 +39,19 @@ class Mailbox:
         self.is_main = is_main
         self.has_stopped = False
         """Whether a stop was taken."""
+        self._is_ending = False
+        """Whether a stop is on its way."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop has come, be it that it waits behind other messages."""
+        """Whether a stop has come, be it that it waits behind other messages.
+
+        One that comes as soon as the end of the run is copied is waited for.
+        """
         if not self.has_stopped:
             self.look()
+            if self._is_ending:
+                self.answer("stop")
         return self.has_stopped or any(message[0] == "stop" for message in self._queue)
 
     def next(self) -> Message:
@@ -91,6 +100,12 @@ class Mailbox:
         self.look()
         self._duties.do_due()
 
+    def do_snaps(self) -> None:
+        """Between epochs: copy what is asked for, leave every other message for later."""
+        for message in [one for one in self._queue if one[0] == "snap"]:
+            self._queue.remove(message)
+            self.snap(message)
+
     def settle(self, is_there: Callable[[], bool]) -> None:
         """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
         start = time.perf_counter()
@@ -105,5 +120,9 @@ class Mailbox:
                 self._duties.take(message)
             elif message[0] == "main":
                 self.is_main = True
+            elif message[0] == "ending":
+                self._is_ending = True
+            elif message[0] == "shelf":
+                self.move(message)
             else:
                 self._queue.append(message)

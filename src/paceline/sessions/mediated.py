@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ..compute.replica import Replica
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease, Ticket
+from ..passes import Place
 from ..store.control import BEGAN, Control
 from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import Memory
@@ -93,6 +94,7 @@ class MediatedSession(Session):
         is_main = seat == 0 and not is_newcomer
         self._mail = Mailbox(lane, self._duties, self._clock, is_main=is_main)
         self._mail.snap = self._snap
+        self._mail.move = lambda message: self.snapshots.write_into(*message[1:])
         self._turns = Turns(control, seat, lambda: self.is_main, self._look)
         self._grant: Grant | None = None
         self._serial = self._step = -1
@@ -141,7 +143,8 @@ class MediatedSession(Session):
         self._lane.send(("describe", json.dumps(description)))
         message = self._mail.expect("laid")
         self.num_steps, self._is_difference, self._nonfinite_is_error = message[2:5]
-        self.first_epoch, limit, version = message[5:8]
+        first_epoch, limit, version, place = message[5:9]
+        self.begins = first_epoch, Place(*place)
         self.store = SharedStore(replica.layout, self._arena.tensor(), self._control)
         self._updaters = [
             Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
@@ -172,13 +175,13 @@ class MediatedSession(Session):
         """Wait until every member is at this epoch; False: the run is over."""
         if self._mail.has_stopped:
             return False
+        self._is_between = False
         own, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
-        self._is_between = False
         ends = list(batch_ends) if batch_ends is not None else None
         digest = self.order_digest() if self.num_workers > 1 else ""
-        self._lane.send(("arrive", epoch, ends, digest))
+        self._lane.send(("arrive", epoch, ends, digest, tuple(self.place())))
         while (message := self._mail.next())[0] == "adopt":
             self.adopt(message[1])
         if message[0] == "end":  # a newcomer that came too late for this epoch
@@ -431,6 +434,13 @@ class MediatedSession(Session):
         """While this member waits for another one's block."""
         self.beat()
         self._mail.do_jobs()
+        if self._is_between:
+            self._mail.do_snaps()
+
+    def copy_now(self) -> None:
+        """The run ends, in the middle of the script's own code: copy what stands, if asked to."""
+        self._mail.look()
+        self._mail.do_snaps()
 
     def say(self, text: str) -> None:
         """Have the run say this, once for all workers."""
@@ -497,7 +507,7 @@ class MediatedSession(Session):
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""
         self.is_over = True
-        self._lane.send(("rested", epoch))
+        self._lane.send(("rested", epoch, tuple(self.place())))
         self._mail.answer("goodbye")
 
     def num_skipped(self) -> int:
@@ -515,8 +525,7 @@ class MediatedSession(Session):
 
     def _snap(self, message: Message) -> None:
         """All others wait or stop: this version stands, or is on its way."""
-        _, number, version, is_first, place = message
-        self.snapshots.write_into(*place)
+        _, number, version, is_first = message
         if not is_first:
             self.snapshots.add_own(number, version)
             return

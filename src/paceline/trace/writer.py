@@ -107,8 +107,13 @@ class Trace:
         folder = self.path.parent
         with closing(Place.open(folder) if folder.exists() else Place.make(folder)) as place:
             other = os.fdopen(place.new(self.path.name), "r+b", 0)
+            try:
+                self._copy_to(other)
+            except OSError:
+                other.close()
+                place.remove_file(self.path.name)
+                raise
             self.within = place.identity
-        self._copy_to(other)
         self._file.close()
         self._file = other
         self._waiting.clear()

@@ -1,0 +1,135 @@
+"""Scripts that go over their loader more than once for a value of ``pace.epochs`` go on rightly."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from paceline.passes import Passes, Place
+from paceline.report.summary import summarize
+from runs import Run
+
+SAMPLES, EPOCHS = 48, 6
+SCRIPT = """
+import os, signal, sys, time, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+first, each, loops, dies = (int(one) for one in sys.argv[1:])
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(48, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in range(first):
+    next(iter(loader), None)
+for epoch in pace.epochs(6):
+    for _ in range(each):
+        next(iter(loader), None)  # none where the run was stopped meanwhile
+    for loop in range(loops):
+        for number, (x,) in enumerate(loader):
+            if pace.is_main and epoch == 3 and number == 2 and loop == loops - 1:
+                open("is-there", "w").close()
+            with pace.step():
+                time.sleep(0.02)
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+            if dies and pace.worker == 1 and epoch == dies and not os.path.exists("died"):
+                open("died", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+    if pace.is_main:
+        with open("epochs", "a") as file:
+            print(epoch, file=file)
+"""
+HABITS = pytest.mark.parametrize(
+    ("habits", "path"),
+    [((0, 1, 1), "store"), ((2, 1, 2), "peers"), ((0, 0, 3), "store")],
+    ids=str,
+)
+"""Looks before all epochs, looks in each, loops in each."""
+
+
+def launch(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    (folder / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu"]
+    return subprocess.Popen(
+        [*command, *words], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def assert_all_was_trained(folder: Path, loops: int) -> None:
+    """Each sample once in every loop, and every value of ``pace.epochs`` to its end."""
+    values = (
+        (folder / "epochs").read_text().split()
+    )  # what follows a loop is done after a stop, too
+    assert list(dict.fromkeys(values)) == [str(one) for one in range(EPOCHS)]
+    run = Run(folder=folder / "run", summary=summarize(folder / "run"))
+    trained = [used for used in run.used() if used]
+    assert trained == [Counter(range(SAMPLES))] * (EPOCHS * loops)
+
+
+@HABITS
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, habits: tuple[int, int, int], path: str
+) -> None:
+    words = ["train.py", *map(str, habits), "0"]
+    run = launch(tmp_path, "--run-dir", "run", "--path", path, *words)
+    while not (tmp_path / "is-there").exists():
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.01)
+    run.send_signal(signal.SIGTERM)
+    said = run.communicate(timeout=30)[0]
+    assert run.returncode == 143, said
+    again = launch(tmp_path, "--resume", "run", *words)
+    said = again.communicate(timeout=60)[0]
+    assert again.returncode == 0, said
+    assert_all_was_trained(tmp_path, habits[2])
+
+
+@HABITS
+def test_a_worker_that_comes_back_is_where_the_others_are(
+    tmp_path: Path, habits: tuple[int, int, int], path: str
+) -> None:
+    words = ["train.py", *map(str, habits), "2"]
+    run = launch(tmp_path, "--run-dir", "run", "--respawn", "--path", path, *words)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode == 0, said
+    assert "worker 1 is gone" in said
+    assert "worker 1 is back" in said or path == "peers"
+    assert_all_was_trained(tmp_path, habits[2])
+
+
+def test_passes_are_numbered_through() -> None:
+    passes = Passes()
+    passes.looked(passes.take())
+    for position, _ in itertools.product(range(3), range(1)):
+        passes.arrive(position)
+        passes.looked(passes.take())
+        passes.take()
+    assert passes.place == Place(2, 5, 1, (0, 5))
+    assert passes.next == 7
+
+
+def test_who_goes_on_finds_what_lies_behind() -> None:
+    passes = Passes(6, Place(2, 5, 1, (0, 5)))
+    first = passes.take()
+    assert passes.is_behind(first)
+    assert passes.was_look(first)
+    assert passes.first_position == 2
+    passes.arrive(2)
+    assert [passes.is_behind(passes.take()) for _ in range(2)] == [True, False]
+    passes.arrive(3)
+    assert passes.place == Place(3, 7, 1, (0,))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "passes_each", "wanted"),
+    [(6, 2, (2, 5)), (7, 2, (3, 7)), (6, 0, (3, 6)), (6, 1, (3, 6))],
+)
+def test_where_the_others_will_be_next(epoch: int, passes_each: int, wanted: object) -> None:
+    assert Place(2, 5, 1, (0, 5)).after(epoch, passes_each)[:2] == wanted

@@ -1,0 +1,41 @@
+"""A death where ``torch.distributed`` carries bytes: mended but for one inside an all-reduce."""
+
+from pathlib import Path
+
+import pytest
+
+from dying import Fault, with_fault
+from paceline.errors import AllGone
+from paceline.records import Resumed
+from reference import differ, plain_loop
+from runs import assert_each_sample_once, train
+from tiny import EPOCHS, NUM_SAMPLES, TASK
+
+CLOSE = 1e-6
+COLLECTIVE = {"workers": 3, "protocol": "full-sync", "path": "collective"}
+INSIDE = Fault(point="inside an all-reduce", call=7)
+
+
+@pytest.mark.timeout(60)
+def test_in_a_step_the_others_do_its_mini_batch(tmp_path: Path) -> None:
+    run = train(with_fault(TASK, Fault(call=4)), tmp_path, **COLLECTIVE)
+    assert run.left == ["killed by signal 9"]
+    assert run.notes == ["the express path was left"]
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(run.state, plain_loop(TASK)) < CLOSE
+
+
+@pytest.mark.timeout(60)
+def test_inside_an_all_reduce_the_run_ends_in_words(tmp_path: Path) -> None:
+    with pytest.raises(AllGone, match=r"a worker died inside an all-reduce, .*--respawn goes on"):
+        train(with_fault(TASK, INSIDE), tmp_path, **COLLECTIVE)
+
+
+@pytest.mark.timeout(60)
+def test_inside_an_all_reduce_a_run_with_respawn_begins_again(tmp_path: Path) -> None:
+    """Once: who is armed dies at its seventh update, and fewer are left after the checkpoint."""
+    settings = {"respawn": True, "checkpoint_every": "2 updates", **COLLECTIVE}
+    run = train(with_fault(TASK, INSIDE), tmp_path, **settings)
+    assert len([one for one in run.records if isinstance(one, Resumed)]) == 1
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(run.state, plain_loop(TASK)) < CLOSE
