@@ -6,6 +6,7 @@ Each step's scale after ``scaler.update()`` goes to FOLDER/CASE-N.pt. The plain 
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ def scaled(
     Args:
         overflows: (pace, number of the step, its inputs) -> whether its gradient is inf.
         update: called with the scaler.
-        lingers: so many first steps of worker 1 go on until they are superseded.
+        lingers: so many first steps of worker 1 go on until they are superseded; worker 0 pushes
+            none of its own before the other's has begun, which thus hears of one at a time.
         fault: where a worker dies.
     """
     model = make_model()
@@ -53,6 +55,8 @@ def scaled(
                 loss = loss_of(model(inputs), targets)
                 if overflows(pace, number, inputs):
                     loss = loss * float("inf")
+                if number <= lingers:
+                    _begin_together(pace.worker, number)
                 while pace.worker == 1 and number <= lingers:
                     scaler.scale(loss_of(model(inputs), targets)).backward()
                 scaler.scale(loss).backward()
@@ -63,6 +67,14 @@ def scaled(
     tracker = torch.tensor(scaler._get_growth_tracker())
     ends = {"left": torch.tensor(left), "tracker": tracker}
     return {**gather(model, optimizer), "scales": torch.tensor(scales), **ends}
+
+
+def _begin_together(worker: int, number: int) -> None:
+    begun = Path(sys.argv[2]) / f"begun-{number}"
+    if worker == 1:
+        begun.touch()
+    while not begun.exists():
+        time.sleep(0.001)
 
 
 def in_one_sample(pace: Any, number: int, inputs: Tensor) -> bool:
