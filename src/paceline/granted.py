@@ -90,6 +90,7 @@ class PreparedLoader:
         try:
             for batch in _with_those_given_back(prepared.batches_alone(), prepared.given_back):
                 if prepared._session.is_stopped:
+                    prepared._session.is_cut_short = True
                     return
                 yield prepared.take_alone(batch)
         finally:

@@ -288,6 +288,7 @@ class Pace:
             except GeneratorExit:  # a break
                 self._session.hear_stop()
                 raise
+            self._session.is_cut_short = False
             self._finish_leaving()
         if hasattr(self, "_prepared"):
             self._prepared.end_iteration()

@@ -1,6 +1,7 @@
 """Scripts that go over their loader more than once for a value of ``pace.epochs`` go on rightly."""
 
 import itertools
+import re
 import signal
 import subprocess
 import sys
@@ -26,10 +27,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(torch.ones(48, 2)), batch_size=8)
 model, optimizer, loader = pace.prepare(model, optimizer, loader)
 for _ in range(first):
-    next(iter(loader), None)
+    next(iter(loader))
 for epoch in pace.epochs(6):
     for _ in range(each):
-        next(iter(loader), None)  # none where the run was stopped meanwhile
+        next(iter(loader))
     for loop in range(loops):
         for number, (x,) in enumerate(loader):
             if pace.is_main and epoch == 3 and number == 2 and loop == loops - 1:
@@ -54,11 +55,24 @@ HABITS = pytest.mark.parametrize(
 """Looks before all epochs, looks in each, loops in each."""
 
 
-def launch(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    (folder / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu"]
+SLEEPS_AT_3 = """\
+    if epoch == 3:
+        open("sleeps", "w").close()
+        time.sleep(1.5)
+"""
+
+
+def launch(
+    folder: Path, *words: str, workers: int = 2, script: str = SCRIPT
+) -> "subprocess.Popen[str]":
+    (folder / "train.py").write_text(script)
+    command = [sys.executable, "-m", "paceline", "launch", "--device", "cpu"]
     return subprocess.Popen(
-        [*command, *words], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*command, "--workers", str(workers), *words],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -102,6 +116,28 @@ def test_a_worker_that_comes_back_is_where_the_others_are(
     assert "worker 1 is gone" in said
     assert "worker 1 is back" in said or path == "peers"
     assert_all_was_trained(tmp_path, habits[2])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_looks_at_a_batch_after_a_stop_is_no_failure(tmp_path: Path, workers: int) -> None:
+    """The stop comes between the epoch's number and the look."""
+    habits = ("0", "1", "1", "0")
+    slow = SCRIPT.replace("    for _ in range(each):", SLEEPS_AT_3 + "    for _ in range(each):")
+    run = launch(tmp_path, "--run-dir", "run", "train.py", *habits, workers=workers, script=slow)
+    while not (tmp_path / "sleeps").exists():
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.01)
+    run.send_signal(signal.SIGTERM)
+    said = run.communicate(timeout=30)[0]
+    assert run.returncode == 143, said
+    assert "Traceback" not in said
+    assert re.search(
+        r"ended in <module> at train.py:\d+ \(StopIteration\): the run was stopped", said
+    )
+    again = launch(tmp_path, "--resume", "run", "train.py", *habits, workers=workers)
+    said = again.communicate(timeout=60)[0]
+    assert again.returncode == 0, said
+    assert_all_was_trained(tmp_path, 1)
 
 
 def test_passes_are_numbered_through() -> None:

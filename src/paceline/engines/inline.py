@@ -86,7 +86,7 @@ class _Turn(threading.Thread):
             )  # fmt: skip
             worker.start_context(session, context)
             program = pickle.loads(self._engine.program)
-            seat.perform(lambda: seat.run_program(program, context), self, self.birth)
+            seat.perform(lambda: seat.run_program(program, context), self, self.birth, session)
         except Perished:
             self.ending = "killed by signal 9"
         finally:

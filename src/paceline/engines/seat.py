@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from ..sessions.base import Perished, Stopped
 from ..sessions.collective import CollectiveSession
 from ..sessions.express import ExpressSession
 from ..sessions.lane import Lane, SocketLane
+from ..sessions.mediated import MediatedSession
 from ..signals import die_with_parent
 from ..store.control import Control
 from ..store.memory import SharedMemory
@@ -76,12 +77,15 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
     worker.start_context(session, context)
     look_when_hurried(torch.inference_mode(mode=False)(session.copy_now))  # not as where it is busy
     program = SharedMemory(descriptors[4])
-    return perform(lambda: run_program(load_program(program), context), lane, birth)
+    return perform(lambda: run_program(load_program(program), context), lane, birth, session)
 
 
-def perform(run: "object", lane: Lane, birth: Birth) -> int:
-    """Run, and tell the coordinator how it ended."""
-    assert callable(run)
+def perform(run: Callable[[], None], lane: Lane, birth: Birth, session: MediatedSession) -> int:
+    """Run, and tell the coordinator how it ended.
+
+    Code that cannot do without batches fails where a stop has left a pass over the loader empty:
+    that is no failure of the run.
+    """
     try:
         run()
     except Stopped:
@@ -97,6 +101,10 @@ def perform(run: "object", lane: Lane, birth: Birth) -> int:
     except Perished:
         raise
     except BaseException as error:
+        if session.is_cut_short and isinstance(error, Exception):
+            session.say(_words_of_cut(error, birth.seat))
+            lane.send(("done",))
+            return 0
         report = Path(birth.log).with_suffix(".error")
         with suppress(OSError), _logs_of(birth) as logs:  # what it says goes to the launcher, too
             logs.write(report.name, traceback.format_exc().encode(errors="replace"))
@@ -132,19 +140,19 @@ def load_program(memory: SharedMemory) -> Program:
     return program
 
 
+def _words_of_cut(error: Exception, seat: int) -> str:
+    last = _own_frames(error)[-1]
+    return (
+        f"worker {seat} ended in {last.name} at {Path(last.filename).name}:{last.lineno} "
+        f"({type(error).__name__}): the run was stopped, so its loader had nothing left to give"
+    )
+
+
 def last_words(error: BaseException, seat: int, report: Path) -> str:
     """At most 12 lines: the worker, where it was, the user's own frames, and where to read on."""
     if isinstance(error, PacelineError):
         return str(error)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not is_foreign(frame.filename)
-    ]
-    if isinstance(error, SyntaxError) and error.filename:
-        where = traceback.FrameSummary(error.filename, error.lineno, "its text", line=error.text)
-        frames.append(where)
-    frames = frames or traceback.extract_tb(error.__traceback__)[-2:]
+    frames = _own_frames(error)
     last = frames[-1]
     lines = [f"worker {seat} failed at {last.filename}:{last.lineno} in {last.name}:"]
     for frame in frames[-3:]:
@@ -163,6 +171,16 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
         lines.append(f"memory that is allowed here: {describe_limits() or 'all that there is'}")
     lines.append(f"the other workers were ended; the whole traceback: {report}")
     return "\n".join(lines[:_MAX_LINES])
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the user's own code, outermost first; if there are none, the last two."""
+    traced = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traced if not is_foreign(frame.filename)]
+    if isinstance(error, SyntaxError) and error.filename:
+        where = traceback.FrameSummary(error.filename, error.lineno, "its text", line=error.text)
+        frames.append(where)
+    return frames or traced[-2:]
 
 
 def _exit_words(end: SystemExit, birth: Birth) -> str:

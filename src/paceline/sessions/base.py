@@ -174,6 +174,8 @@ class Session(abc.ABC):
     """Local steps a push (local-sgd's H)."""
     is_in_step: bool = False
     """Whether the script is inside a step block: only there may ``check`` raise."""
+    is_cut_short: bool = False
+    """Whether the script is in a pass over its loader that the end of the run left empty."""
     last_norm: float = float("nan")
     """Norm of the averaged gradient of the update that used the last push; nan: not known."""
 

@@ -174,6 +174,7 @@ class MediatedSession(Session):
     def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
         """Wait until every member is at this epoch; False: the run is over."""
         if self._mail.has_stopped:
+            self.is_cut_short = True
             return False
         self._is_between = False
         own, is_first = self._settle_edits(), not self.has_opened
@@ -189,6 +190,7 @@ class MediatedSession(Session):
         if message[0] == "away":
             raise Stopped
         if message[0] != "open":
+            self.is_cut_short = message[0] == "stop"
             return False
         if is_first:
             self._settle_beginning()
