@@ -17,7 +17,7 @@ from runs import assert_each_sample_once, train
 from tiny import TASK, samples
 
 NUM_SAMPLES = 720
-EPOCHS = 4
+EPOCHS = 3
 WORKERS = 4
 LONG = replace(TASK, data=functools.partial(samples, NUM_SAMPLES), epochs=EPOCHS)
 

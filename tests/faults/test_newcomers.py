@@ -149,7 +149,7 @@ data = TensorDataset(torch.randn(960, 4), torch.randn(960, 1))
 model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=8))
 if os.path.exists("was-here"):
     open("is-back", "w").close()
-    time.sleep(5.0)
+    time.sleep(2.0)
 if pace.worker == 1:
     open("was-here", "w").close()
 is_armed = False
