@@ -10,7 +10,6 @@ What went wrong is printed with the seed and the folder of the run, which stays.
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -105,15 +104,9 @@ def main() -> None:
     print(f"{arguments.runs} runs, {num_struck} faults, {num_bad} bad, {minutes:.0f} minutes")
     if arguments.write:
         title = f"Havoc: {num_struck} faults in {arguments.runs} runs"
-        note = f"{NOTE} {minutes:.0f} minutes; commit {_commit()}; {where}."
+        note = f"{NOTE} {minutes:.0f} minutes; {where}."
         write_table("havoc", title, HEADER, figures.rows(), note)
     sys.exit(bool(num_bad))
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
 
 
 def _lines(one: Trial) -> list[str]:

@@ -8,7 +8,6 @@ without root that part is left out, and said so. Writes results/hostile.md; ends
 """
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
@@ -40,15 +39,12 @@ def main() -> None:
     for fault in found.faults:
         print(f"fault: {fault}", file=sys.stderr)
     left_out = f", {found.left_out} left out for want of root's rights" if found.left_out else ""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     text = (
         f"Faults: {len(found.faults)} in {num_tries} tries and {num_races} races; a fault is a "
         "changed decoy (content, mode, owner), a planted pickle that ran, a traceback, an end more "
         f"than 5 s later than undisturbed (the latest: {found.longest_s:.1f} s), or a race in "
         "which not exactly one went on and the other said one sentence. Of the tries "
-        f"{found.second_user} are a second user's{left_out}. Commit {commit}. {note}"
+        f"{found.second_user} are a second user's{left_out}. {note}"
     )
     print(text)
     if options.write:

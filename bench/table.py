@@ -4,6 +4,7 @@ import os
 import platform
 import random
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +40,16 @@ def machine() -> str:
     load = os.getloadavg()[0]
     return (
         f"{os.cpu_count()} cores of {name}, {platform.system()}, Python "
-        f"{platform.python_version()}, torch {torch.__version__}, load before the table {load:.1f}"
+        f"{platform.python_version()}, torch {torch.__version__}, commit {_commit()}, "
+        f"load before the table {load:.1f}"
     )
+
+
+def _commit() -> str:
+    """Of the code that is measured; with a "+" where it has been changed since."""
+    words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(words, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def write_table(
