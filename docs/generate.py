@@ -1,21 +1,28 @@
-"""Writes docs/protocols.md and the table of protocols in README.md from the protocols' docstrings.
+"""Writes what pages repeat of the code: protocols from docstrings, messages from their types.
+
+docs/protocols.md, docs/messages.md, and the table of protocols in README.md.
 
     python docs/generate.py            write what has changed
     python docs/generate.py --check    say whether anything would change; exit 1 if so
 
 A page that is written twice is wrong once, so the docstring is the only place where a protocol is
-described. tests/test_docs.py holds that both are current.
+described, and a message's type the only place for its fields. tests/test_docs.py holds that all are
+current.
 """
 
 import inspect
+import re
 import sys
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from paceline.protocols import ALIASES, PROTOCOLS, spelling
 from paceline.protocols.base import SyncProtocol
+from paceline.wire.messages import FromMember, ToMember
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "protocols.md"
+MESSAGES = ROOT / "docs" / "messages.md"
 README = ROOT / "README.md"
 BEGIN = "<!-- protocols: made by docs/generate.py -->"
 END = "<!-- end of protocols -->"
@@ -29,6 +36,15 @@ one: [add-a-protocol.md](add-a-protocol.md).
 P is the number of workers, K the pushes an update averages, X the time of one step; `X_{K:P}` is
 the K-th fastest of P. In the drawings a line `|` is an update and time goes to the right.
 
+"""
+
+
+MESSAGES_HEAD = """\
+# The messages
+
+Everything that members and the coordinator say to each other, made from the types in
+`src/paceline/wire/messages.py` by `docs/generate.py`; edit those. How they become bytes stands in
+`src/paceline/wire/codec.py`. Who does not speak the same table is refused by name.
 """
 
 
@@ -74,6 +90,44 @@ def page() -> str:
     return HEAD + table() + "\n" + "\n".join(sections)
 
 
+def messages_page() -> str:
+    """docs/messages.md."""
+    directions = {
+        "From a member to the coordinator": get_args(FromMember),
+        "From the coordinator to a member": get_args(ToMember),
+    }
+    said = {kind for kinds in directions.values() for kind in kinds}
+    parts = {one for kind in said for one in records_in(kind)} - said
+    ordered = sorted(parts, key=lambda one: one.__name__)
+    tables = {**directions, "What they are made of": ordered}
+    pages = [f"\n\n## {title}\n\n{message_table(kinds)}" for title, kinds in tables.items()]
+    return MESSAGES_HEAD + "".join(pages)
+
+
+def message_table(kinds: Any) -> str:
+    rows = ["| message | fields | what it says |", "|---|---|---|"]
+    for kind in kinds:
+        fields = [f"`{name}`: {type_name(hint)}" for name, hint in get_type_hints(kind).items()]
+        says = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
+        rows.append(f"| `{kind.__name__}` | {', '.join(fields)} | {says.replace('``', '`')} |")
+    return "\n".join(rows) + "\n"
+
+
+def records_in(kind: Any) -> set[Any]:
+    """The NamedTuples among the types of its fields, however deep."""
+    found = set()
+    for hint in get_type_hints(kind).values() if hasattr(kind, "_fields") else get_args(kind):
+        own = {hint} if hasattr(hint, "_fields") else set()
+        found |= own | records_in(hint)
+    return found
+
+
+def type_name(hint: Any) -> str:
+    """As it stands in the code, without where it comes from."""
+    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    return re.sub(r"[a-z_.]+\.(?=[A-Z])", "", text).replace("|", "or")
+
+
 def readme(text: str) -> str:
     """README.md with a current table between its two marks."""
     before, _, rest = text.partition(BEGIN)
@@ -83,7 +137,8 @@ def readme(text: str) -> str:
 
 def main() -> int:
     stale = False
-    for path, wanted in ((PAGE, page()), (README, readme(README.read_text()))):
+    pages = ((PAGE, page()), (MESSAGES, messages_page()), (README, readme(README.read_text())))
+    for path, wanted in pages:
         if not path.exists() or path.read_text() != wanted:
             stale = True
             if "--check" in sys.argv:

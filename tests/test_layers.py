@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "checkpoints"),
     ("coordinator", "legality", "resting", "rewrite"),
     ("store", "data", "compute"),
+    ("wire",),
     ("workloads", "report", "porting", "resumption", "claim", "repeatable"),
     ("exports",),
     ("sessions", "replaced"),

@@ -22,9 +22,10 @@ from .data.order import EpochOrder
 from .errors import ConfigError
 from .granted import PreparedLoader
 from .prepared import Prepared
-from .sessions.base import Census, Session, Totals
+from .sessions.base import Census, Session
 from .sessions.census import LocalCensus, ranges_of
 from .sessions.mediated import MediatedSession
+from .wire.messages import Totals
 
 Counts = Callable[[Any], Mapping[str, tuple[Any, Any]]]
 _RANGE_SALT = 6

@@ -38,9 +38,10 @@ from .keeper import Keeper
 from .metrics import better_of
 from .passes import Passes
 from .prepared import Prepared
-from .sessions.base import Session, Superseded, Totals
+from .sessions.base import Session, Superseded
 from .sessions.mediated import MediatedSession
 from .sessions.solo import SoloSession
+from .wire.messages import Totals
 
 Value = Tensor | float | int
 T = TypeVar("T")

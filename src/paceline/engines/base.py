@@ -6,11 +6,9 @@
     lay_out(num_bytes)         make the store's memory
     close(reason)              end every member; nothing is left behind
 
-An event is ``(member, message)``: a message of ``sessions/lane.py``, or one of the engine's own:
-``("left", reason, exit_code)``, ``("born", seat, pid)``, ``("stopped",)``, ``("continued",)``, and
-``("stalled",)`` from an engine that can tell by itself; ``("woken", what)``, of nobody (-1), where
-the engine let go on what somebody had stopped. Facts are messages, payloads are seats' slots in
-shared memory here, object references elsewhere. This module must not know protocols.
+An event is ``(member, what)``: a message of ``wire/messages.py``, or a happening that the engine
+itself tells of. Facts are messages, payloads are seats' slots in shared memory here, object
+references elsewhere. This module must not know protocols.
 
 How others implement it: a cluster engine's ``events`` are finished remote calls (``wait`` for the
 first of them), its payloads object references that ``carry_out`` hands to the member that
@@ -21,18 +19,55 @@ pushes of all ranks in rank order, and ``Apply`` is the collective.
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..events import Fact, Order
-from ..sessions.lane import Message
 from ..staleness import StalenessRule
 from ..store.clip import Clip
 from ..store.memory import Memory
 from ..vitals import Vitals
+from ..wire.messages import FromMember, ToMember
 
-Event = tuple[int, Message]
 RENDEZVOUS = "rendezvous"
 """The file beside the logs by which members of one life of a run find each other."""
+
+
+class ProcessBorn(NamedTuple):
+    """A member that was asked for is there."""
+
+    seat: int
+    pid: int
+
+
+class ProcessLeft(NamedTuple):
+    """A member has ended; ``reason`` says how."""
+
+    reason: str
+    exit_code: int
+
+
+class ProcessStopped(NamedTuple):
+    """Somebody has stopped a member (SIGSTOP)."""
+
+
+class ProcessContinued(NamedTuple):
+    """It was let go on."""
+
+
+class MemberStalled(NamedTuple):
+    """Of an engine that can tell by itself: nothing was heard of a member for too long."""
+
+
+class HelperWoken(NamedTuple):
+    """Of no member (-1): a process of the engine's own had been stopped, and was let go on."""
+
+    what: str
+
+
+Happening: TypeAlias = (
+    ProcessBorn | ProcessLeft | ProcessStopped | ProcessContinued | MemberStalled | HelperWoken
+)
+Event: TypeAlias = tuple[int, FromMember | Happening]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +99,13 @@ class Engine(abc.ABC):
         """What happened, in one total order; [] after ``timeout_s``."""
 
     @abc.abstractmethod
-    def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: "Push | None") -> None:
-        """Carry out what the coordinator answered to ``cause``; ``push`` is what it came with."""
+    def carry_out(
+        self, orders: Sequence[Order], cause: Fact | None, payload: "Payload | None"
+    ) -> None:
+        """Carry out what the coordinator answered to ``cause``, with which ``payload`` came."""
 
     @abc.abstractmethod
-    def tell(self, member: int, message: Message) -> None:
+    def tell(self, member: int, message: ToMember) -> None:
         """Send one message to a member."""
 
     @abc.abstractmethod
@@ -118,11 +155,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def end(self, member: int) -> None:
-        """End a member that was given up; ("left", ...) follows."""
+        """End a member that was given up; ``ProcessLeft`` follows."""
 
     @abc.abstractmethod
     def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
-        """Begin a new life on a seat whose last member has left; ("born", seat, pid) follows.
+        """Begin a new life on a seat whose last member has left; ``ProcessBorn`` follows.
 
         Args:
             told: what its script finds through ``connect`` and the first life's did not.
@@ -192,9 +229,8 @@ class Birth:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class Payload:
     """What came with a push beside the fact."""
 
     fault: int
-    hyper: int
     clip: Clip

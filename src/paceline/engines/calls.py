@@ -1,17 +1,15 @@
 """Calls that all members make together: an evaluation they share, a sum over workers.
 
-    count -> range -> counted -> range -> ... -> totals          sum -> summed
+    Count -> Range -> Counted -> Range -> ... -> CountTotals        SumValues -> Summed
 
 A member that dies takes nothing along: its range goes to another, its sum is not waited for.
 This module must not know pushes or epochs.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from ..errors import ConfigError
-from ..sessions.base import Totals
-from ..sessions.lane import Message
+from ..wire.messages import Count, Counted, CountTotals, Range, Summed, SumValues, Totals
 from .census import CensusBook
 from .run import Run
 
@@ -27,25 +25,26 @@ class Calls:
         self._run = run
         self._evaluated = evaluated
         self._census: CensusBook | None = None
-        self._asked: tuple[Any, str] = (), ""
-        """Which positions the members evaluate, and a digest of what these are."""
-        self._sums: dict[int, list[float]] = {}
+        self._asked: Count | None = None
+        self._sums: dict[int, tuple[float, ...]] = {}
         self._alone: dict[int, CensusBook] = {}
         """Of newcomers, before their first epoch: the others have done the same without them."""
 
-    def count(self, member: int, message: Message) -> None:
-        _, *shape, digest = message
+    def count(self, member: int, message: Count) -> None:
+        shape = message[:3]
         if not self._run.roster[member].has_arrived:
             self._alone[member] = CensusBook(*shape)
             self._next_range_alone(member)
             return
         if self._census is None:
             seat_of = lambda one: self._run.roster[one].seat  # noqa: E731
-            self._census, self._asked = CensusBook(*shape, seat_of=seat_of), (shape, digest)
+            self._census, self._asked = CensusBook(*shape, seat_of=seat_of), message
         first = self._census.num_samples
-        if shape[0] != first:
-            raise ConfigError(f"workers evaluate different data: {first} and {shape[0]} samples")
-        if self._asked != (shape, digest):
+        if message.num_samples != first:
+            raise ConfigError(
+                f"workers evaluate different data: {first} and {message.num_samples} samples"
+            )
+        if self._asked != message:
             raise ConfigError(
                 "workers evaluate different samples or batches: the loader's sampler has random "
                 "numbers of its own, or lists what has no order; let it draw from torch, random or "
@@ -53,20 +52,20 @@ class Calls:
             )
         self._next_range(member)
 
-    def counted(self, member: int, message: Message) -> None:
+    def counted(self, member: int, message: Counted) -> None:
         if member in self._alone:
-            self._alone[member].counted(member, message[1], message[2])
+            self._alone[member].counted(member, message.start, message.totals)
             self._next_range_alone(member)
             return
         assert self._census is not None
-        self._census.counted(member, message[1], message[2])
+        self._census.counted(member, message.start, message.totals)
         self._next_range(member)
 
-    def sum(self, member: int, message: Message) -> None:
+    def sum(self, member: int, message: SumValues) -> None:
         if not self._run.roster[member].has_arrived:
-            self._run.engine.tell(member, ("summed", message[1]))
+            self._run.engine.tell(member, Summed(message.values))
             return
-        self._sums[member] = message[1]
+        self._sums[member] = message.values
         self._close_sums()
 
     def left(self, member: int) -> None:
@@ -85,16 +84,16 @@ class Calls:
     def _next_range_alone(self, member: int) -> None:
         book, tell = self._alone[member], self._run.engine.tell
         one = book.take(member)
-        tell(member, ("range", *(one or (-1, -1))))
+        tell(member, Range(*(one or ())))
         if one is None:
-            tell(member, ("totals", self._alone.pop(member).totals()))
+            tell(member, CountTotals(self._alone.pop(member).totals()))
 
     def _next_range(self, member: int) -> None:
         census = self._census
         assert census is not None
         one = census.take(member)
         if one is not None:
-            self._run.engine.tell(member, ("range", *one))
+            self._run.engine.tell(member, Range(*one))
             return
         census.waiting.append(member)
         self._close_census()
@@ -104,21 +103,21 @@ class Calls:
         if census is None:
             return
         while census.waiting and (one := census.take(census.waiting[0])) is not None:
-            tell(census.waiting.pop(0), ("range", *one))
+            tell(census.waiting.pop(0), Range(*one))
         if not census.is_complete or not set(self._run.crew) <= set(census.waiting):
             return
         totals = census.totals()
         self._census = None
         self._evaluated(totals)  # where this ends the run, all hear so before they go on
         for number in census.waiting:
-            tell(number, ("range", -1, -1))
-            tell(number, ("totals", totals))
+            tell(number, Range())
+            tell(number, CountTotals(totals))
 
     def _close_sums(self) -> None:
         if self._sums and all(number in self._sums for number in self._run.crew):
             columns = zip(*(self._sums[number] for number in sorted(self._sums)), strict=True)
-            total = [sum(column) for column in columns]
+            total = tuple(sum(column) for column in columns)
             waiting = sorted(self._sums)
             self._sums.clear()
             for number in waiting:
-                self._run.engine.tell(number, ("summed", total))
+                self._run.engine.tell(number, Summed(total))

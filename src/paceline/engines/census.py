@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import ConfigError
-from ..sessions.base import Totals
 from ..sessions.census import ranges_of
+from ..wire.messages import Totals
 
 
 class CensusBook:

@@ -9,18 +9,21 @@ Here a run begins, with the description and the plan, and is watched. Its epochs
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ..config import RunSettings
 from ..errors import ConfigError, LinkError
 from ..events import Ticket
+from ..passes import START
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
 from ..resumption import Origin
-from ..sessions.base import Totals
-from ..sessions.lane import Message
 from ..trace import Trace
-from .base import Engine, Event
+from ..wire import messages as said
+from ..wire.messages import Copied, Describe, LogValues, Note, PushScaled, Stop, Totals
+from . import base
+from .base import Engine, Event, HelperWoken, MemberStalled, ProcessLeft
 from .beginners import Beginners
 from .calls import Calls
 from .curfew import Curfew
@@ -67,52 +70,23 @@ class Conductor:
         self._protocol = protocol
         self._output = output
         self._origin = origin
-        run = self._run = Run(engine, settings, trace, observer, log, origin.resumption)
+        self._run = Run(engine, settings, trace, observer, log, origin.resumption)
         self._peers = Peers(self._run, lambda number: self._snapshots.at_round(number))
-        pushes = Pushes(self._run)
         self._calls = Calls(self._run, self._evaluated)
         self._descriptions: dict[int, Description] = {}
         self._newcomers = Newcomers(self._run, self._peers)
         self._gate = Gate(self._run, self._peers, self._newcomers, self.stop)
         self._beginners = Beginners(self._run)
-        ends = Ends(self._run, self._gate, self._peers, self._calls, output, self._begin_again)
+        self._ends = Ends(
+            self._run, self._gate, self._peers, self._calls, output, self._begin_again
+        )
         self._stalls = Stalls(self._run, self._peers, self._is_resting)
         self._run.liveliest = self._stalls.liveliest
         self._curfew = Curfew(self._run, self._peers, self._holds_up)
         self._strikes = Strikes(self._run)
         self._wishes = Wishes(settings, observer)
         self._snapshots: Snapshots
-        self._handlers: dict[str, Callable[[int, Message], None]] = {
-            "describe": self._described,
-            "arrive": self._gate.arrive,
-            "push": pushes.pushed,
-            "extend": pushes.extend,
-            "giveback": pushes.give_back,
-            "leave": pushes.leave_epoch,
-            "superseded": pushes.superseded,
-            "rounds": self._peers.heard,
-            "interrupted": self._peers.interrupted,
-            "mended": self._peers.mended,
-            "count": self._calls.count,
-            "counted": self._calls.counted,
-            "sum": self._calls.sum,
-            "copied": self._copied,
-            "rested": self._gate.rest,
-            "log": self._log,
-            "note": lambda _, message: self._run.say_once(message[1]),
-            "scaled": self._scaled,
-            "stop": lambda *_: self.stop("the script asked for it"),
-            "done": ends.done,
-            "failed": ends.failed,
-            "left": ends.left,
-            "fault": self._strikes.heard,
-            "settings": self._newcomers.note_settings,
-            "born": self._newcomers.born,
-            "stopped": self._stalls.stopped,
-            "continued": self._stalls.continued,
-            "stalled": self._set_aside,
-            "woken": lambda _, message: run.say(f"{message[1]} was stopped; it was let go on"),
-        }
+        self._handlers = self._make_table()
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -148,11 +122,46 @@ class Conductor:
 
     def handle(self, event: Event) -> None:
         member, message = event
-        self._handlers[message[0]](member, message)
-        if message[0] == "left":
+        self._handlers[type(message)](member, message)
+        if type(message) is ProcessLeft:
             self._newcomers.replace(member)
         if not self._run.has_begun:
             self._refuse_half()
+
+    def _make_table(self) -> dict[type, Callable[[int, Any], None]]:
+        """Who hears what members say, and what the engine tells of them."""
+        pushes, ends = Pushes(self._run), self._ends
+        return {
+            said.Describe: self._described,
+            said.Arrive: self._gate.arrive,
+            said.Push: pushes.pushed,
+            said.Extend: pushes.extend,
+            said.GiveBack: pushes.give_back,
+            said.LeaveEpoch: pushes.leave_epoch,
+            said.StepLeft: pushes.superseded,
+            said.Rounds: self._peers.heard,
+            said.Interrupted: self._peers.interrupted,
+            said.Mended: self._peers.mended,
+            said.Count: self._calls.count,
+            said.Counted: self._calls.counted,
+            said.SumValues: self._calls.sum,
+            said.Copied: self._copied,
+            said.Rested: self._gate.rest,
+            said.LogValues: self._log,
+            said.Note: self._note,
+            said.PushScaled: self._scaled,
+            said.AskStop: lambda *_: self.stop("the script asked for it"),
+            said.Done: ends.done,
+            said.Failed: ends.failed,
+            base.ProcessLeft: ends.left,
+            said.FaultComes: self._strikes.heard,
+            said.SettingsNow: self._newcomers.note_settings,
+            base.ProcessBorn: self._newcomers.born,
+            base.ProcessStopped: self._stalls.stopped,
+            base.ProcessContinued: self._stalls.continued,
+            base.MemberStalled: self._set_aside,
+            base.HelperWoken: self._woken,
+        }
 
     def stop(self, reason: str) -> None:
         """End the run at the next step border."""
@@ -220,13 +229,13 @@ class Conductor:
 
     # -- before the first epoch -----------------------------------------------------------------
 
-    def _described(self, member: int, message: Message) -> None:
+    def _described(self, member: int, message: Describe) -> None:
         run = self._run
         if run.has_begun:
             first = self._descriptions[min(self._descriptions)]
-            self._newcomers.described(member, Description.read(message[1]), first)
+            self._newcomers.described(member, Description.read(message.text), first)
             return
-        self._descriptions[member] = Description.read(message[1])
+        self._descriptions[member] = Description.read(message.text)
         self._refuse_half()
         if len(self._descriptions) < len(run.live):
             check_size(self._descriptions[member], self._protocol.num_pushes)
@@ -244,7 +253,7 @@ class Conductor:
         run.observer.plan(run.plan)
         if run.settings.dry_run:
             run.ending = "dry run"
-            run.tell_all(("stop", 0))
+            run.tell_all(Stop(0))
             return
         run.begin(first, run.plan, self._protocol)
         if self._origin.note:
@@ -253,12 +262,7 @@ class Conductor:
         self._snapshots = Snapshots(run, self._protocol, self._origin.about, identity, pinned)
         self._gate.snapshots = self._snapshots
         run.at_orders, run.end_here = self._snapshots.at_orders, self._gate.end_here
-        is_difference = self._protocol.update_rule == "mean"
-        is_error = run.settings.nonfinite == "error"
-        limit = self._protocol.staleness.distance_limit
-        for number in run.live:
-            words = (first.arena_bytes, self._protocol.num_steps, is_difference, is_error)
-            run.engine.tell(number, ("laid", *words, 0, limit, run.coordinator.version, ()))
+        run.tell_all(run.laid(first.arena_bytes, 0, START))
         if self._early_stop:
             self.stop(self._early_stop)
 
@@ -284,17 +288,23 @@ class Conductor:
         run.watch.evaluated(epoch, metrics)
         self._wishes.look(metrics, self.stop)
 
-    def _log(self, member: int, message: Message) -> None:
-        self._run.trace.log(self._run.now_s(), member, message[1])
-        self._run.record(message[1])
+    def _note(self, member: int, message: Note) -> None:
+        self._run.say_once(message.text)
 
-    def _scaled(self, member: int, message: Message) -> None:
-        _, serial, version, scale = message
+    def _woken(self, member: int, message: HelperWoken) -> None:
+        self._run.say(f"{message.what} was stopped; it was let go on")
+
+    def _log(self, member: int, message: LogValues) -> None:
+        self._run.trace.log(self._run.now_s(), member, message.values)
+        self._run.record(message.values)
+
+    def _scaled(self, member: int, message: PushScaled) -> None:
+        serial, version, scale = message
         self._run.trace.scaled(self._run.now_s(), Ticket(member, serial, version), scale)
 
     # -- ends -----------------------------------------------------------------------------------
 
-    def _copied(self, member: int, message: Message) -> None:
+    def _copied(self, member: int, message: Copied) -> None:
         self._snapshots.copied(member, message)
         self._gate.go_on_if_waiting()
 
@@ -319,9 +329,9 @@ class Conductor:
             self._descriptions.pop(one.number, None)
         return number
 
-    def _set_aside(self, member: int, message: Message) -> None:
+    def _set_aside(self, member: int, message: MemberStalled) -> None:
         """An engine without shared memory says that a member is silent: it ends when it returns."""
         run = self._run
         if run.is_open and run.stalled(member):
-            self.handle((member, ("left", "replaced after a stall", 0)))
-            run.engine.tell(member, ("stop", run.coordinator.version))
+            self.handle((member, ProcessLeft("replaced after a stall", 0)))
+            run.engine.tell(member, Stop(run.coordinator.version))

@@ -31,9 +31,9 @@ from typing import Any
 
 from ..errors import AllGone, LinkError, WorkerError
 from ..limits import Toll, describe_limits
-from ..sessions.lane import socket_pair
 from ..signals import held_back
 from ..vitals import State, read_vitals
+from ..wire.lane import socket_pair
 
 _START_S, _END_S = 120.0, 2.0
 _LOOK_S, _STOPPED_S = 0.5, 2.0

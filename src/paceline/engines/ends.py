@@ -1,7 +1,7 @@
 """How members end: done, failed or gone; and who is the main one then.
 
-    "done"    its script is over          "failed"  its last words, before its process ends
-    "left"    its process is gone -> its work returns, the others go on; or the run ends with it
+    Done         its script is over       Failed    its last words, before its process ends
+    ProcessLeft  its process is gone -> its work returns, the others go on; or the run ends with it
 
 This module must not know processes, sockets, tensors or terminals.
 """
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import AllGone, ConfigError, WorkerError
-from ..sessions.lane import Message
+from ..wire.messages import BeMain, Done, Failed
+from .base import ProcessLeft
 from .calls import Calls
 from .gate import Gate
 from .peers import Peers
@@ -58,7 +59,7 @@ class Ends:
         self._main: int | None = None
         """Once it has moved."""
 
-    def done(self, member: int, message: Message) -> None:
+    def done(self, member: int, message: Done) -> None:
         """Its script is over; the others go on, and do what it held."""
         run = self._run
         one = run.roster[member]
@@ -71,22 +72,24 @@ class Ends:
             run.hear_left(member)
         self._gate.end_if_all_rested()
 
-    def failed(self, member: int, message: Message) -> None:
+    def failed(self, member: int, message: Failed) -> None:
         run = self._run
-        error = _ERRORS[message[2]](message[1])
-        if message[2] == "all" or run.settings.on_worker_error == "fail" or not run.has_begun:
+        error = _ERRORS[message.whose](message.text)
+        if message.whose == "all" or run.settings.on_worker_error == "fail" or not run.has_begun:
             raise error
         self._words[member] = error  # its process ends now, and says so
-        run.observer.note(message[1].replace("the other workers were ended; ", ""))
+        run.observer.note(message.text.replace("the other workers were ended; ", ""))
 
-    def left(self, member: int, message: Message) -> None:
+    def left(self, member: int, message: ProcessLeft) -> None:
         run = self._run
         one = run.roster[member]
         if not one.is_alive:
             return
-        one.is_alive, one.end = False, message[1]
+        one.is_alive, one.end = False, message.reason
         if one.is_starting:
-            run.observer.note(f"worker {one.seat} did not come back ({message[1]}); see its log")
+            run.observer.note(
+                f"worker {one.seat} did not come back ({message.reason}); see its log"
+            )
             return
         if not (run.has_begun or run.ending or one.is_done):
             self._left_early(one)
@@ -112,7 +115,7 @@ class Ends:
         if not run.live:
             self._note_end(member)
             raise self._lost(one)
-        run.observer.note(f"worker {one.seat} is gone ({message[1]}); the others go on")
+        run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
         self._gate.left(member)
         if run.are_express:
             run.engine.alarm()
@@ -167,4 +170,4 @@ class Ends:
             main = min(live, key=lambda one: one.seat)
             self._main = main.number
             self._output.follow(main.seat)  # before it is told: what it prints then is shown
-            self._run.engine.tell(main.number, ("main",))
+            self._run.engine.tell(main.number, BeMain())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.feed import fetch
-from ..sessions.base import Totals
 from ..trainer import make_loader
+from ..wire.messages import Totals
 from ..workloads.base import Task
 
 _BATCH = 1000

@@ -1,8 +1,8 @@
 """The borders of epochs: members arrive, wait for each other, and go in together.
 
-    "arrive" -> all here? -> one order? -> a checkpoint, where due -> newcomers join -> "open"
-    "rested" -> all here? -> the last checkpoint -> "goodbye"
-    the run stops         -> the last checkpoint -> "stop"
+    Arrive -> all here? -> one order? -> a checkpoint, where due -> newcomers join -> OpenEpoch
+    Rested -> all here? -> the last checkpoint -> Goodbye
+    the run stops       -> the last checkpoint -> Stop
 
 Nobody is told that it is over before the last version is copied: where the one that was to do it
 dies, another can.
@@ -11,11 +11,9 @@ This module must not know processes, sockets, tensors or terminals.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from ..errors import ConfigError
-from ..passes import Place
-from ..sessions.lane import Message
+from ..wire.messages import Arrive, EndEpoch, Ending, Goodbye, OpenEpoch, Rested, Stop
 from .newcomers import Newcomers
 from .orders import Orders
 from .peers import Peers
@@ -44,8 +42,8 @@ class Gate:
         self._newcomers = newcomers
         self._stop = stop
         self._orders = Orders(run)
-        self._arrived: dict[int, tuple[int, Any, str, Place]] = {}
-        self._rested: dict[int, tuple[int, Place]] = {}
+        self._arrived: dict[int, Arrive] = {}
+        self._rested: dict[int, Rested] = {}
         self.owes_stop = False
 
     def __contains__(self, member: int) -> bool:
@@ -56,7 +54,7 @@ class Gate:
         self.snapshots.at_stop()
         self.owes_stop = True
         if self.snapshots.is_waited_for:
-            self._run.tell_all(("ending",))
+            self._run.tell_all(Ending())
         self.go_on_if_waiting()
 
     def left(self, member: int) -> None:
@@ -67,21 +65,20 @@ class Gate:
         """It is gone, and needs no goodbye."""
         self._rested.pop(member, None)
 
-    def arrive(self, member: int, message: Message) -> None:
+    def arrive(self, member: int, message: Arrive) -> None:
         run = self._run
         if run.ending:
             if not self.owes_stop:
-                run.engine.tell(member, ("stop", run.coordinator.version))
+                run.engine.tell(member, Stop(run.coordinator.version))
             return
-        _, epoch, batch_ends, digest, place = message
         if not run.roster[member].has_arrived:
-            if self._orders.is_other(member, epoch, digest):
+            if self._orders.is_other(member, message.epoch, message.digest):
                 return
-            if self._newcomers.arrived(member, epoch):
+            if self._newcomers.arrived(member, message.epoch):
                 return
         if run.is_open:
             raise self.left_early(member)
-        self._arrived[member] = (epoch, batch_ends, digest, Place(*place))
+        self._arrived[member] = message
         self.open_if_all_arrived()
         self._refuse_more_epochs()
 
@@ -89,11 +86,13 @@ class Gate:
         run, live = self._run, self._run.live
         if not live or any(number not in self._arrived for number in live):
             return
-        epochs = {self._arrived[number][0] for number in live}
+        epochs = {self._arrived[number].epoch for number in live}
         if len(epochs) > 1:
             raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
         epoch, batch_ends, _, place = self._arrived[live[0]]
-        if not self._orders.compare(epoch, {number: self._arrived[number][2] for number in live}):
+        if not self._orders.compare(
+            epoch, {number: self._arrived[number].digest for number in live}
+        ):
             return  # somebody leaves: then it opens
         run.come_to(epoch, place)
         if run.has_all_updates:  # of a run that goes on and has nothing left to do
@@ -118,11 +117,12 @@ class Gate:
         is_whole = position is not None and len(live) == run.plan.workers
         is_express = run.plan.path != "store" and is_whole and not run.needs_store
         run.go_by(run.plan.path if is_express else "store")
-        mode = "express" if is_express else "mediated"
-        seats = [run.roster[number].seat for number in live]
+        seats = tuple(run.roster[number].seat for number in live)
         first_id = run.coordinator.first_lease_id(position or 0) if is_express else 0
-        words = (run.updates_left, run.engine.calm(), seats, position or 0, first_id)
-        run.tell_all(("open", epoch, mode, *words))
+        phase = run.engine.calm()
+        run.tell_all(
+            OpenEpoch(epoch, is_express, run.updates_left, phase, seats, position or 0, first_id)
+        )
         if is_express:
             self._peers.begin()
             run.note(orders, run.now_s())
@@ -142,8 +142,8 @@ class Gate:
     def _close_again(self, epoch: int) -> None:
         """The checkpoint was taken after the last update of this epoch: its loop has no more."""
         version = self._run.coordinator.version
-        self._run.tell_all(("open", epoch, "mediated", -1, self._run.engine.calm(), [], 0, 0))
-        self._run.tell_all(("end", epoch, version))
+        self._run.tell_all(OpenEpoch(epoch, False, -1, self._run.engine.calm(), ()))
+        self._run.tell_all(EndEpoch(epoch, version))
 
     def left_early(self, member: int) -> ConfigError:
         seat, epoch = self._run.roster[member].seat, self._run.coordinator.epoch + 1
@@ -159,14 +159,14 @@ class Gate:
         if self.owes_stop:
             self.owes_stop = False
             self._arrived.clear()
-            self._run.tell_all(("stop", self._run.coordinator.version))
+            self._run.tell_all(Stop(self._run.coordinator.version))
         if self._arrived:
             self.open_if_all_arrived()
         if self._rested:
             self.end_if_all_rested()
 
-    def rest(self, member: int, message: Message) -> None:
-        self._rested[member] = (message[1], Place(*message[2]))
+    def rest(self, member: int, message: Rested) -> None:
+        self._rested[member] = message
         self.end_if_all_rested()
         self._refuse_more_epochs()
 
@@ -196,4 +196,4 @@ class Gate:
         if not self.snapshots.is_waited_for:
             self._rested.clear()
             for number in live:
-                run.engine.tell(number, ("goodbye",))
+                run.engine.tell(number, Goodbye())

@@ -21,13 +21,13 @@ from ..errors import ConfigError
 from ..events import Cancel, Fact, Grant, Late, Left, Order, Ticket
 from ..sessions.base import Perished, Stopped, Superseded
 from ..sessions.express import ExpressSession
-from ..sessions.lane import Message
 from ..staleness import StalenessRule
 from ..store.control import BEGAN, JOBS, VERSION, Control, control_bytes
 from ..store.memory import Memory, PrivateMemory
 from ..vitals import UNKNOWN, Vitals
-from .base import Birth, Engine, Event, Push, Signs, Traits
-from .jobs import Jobs, grant_message
+from ..wire.messages import FromMember, Push, ToMember
+from .base import Birth, Engine, Event, MemberStalled, Payload, ProcessLeft, Signs, Traits
+from .jobs import Jobs
 
 _EVER = 2**63 - 1
 
@@ -38,11 +38,11 @@ class _Turn(threading.Thread):
     def __init__(self, engine: "InlineEngine", birth: Birth) -> None:
         super().__init__(name=f"paceline-worker-{birth.seat}", daemon=True)
         self.birth = birth
-        self.inbox: deque[Message] = deque()
+        self.inbox: deque[ToMember] = deque()
         self.serial = -1
         self.granted = 0
         """When it was granted its work: counts the grants of the run."""
-        self.waits_for_push: Message | None = None
+        self.waits_for_push: Push | None = None
         self.waits_for_word = False
         self.sleeps_until_s = math.inf
         """When a delay of its own is over; inf: it is in none."""
@@ -93,8 +93,8 @@ class _Turn(threading.Thread):
             self.is_over = True
             self._back.release()
 
-    def send(self, message: Message) -> None:
-        if message[0] == "push":
+    def send(self, message: FromMember) -> None:
+        if isinstance(message, Push):
             self.waits_for_push = message
             self.rest()
             self.waits_for_push = None
@@ -102,7 +102,7 @@ class _Turn(threading.Thread):
                 raise Superseded
         self._engine.heard.append((self.birth.member, message))
 
-    def hold(self, message: Message) -> None:
+    def hold(self, message: FromMember) -> None:
         self._engine.heard.append((self.birth.member, message))
 
     def die(self) -> None:
@@ -114,7 +114,7 @@ class _Turn(threading.Thread):
         while self.is_halted:
             self.rest()
 
-    def receive(self, is_blocking: bool = True) -> list[Message]:
+    def receive(self, is_blocking: bool = True) -> list[ToMember]:
         while is_blocking and not self.inbox:
             self.rest()
         messages = list(self.inbox)
@@ -200,10 +200,9 @@ class InlineEngine(Engine):
         """The version that this member's work was made from in the recorded run; 0: any."""
         return self._pulled.get((turn.birth.member, turn.serial), 0)
 
-    def is_cancelled(self, turn: _Turn, push: Message) -> bool:
+    def is_cancelled(self, turn: _Turn, push: Push) -> bool:
         """Whether the work that this member would push was called off while it waited."""
-        serial: int = push[1]
-        return self._control[self._control.cancelled[turn.birth.seat]] > serial
+        return self._control[self._control.cancelled[turn.birth.seat]] > push.serial
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         """Run every member that can until it waits; then let the next push arrive."""
@@ -223,7 +222,7 @@ class InlineEngine(Engine):
         if not self._ready_pushes and (halted := self._halted()) is not None:
             if not halted.is_stalled:
                 halted.is_stalled = True
-                return [(halted.birth.member, ("stalled",))]
+                return [(halted.birth.member, MemberStalled())]
             halted.is_halted = halted.is_stalled = False
             self._let(halted)
             return self._take()
@@ -254,7 +253,7 @@ class InlineEngine(Engine):
         if turn.waits_for_push is not None and turn.birth.member not in self._ready_pushes:
             self._ready_pushes.append(turn.birth.member)
         if turn.is_over:
-            self.heard.append((turn.birth.member, ("left", turn.ending, 0)))
+            self.heard.append((turn.birth.member, ProcessLeft(turn.ending, 0)))
 
     def _take(self) -> list[Event]:
         events, self.heard = self.heard, []
@@ -282,23 +281,25 @@ class InlineEngine(Engine):
             lambda: self._control[JOBS], samples_per_update, staleness,
         )  # fmt: skip
 
-    def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+    def carry_out(
+        self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
+    ) -> None:
         if isinstance(cause, Left):
             self._jobs.left(cause.member)
-        self._jobs.settle(orders, cause, push)
+        self._jobs.settle(orders, cause, payload)
         for order in orders:
             if isinstance(order, Grant):
                 self._num_grants += 1
                 turn = self._turns[order.ticket.member]
                 turn.serial, turn.granted = order.ticket.serial, self._num_grants
-                self.tell(order.ticket.member, grant_message(order))
+                self.tell(order.ticket.member, order)
             elif isinstance(order, Cancel):
                 turn = self._turns[order.member]
                 self._control[self._control.cancelled[turn.birth.seat]] = turn.serial + 1
             elif isinstance(order, Late):
                 self._jobs.idle(order.ticket.member)
 
-    def tell(self, member: int, message: Message) -> None:
+    def tell(self, member: int, message: ToMember) -> None:
         self._turns[member].inbox.append(message)
 
     def lay_out(self, num_bytes: int) -> None:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ProtocolError
 from ..events import Apply, Discard, EpochEnd, Fact, Grant, Late, Order, Pushed, Ticket
-from ..sessions.base import FOUND_INF
-from ..sessions.lane import Message
 from ..staleness import WHOLE, StalenessRule
 from ..store.clip import UNCLIPPED, clip_conflict
 from ..store.scale import NO_OVERFLOW
-from .base import Push
+from ..wire.messages import FOUND_INF, Add, Copy, Finish, Job, Skip
+from .base import Payload
 
-Send = Callable[[int, Message], None]
+Send = Callable[[int, Job], None]
 _WEIGHT_TOLERANCE = 1e-9
 
 
@@ -57,16 +56,16 @@ class Jobs:
         self._clip = UNCLIPPED
         self._copy = 0
         self._idle: set[int] = set()
-        self._open: deque[tuple[int, int, Message]] = deque()
-        """(job, member, message) of jobs that may not be done yet."""
+        self._open: deque[tuple[int, Job]] = deque()
+        """Jobs that may not be done yet, and who does them."""
 
-    def settle(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+    def settle(self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None) -> None:
         """Turn the answer to ``cause`` into jobs, before its grants are sent."""
         pushed = cause if isinstance(cause, Pushed) else None
         if pushed is not None:
             self._idle.add(pushed.ticket.member)
-            if push is not None and pushed.share and not _is_refused(pushed.ticket, orders):
-                self._take(pushed, push, orders)
+            if payload is not None and pushed.share and not _is_refused(pushed.ticket, orders):
+                self._take(pushed, payload, orders)
         for order in orders:
             if type(order) is Apply:
                 self._apply(order, pushed)
@@ -86,7 +85,7 @@ class Jobs:
         """
         if self._copy and makes_border(orders):
             member = pushed.ticket.member if pushed is not None else self._heir()
-            self._give(member, ("copy", self._copy))
+            self._give(member, Copy(self._next(), self._copy))
             self._copy = 0
 
     def joined(self, member: int) -> None:
@@ -96,15 +95,14 @@ class Jobs:
     def is_held_by(self, member: int) -> bool:
         """Whether this member has to do the next job."""
         num_done = self._num_done()
-        return any(holder == member for job, holder, _ in self._open if job == num_done + 1)
+        return any(holder == member for holder, one in self._open if one.job == num_done + 1)
 
     def needs(self, seat: int) -> bool:
         """Whether what was pushed from this seat is still to be added, or to make an update."""
         num_done = self._num_done()
-        places = {"add": 2, "finish": 3}
         return any(
-            job > num_done and message[0] in places and message[places[message[0]]] == seat
-            for job, _, message in self._open
+            isinstance(one, Add | Finish) and one.job > num_done and one.seat == seat
+            for _, one in self._open
         )
 
     def idle(self, member: int) -> None:
@@ -116,14 +114,13 @@ class Jobs:
         self._idle.discard(member)
         self._live.discard(member)
         self._prune()
-        if any(holder == member for _, holder, _ in self._open):
+        if any(holder == member for holder, _ in self._open):
             heir = self._heir()
-            for _, holder, message in self._open:
+            for holder, one in self._open:
                 if holder == member:
-                    self._send(heir, message)
+                    self._send(heir, one)
             self._open = deque(
-                (job, heir if holder == member else holder, message)
-                for job, holder, message in self._open
+                (heir if holder == member else holder, one) for holder, one in self._open
             )
 
     def forget(self) -> None:
@@ -135,24 +132,24 @@ class Jobs:
         """The members made updates among themselves up to ``version``."""
         self._version = version
 
-    def _take(self, pushed: Pushed, push: Push, orders: Sequence[Order]) -> None:
+    def _take(self, pushed: Pushed, payload: Payload, orders: Sequence[Order]) -> None:
         is_alone = any(type(o) is Apply and o.tickets == (pushed.ticket,) for o in orders)
         is_first = not self._summed
         if is_first:
-            self._faults, self._clip = 0, push.clip
+            self._faults, self._clip = 0, payload.clip
             self._overflow_version = NO_OVERFLOW
-        self._faults |= push.fault
-        if push.fault == FOUND_INF:
+        self._faults |= payload.fault
+        if payload.fault == FOUND_INF:
             self._overflow_version = max(self._overflow_version, pushed.ticket.version)
-        if push.clip != self._clip:
+        if payload.clip != self._clip:
             seats = [self._seats[one.member] for one in (next(iter(self._summed)), pushed.ticket)]
-            raise clip_conflict(seats[0], self._clip, seats[1], push.clip)
+            raise clip_conflict(seats[0], self._clip, seats[1], payload.clip)
         self._summed[pushed.ticket] = pushed.share
         self._scales.append(self._rule.scale(self._version - pushed.ticket.version))
-        if not is_alone and not push.fault:
+        if not is_alone and not payload.fault:
             weight = pushed.share / self._target
             seat = self._seats[pushed.ticket.member]
-            job = ("add", seat, weight, self._scales[-1], is_first)
+            job = Add(self._next(), seat, weight, self._scales[-1], is_first)
             self._give(pushed.ticket.member, job)
 
     def _apply(self, order: Apply, pushed: Pushed | None) -> None:
@@ -170,12 +167,10 @@ class Jobs:
         self._scales.clear()
         self._version += 1
         if self._faults:
-            self._give(member, ("skip", self._version, self._overflow_version))
-        elif is_alone:
-            seat = self._seats[member]
-            self._give(member, ("finish", self._version, seat, scale, tuple(self._clip)))
+            self._give(member, Skip(self._next(), self._version, self._overflow_version))
         else:
-            self._give(member, ("finish", self._version, -1, scale, tuple(self._clip)))
+            seat = self._seats[member] if is_alone else -1
+            self._give(member, Finish(self._next(), self._version, seat, scale, self._clip))
 
     def _check_weights(self, order: Apply, total: float) -> None:
         """Whether what was summed is what was decided."""
@@ -189,17 +184,20 @@ class Jobs:
                     f"{ticket!r} was decided to weigh {weights[ticket]}, but {summed} was summed"
                 )
 
-    def _give(self, member: int, job: Message) -> None:
+    def _next(self) -> int:
+        """The number of a new job."""
         self._number += 1
-        message = (job[0], self._number, *job[1:])
-        self._open.append((self._number, member, message))
+        return self._number
+
+    def _give(self, member: int, job: Job) -> None:
+        self._open.append((member, job))
         if len(self._open) > 64:
             self._prune()
-        self._send(member, message)
+        self._send(member, job)
 
     def _prune(self) -> None:
         num_done = self._num_done()
-        while self._open and self._open[0][0] <= num_done:
+        while self._open and self._open[0][1].job <= num_done:
             self._open.popleft()
 
     def _heir(self) -> int:
@@ -221,12 +219,3 @@ def _is_refused(ticket: Ticket, orders: Sequence[Order]) -> bool:
         if (kind is Late or kind is Discard) and order.ticket[:2] == ticket[:2]:  # type: ignore[union-attr]
             return True
     return False
-
-
-def grant_message(order: Grant) -> Message:
-    """A grant as plain tuples."""
-    ticket, leases, upcoming = order
-    return (
-        "grant", ticket.serial, ticket.version,
-        tuple(map(tuple, leases)), tuple(map(tuple, upcoming)),
-    )  # fmt: skip

@@ -17,14 +17,27 @@ from dataclasses import asdict, replace
 
 from ..events import Cancel, Fact, Grant, Joined, Late, Left, Order
 from ..limits import Toll, allow
-from ..sessions.lane import Message, SocketLane, socket_pair
 from ..staleness import StalenessRule
 from ..store.control import ALARM, BEGAN, INSIDE, JOBS, SNAPSHOT, Control, control_bytes
 from ..store.memory import Memory, SharedMemory
 from ..vitals import Vitals, read_vitals
+from ..wire.lane import SocketLane, coordinator_lane, socket_pair
+from ..wire.messages import FromMember, ToMember
 from . import cradle
-from .base import Birth, Engine, Event, Push, Signs, Traits
-from .jobs import Jobs, grant_message
+from .base import (
+    Birth,
+    Engine,
+    Event,
+    HelperWoken,
+    Payload,
+    ProcessBorn,
+    ProcessContinued,
+    ProcessLeft,
+    ProcessStopped,
+    Signs,
+    Traits,
+)
+from .jobs import Jobs
 from .standing import Standing
 
 _EVER = 2**63 - 1
@@ -53,8 +66,8 @@ class LocalEngine(Engine):
         self._seats: dict[int, int] = {}
         self._ends: dict[int, socket.socket] = {}
         self._by_descriptor: dict[int, int] = {}
-        self._lanes: dict[int, SocketLane] = {}
-        self._outbox: dict[int, list[Message]] = {}
+        self._lanes: dict[int, SocketLane[ToMember, FromMember]] = {}
+        self._outbox: dict[int, list[ToMember]] = {}
         self._slow: set[int] = set()
         """Members that have not taken yet what they were sent."""
         self._serials: dict[int, int] = {}
@@ -93,7 +106,7 @@ class LocalEngine(Engine):
         theirs.close()
         self._seats[birth.member] = birth.seat
         self._ends[birth.member] = ours
-        self._lanes[birth.member] = SocketLane(ours, waits=False)
+        self._lanes[birth.member] = coordinator_lane(ours)
         self._by_descriptor[ours.fileno()] = birth.member
         self._poll.register(ours, select.POLLIN)
 
@@ -137,7 +150,7 @@ class LocalEngine(Engine):
         events: list[Event] = []
         told = [self._told(message) for message in self._cradle.early_words()]
         if self._cradle.woke_it():
-            events.append((-1, ("woken", "the process that workers are forked from")))
+            events.append((-1, HelperWoken("the process that workers are forked from")))
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
             member = self._by_descriptor.get(descriptor)
             if member is None:
@@ -149,13 +162,13 @@ class LocalEngine(Engine):
             except OSError:
                 self._poll.unregister(descriptor)
         for member, message in told:
-            if message[0] == "left":
+            if isinstance(message, ProcessLeft):
                 self.control[self.control.gone[self._seats[member]]] = 1
                 events += self._drain(member)
                 if self._jobs is None:  # it never began: it is nobody's heir
                     del self._seats[member]
-            elif message[0] == "born":
-                self._standings[member].pid = message[2]
+            elif isinstance(message, ProcessBorn):
+                self._standings[member].pid = message.pid
             events.append((member, message))
         return events
 
@@ -163,15 +176,16 @@ class LocalEngine(Engine):
         """The nursery's word as an event."""
         if "born" in message:
             member = message["born"]
-            return member, ("born", self._seats[member], message["pid"])
-        for word in ("stopped", "continued"):
-            if word in message:
-                return message[word], (word,)
+            return member, ProcessBorn(self._seats[member], message["pid"])
+        if "stopped" in message:
+            return message["stopped"], ProcessStopped()
+        if "continued" in message:
+            return message["continued"], ProcessContinued()
         code = message["code"]
         reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
         if -code == signal.SIGKILL:
             reason += self._toll.explain()
-        return message["ended"], ("left", reason, code)
+        return message["ended"], ProcessLeft(reason, code)
 
     def _drain(self, member: int) -> list[Event]:
         """What a member had sent before it ended."""
@@ -188,21 +202,23 @@ class LocalEngine(Engine):
             self._post, self._seats, lambda: self.control[JOBS], samples_per_update, staleness
         )
 
-    def carry_out(self, orders: Sequence[Order], cause: Fact | None, push: Push | None) -> None:
+    def carry_out(
+        self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
+    ) -> None:
         jobs = self._jobs
         assert jobs is not None
         if isinstance(cause, Left):
             jobs.left(cause.member)
         elif isinstance(cause, Joined):
             jobs.joined(cause.member)
-        jobs.settle(orders, cause, push)
+        jobs.settle(orders, cause, payload)
         cancelled = []
         for order in orders:
             kind = type(order)
             if kind is Grant:
                 ticket = order.ticket  # type: ignore[union-attr]
                 self._serials[ticket.member] = ticket.serial
-                self._post(ticket.member, grant_message(order))  # type: ignore[arg-type]
+                self._post(ticket.member, order)  # type: ignore[arg-type]
             elif kind is Cancel:
                 cancelled.append(self._cancelled(order.member))  # type: ignore[union-attr]
             elif kind is Late:
@@ -216,7 +232,7 @@ class LocalEngine(Engine):
         """Which word tells a member that its work is called off, and its value."""
         return self.control.cancelled[self._seats[member]], self._serials[member] + 1
 
-    def tell(self, member: int, message: Message) -> None:
+    def tell(self, member: int, message: ToMember) -> None:
         self._post(member, message)
         self._flush()
 
@@ -264,7 +280,7 @@ class LocalEngine(Engine):
 
     # -- messages -------------------------------------------------------------------------------
 
-    def _post(self, member: int, message: Message) -> None:
+    def _post(self, member: int, message: ToMember) -> None:
         self._outbox.setdefault(member, []).append(message)
 
     def _flush(self) -> None:

@@ -9,7 +9,8 @@ works from the moment it arrives at its loop. This module must not know processe
 
 from ..conditions.faults import FaultPlan
 from ..events import Joined
-from ..sessions.lane import Message
+from ..wire.messages import Adopt, OpenEpoch, SettingsNow, Stop
+from .base import ProcessBorn
 from .describe import Description
 from .peers import Peers
 from .run import Run
@@ -65,19 +66,18 @@ class Newcomers:
                 left = [str(one) for one in plan.without(run.happened).faults]
                 run.engine.spawn(number, seat, {"is_newcomer": True, "fault": left})
 
-    def born(self, member: int, message: Message) -> None:
-        """``("born", seat, pid)``"""
-        self._run.roster[member].pid = message[2]
+    def born(self, member: int, message: ProcessBorn) -> None:
+        self._run.roster[member].pid = message.pid
 
-    def note_settings(self, member: int, message: Message) -> None:
-        """``("settings", text)``: as they are from this epoch on."""
+    def note_settings(self, member: int, message: SettingsNow) -> None:
+        """As they are from this epoch on."""
         if self._run.roster[member].has_arrived:
-            self._settings = message[1]
+            self._settings = message.text
 
     # -- it joins -------------------------------------------------------------------------------
 
     def described(self, member: int, own: Description, first: Description) -> None:
-        """``describe`` of a newcomer: it gets the store, and the epoch to begin with."""
+        """``Describe`` of a newcomer: it gets the store, and the epoch to begin with."""
         run = self._run
         one = run.roster[member]
         if run.ending or first.difference(own):
@@ -86,18 +86,12 @@ class Newcomers:
                     f"worker {one.seat} came back with another model or other data than the run "
                     "began with; it is sent away"
                 )
-            run.engine.tell(member, ("stop", run.coordinator.version))
+            run.engine.tell(member, Stop(run.coordinator.version))
             return
         self._has_lookahead = own.lookahead
         one.is_starting = False
         one.first_epoch, place = run.begins_with()
-        protocol = run.protocol
-        words = (
-            first.arena_bytes, protocol.num_steps, protocol.update_rule == "mean",
-            run.settings.nonfinite == "error", one.first_epoch, protocol.staleness.distance_limit,
-            run.coordinator.version, tuple(place),
-        )  # fmt: skip
-        run.engine.tell(member, ("laid", *words))
+        run.engine.tell(member, run.laid(first.arena_bytes, one.first_epoch, place))
 
     def arrived(self, member: int, epoch: int) -> bool:
         """A newcomer is at its loop; False when it waits for this epoch like all the others."""
@@ -125,9 +119,9 @@ class Newcomers:
         one = run.roster[member]
         run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
-        words = (run.coordinator.epoch, "mediated", run.updates_left, 0, seats, 0, 0)
         self._tell_settings(member)
-        run.engine.tell(member, ("open", *words))
+        opened = OpenEpoch(run.coordinator.epoch, False, run.updates_left, 0, tuple(seats))
+        run.engine.tell(member, opened)
         self._join(member)
 
     def join_all(self) -> None:
@@ -141,7 +135,7 @@ class Newcomers:
     def _tell_settings(self, member: int) -> None:
         """As they are now: the others may have stepped a scheduler since it arrived."""
         if self._settings:
-            self._run.engine.tell(member, ("adopt", self._settings))
+            self._run.engine.tell(member, Adopt(self._settings))
 
     def _join(self, member: int) -> None:
         run = self._run

@@ -10,6 +10,7 @@ used twice and others never, and the ledger could not know. This module must not
 from collections.abc import Mapping
 
 from ..errors import ConfigError
+from ..wire.messages import SentAway
 from .run import Run
 
 _REMEDY = (
@@ -62,4 +63,4 @@ class Orders:
             f"worker {run.roster[member].seat} came back and drew another order of the samples "
             "than the others: its sampler has random numbers of its own; it is sent away"
         )
-        run.engine.tell(member, ("away",))
+        run.engine.tell(member, SentAway())

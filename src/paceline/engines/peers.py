@@ -12,11 +12,9 @@ This module must not know processes or tensors.
 from collections.abc import Callable
 
 from ..events import EpochEnd
-from ..sessions.base import Told
-from ..sessions.lane import Message
-from ..store.clip import Clip
-from .base import Push
-from .rounds import RoundsBook, Row
+from ..wire.messages import Interrupted, Mend, Mended, Resume, Rounds, Row
+from .base import Payload
+from .rounds import RoundsBook
 from .run import Run
 
 
@@ -49,10 +47,9 @@ class Peers:
         self._rounds = RoundsBook(self._run.live)
         self._run.are_express = True
 
-    def heard(self, member: int, message: Message) -> None:
-        """``("rounds", first, rows)``"""
+    def heard(self, member: int, message: Rounds) -> None:
         if self._rounds is not None:  # else another member has told it all
-            for row in self._rounds.take(message[1], message[2]):
+            for row in self._rounds.take(message.first, message.rows):
                 self._hear_round(row)
 
     def _end(self) -> None:
@@ -64,18 +61,17 @@ class Peers:
         run, rounds = self._run, self._rounds
         assert rounds is not None
         ended = None
-        at_s = run.now_s(row[0])
-        for number, entry in zip(rounds.members, row[1], strict=True):
-            num_samples, loss, fault, clocks, weight = entry
+        at_s = run.now_s(row.over_s)
+        for number, entry in zip(rounds.members, row.entries, strict=True):
             ticket = run.roster[number].ticket
-            if num_samples == 0 or ticket is None:
+            if entry.num_samples == 0 or ticket is None:
                 continue
-            _, orders = run.hear_push(ticket, Told(num_samples, loss, fault, weight), clocks, at_s)
+            _, orders = run.hear_push(ticket, entry.told, entry.clocks, at_s)
             run.note(orders, at_s)
             ended = next((one for one in orders if isinstance(one, EpochEnd)), ended)
         run.engine.jump(run.coordinator.version)
-        if row[2]:
-            self._snapshot(row[2])
+        if row.snapshot:
+            self._snapshot(row.snapshot)
         if run.has_all_updates and not run.ending:
             run.ending = f"{run.settings.updates} updates are done"
             self._end()
@@ -90,10 +86,10 @@ class Peers:
 
     # -- the way back ---------------------------------------------------------------------------
 
-    def interrupted(self, member: int, message: Message) -> None:
+    def interrupted(self, member: int, message: Interrupted) -> None:
         """A peer left the express path; when all have, the coordinator takes over."""
         if self._rounds is not None:
-            self._run.needs_store |= message[3]
+            self._run.needs_store |= message.needs_store
             self._rounds.interrupted(member, message)
             self.take_over_if_all_interrupted()
 
@@ -102,11 +98,11 @@ class Peers:
         if rounds is None or not rounds.all_interrupted(live := self.members):
             return
         if len(live) < len(rounds.members):
-            self._run.engine.tell(live[0], ("mend",))
+            self._run.engine.tell(live[0], Mend())
         else:
             self._take_over()
 
-    def mended(self, member: int, message: Message) -> None:
+    def mended(self, member: int, message: Mended) -> None:
         if self._rounds is not None:  # it may have been asked twice
             self._take_over()
 
@@ -120,16 +116,15 @@ class Peers:
         run.go_by("store")
         for number in peers:
             ticket = run.roster[number].ticket
-            run.engine.tell(number, ("resume", ticket.serial if ticket else -1))
+            run.engine.tell(number, Resume(ticket.serial if ticket else -1))
         if run.ending:
             run.send_stop()
             return
-        for number, (num_samples, loss, fault, clocks, weight, clip) in rounds.pending():
+        for number, entry in rounds.pending():
             ticket = run.roster[number].ticket
             assert ticket is not None
-            told = Told(num_samples, loss, fault, weight)
-            fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
-            run.carry_out(orders, fact, Push(fault, 0, Clip(*clip)))
+            fact, orders = run.hear_push(ticket, entry.told, entry.clocks, run.now_s())
+            run.carry_out(orders, fact, Payload(entry.fault, entry.clip))
         self._hear_the_dead()
 
     def _hear_the_dead(self) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..events import Apply, Fact, Order, Pushed
 from ..protocols.base import SyncProtocol
-from ..sessions.base import OK
 from ..sessions.shares import average_into, average_of_buffers, split_shares
 from ..store.control import JOBS
+from ..wire.messages import OK
 from ..workloads.base import Task
 from .training import TrainingCraft
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from ..errors import ConfigError
 from ..events import Apply, Discard, Grant, Late, Lease, Order, Retire, Ticket
-from ..sessions.base import Told, are_at_odds, conflict
-from ..sessions.lane import Message
-from ..store.clip import Clip
-from .base import Push
+from ..sessions.base import are_at_odds, conflict
+from ..wire.messages import Extend, Extended, GiveBack, LeaveEpoch, Push, StepLeft, Told
+from .base import Payload
 from .run import Run
 
 
@@ -27,16 +26,15 @@ class Pushes:
         self._looked: int | None = None
         """A member that left the first epoch and had done nothing in it."""
 
-    def pushed(self, member: int, message: Message) -> None:
-        _, serial, version, row, clocks, hyper, clip = message
-        run, told = self._run, Told(*row)
-        ticket, fault = Ticket(member, serial, version), told.fault
+    def pushed(self, member: int, message: Push) -> None:
+        serial, version, told, clocks, hyper, clip = message
+        run, ticket = self._run, Ticket(member, serial, version)
         fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
         if self._looked is not None:
             self._refuse_a_look_of_one()
         if not any(type(order) in (Discard, Late) for order in orders):
             self._compare(member, hyper, told, orders)
-        run.carry_out(orders, fact, Push(fault, hyper, Clip(*clip)))
+        run.carry_out(orders, fact, Payload(told.fault, clip))
 
     def _compare(self, member: int, hyper: int, told: Told, orders: Sequence[Order]) -> None:
         """All pushes of one update come with the same settings, and from the same step on a batch.
@@ -66,16 +64,16 @@ class Pushes:
                 )
             seen.clear()
 
-    def extend(self, member: int, message: Message) -> None:
+    def extend(self, member: int, message: Extend) -> None:
         run = self._run
         ticket = run.roster[member].ticket
         lease = None
-        if ticket is not None and ticket.serial == message[1]:
+        if ticket is not None and ticket.serial == message.serial:
             lease = run.coordinator.extend(ticket)
             if lease is not None:
                 self._say_what_is_uneven(ticket, lease)
                 run.trace.order(Grant(ticket, (lease,)), run.now_s())
-        run.engine.tell(member, ("extended", tuple(lease) if lease is not None else None))
+        run.engine.tell(member, Extended(lease))
 
     def _say_what_is_uneven(self, ticket: Ticket, lease: Lease) -> None:
         """Accumulated parts of batches of other sizes weigh otherwise than in one process."""
@@ -89,15 +87,15 @@ class Pushes:
             "is not quite that of one process; drop_last=True makes it so"
         )
 
-    def leave_epoch(self, member: int, message: Message) -> None:
+    def leave_epoch(self, member: int, message: LeaveEpoch) -> None:
         """The script left its loop: the epoch ends for all."""
         run = self._run
         if not run.is_open:
             return  # its end is on the way to this member
-        if message[2] and not run.coordinator.epoch:
+        if message.is_look and not run.coordinator.epoch:
             self._looked = member
             self._refuse_a_look_of_one()
-        orders = run.coordinator.leave_epoch(member, message[1], run.now_s())
+        orders = run.coordinator.leave_epoch(member, message.kept, run.now_s())
         run.carry_out(orders, None, None)
 
     def _refuse_a_look_of_one(self) -> None:
@@ -111,13 +109,13 @@ class Pushes:
                 "at a batch take it from the plain loader: next(iter(loader.plain))"
             )
 
-    def give_back(self, member: int, message: Message) -> None:
+    def give_back(self, member: int, message: GiveBack) -> None:
         run = self._run
-        ticket = Ticket(member, message[1], run.coordinator.version)
+        ticket = Ticket(member, message.serial, run.coordinator.version)
         run.carry_out(run.coordinator.give_back(ticket, run.now_s()), None, None)
 
-    def superseded(self, member: int, message: Message) -> None:
-        _, serial, wasted_s, left_s = message
+    def superseded(self, member: int, message: StepLeft) -> None:
+        serial, wasted_s, left_s = message
         one = self._run.roster[member]
         one.superseded_s += wasted_s
         saved_s = max(0.0, one.usual_s - wasted_s) if one.pushes else 0.0

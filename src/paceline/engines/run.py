@@ -34,17 +34,14 @@ from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
 from ..resumption import Resumption, state_for
-from ..sessions.base import OK, Told
-from ..sessions.lane import Message
 from ..stats import Patience
 from ..trace import Trace
-from .base import Engine, Push
+from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
+from .base import Engine, Payload
 from .describe import Description
 from .roster import Roster
 from .watch import Watch
 
-Clocks = tuple[float, float, float, float]
-"""Seconds since a member's last push: computing, waiting, pushing, and of that adding."""
 _GOES_ON = "the run goes on"
 
 
@@ -223,7 +220,16 @@ class Run:
         again = f"; {lost} updates that came after it are made again" if lost else ""
         self.observer.note(f"going on with {resumption.folder} at version {version}{again}")
 
-    def tell_all(self, message: Message) -> None:
+    def laid(self, arena_bytes: int, first_epoch: int, place: Place) -> Laid:
+        """What a member is told of the store, once it has described itself."""
+        protocol = self.protocol
+        return Laid(
+            arena_bytes, protocol.num_steps, protocol.update_rule == "mean",
+            self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
+            self.coordinator.version, place,
+        )  # fmt: skip
+
+    def tell_all(self, message: ToMember) -> None:
         for number in self.live:
             self.engine.tell(number, message)
 
@@ -270,11 +276,11 @@ class Run:
             elif isinstance(order, Apply):
                 self.watch.applied(order, self.coordinator.version)
 
-    def carry_out(self, orders: list[Order], cause: Fact | None, push: Push | None) -> None:
+    def carry_out(self, orders: list[Order], cause: Fact | None, payload: Payload | None) -> None:
         """Note the answer to ``cause`` and let the engine do it."""
         self.note(orders, self.now_s())
         self.at_orders(orders)
-        self.engine.carry_out(orders, cause, push)
+        self.engine.carry_out(orders, cause, payload)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"
             self.send_stop()  # members hear of one end, not of two
@@ -285,7 +291,7 @@ class Run:
     def end_epoch(self, order: EpochEnd) -> None:
         self.is_open = False
         self.watch.ended(self.now_s(), order)
-        self.tell_all(("end", order.epoch, order.version))
+        self.tell_all(EndEpoch(order.epoch, order.version))
 
     def send_stop(self) -> None:
         """End what is in flight; members are told that the run is over when its end is kept."""

@@ -1,6 +1,6 @@
 """A member from its fork to its end: its output, its signals, its program, its last words.
 
-This module must not know protocols or messages beyond ``done`` and ``failed``.
+This module must not know protocols or messages beyond ``Done`` and ``Failed``.
 """
 
 import ctypes
@@ -24,12 +24,13 @@ from ..program import Program, ScriptProgram, TaskProgram
 from ..sessions.base import Perished, Stopped
 from ..sessions.collective import CollectiveSession
 from ..sessions.express import ExpressSession
-from ..sessions.lane import Lane, SocketLane
 from ..sessions.mediated import MediatedSession
 from ..signals import die_with_parent
 from ..store.control import Control
 from ..store.memory import SharedMemory
 from ..streams import Lasting
+from ..wire.lane import Lane, member_lane
+from ..wire.messages import Done, Failed
 from .base import RENDEZVOUS, Birth
 from .standing import is_foreign, look_when_hurried, show_standing
 
@@ -59,7 +60,7 @@ def sit(birth: Birth, descriptors: list[int]) -> int:
     os.setpgid(0, 0)
     _be_a_member()
     _redirect(birth)
-    lane = SocketLane(socket.socket(fileno=descriptors[0]))
+    lane = member_lane(socket.socket(fileno=descriptors[0]))
     os.environ.update(birth.environment)
     sys.path += [entry for entry in birth.search_path if entry not in sys.path]
     torch.set_num_threads(birth.threads)
@@ -92,9 +93,9 @@ def perform(run: Callable[[], None], lane: Lane, birth: Birth, session: Mediated
         return 0
     except SystemExit as end:
         if end.code in (None, 0):
-            lane.send(("done",))
+            lane.send(Done())
             return 0
-        lane.send(("failed", _exit_words(end, birth), "worker"))
+        lane.send(Failed(_exit_words(end, birth), "worker"))
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 1
@@ -103,16 +104,16 @@ def perform(run: Callable[[], None], lane: Lane, birth: Birth, session: Mediated
     except BaseException as error:
         if session.is_cut_short and isinstance(error, Exception):
             session.say(_words_of_cut(error, birth.seat))
-            lane.send(("done",))
+            lane.send(Done())
             return 0
         report = Path(birth.log).with_suffix(".error")
         with suppress(OSError), _logs_of(birth) as logs:  # what it says goes to the launcher, too
             logs.write(report.name, traceback.format_exc().encode(errors="replace"))
         kinds = {ConfigError: "you", AllGone: "all"}
         whose = next((word for kind, word in kinds.items() if isinstance(error, kind)), "worker")
-        lane.send(("failed", last_words(error, birth.seat, report), whose))
+        lane.send(Failed(last_words(error, birth.seat, report), whose))
         return 1
-    lane.send(("done",))
+    lane.send(Done())
     return 0
 
 

@@ -26,8 +26,8 @@ from ..checkpoints.shelf import FOLDER, Shelf
 from ..events import Order
 from ..protocols.base import SyncProtocol
 from ..resumption import COORDINATOR, RUN
-from ..sessions.lane import Message
 from ..trace import FILE_NAME
+from ..wire.messages import Copied, ShelfMoved, Snap
 from .jobs import makes_border
 from .run import Run
 
@@ -181,10 +181,9 @@ class Snapshots:
 
     # -- who ------------------------------------------------------------------------------------
 
-    def copied(self, member: int, message: Message) -> None:
-        """``("copied", number, version, is_pinned, fault)``"""
+    def copied(self, member: int, message: Copied) -> None:
         draft = self._draft
-        _, number, version, is_pinned, fault = message
+        number, version, is_pinned, fault = message
         if draft is None or draft.number != number:
             return
         if fault:
@@ -299,8 +298,9 @@ class Snapshots:
         return self._shelf
 
     @property
-    def _place(self) -> tuple[object, ...]:
-        return (str(self._shelf.folder), self._shelf.within)
+    def _place(self) -> ShelfMoved:
+        within = self._shelf.within
+        return ShelfMoved(str(self._shelf.folder), None if within is None else tuple(within))
 
     def _tell_place(self) -> None:
         """Members write their parts where the next one goes: a deleted folder is another now."""
@@ -308,7 +308,7 @@ class Snapshots:
         for number in self._run.live:
             if self._told.get(number, self._first) != place:
                 self._told[number] = place
-                self._run.engine.tell(number, ("shelf", *place))
+                self._run.engine.tell(number, place)
 
     def _draft_in(self, shelf: Shelf, *, last_bytes: int = 0) -> _Draft:
         """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
@@ -364,9 +364,9 @@ class Snapshots:
         self._tell_place()
         for number in draft.missing if are_told else ():
             if number != first:
-                run.engine.tell(number, ("snap", draft.number, version, False))
+                run.engine.tell(number, Snap(draft.number, version, False))
         if first is not None:
-            run.engine.tell(first, ("snap", draft.number, version, True))
+            run.engine.tell(first, Snap(draft.number, version, True))
         self._hand_in_if_whole()
 
     def _hand_in_if_whole(self) -> None:

@@ -19,9 +19,8 @@ module must not know processes, signals or tensors.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..sessions.lane import Message
 from ..stats import Limits
-from .base import Signs
+from .base import ProcessContinued, ProcessStopped, Signs
 from .explained import Case, explain
 from .peers import Peers
 from .roster import Member
@@ -64,11 +63,11 @@ class Stalls:
         """Whom the kernel holds; that may be told before anybody is watched."""
         self._last_s = 0.0
 
-    def stopped(self, member: int, message: Message) -> None:
+    def stopped(self, member: int, message: ProcessStopped) -> None:
         """The kernel has stopped this member."""
         self._stopped.add(member)
 
-    def continued(self, member: int, message: Message) -> None:
+    def continued(self, member: int, message: ProcessContinued) -> None:
         """It goes on."""
         self._stopped.discard(member)
 

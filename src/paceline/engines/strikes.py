@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..conditions.faults import Fault, FaultPlan, Kind
 from ..files import Place
-from ..sessions.lane import Message
+from ..wire.messages import FaultComes
 from .run import Run
 
 
@@ -33,9 +33,9 @@ class Strikes:
         self._later: list[tuple[float, int]] = []
         """When, and which member is let go on; -1: the disk has room again."""
 
-    def heard(self, member: int, message: Message) -> None:
-        """``("fault", text)``: it happens to this member, from within."""
-        fault = next(one for one in self._plan.faults if str(one) == message[1])
+    def heard(self, member: int, message: FaultComes) -> None:
+        """It happens to this member, from within."""
+        fault = next(one for one in self._plan.faults if str(one) == message.text)
         self._note(fault)
         if fault.kind is Kind.STOP:
             self._later.append((self._run.now_s() + fault.for_s, member))

@@ -32,9 +32,8 @@ from ..data.loader import LeasedLoader
 from ..errors import ConfigError
 from ..events import Fact, Grant, Lease, Order, Pushed, Ticket
 from ..protocols.base import SyncProtocol
-from ..sessions.base import NOT_FINITE, OK, Totals, not_finite
-from ..sessions.lane import Message
-from ..store.clip import UNCLIPPED, Clip
+from ..sessions.base import not_finite
+from ..store.clip import UNCLIPPED
 from ..store.control import JOBS, Control, control_bytes
 from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import PrivateMemory
@@ -42,8 +41,9 @@ from ..store.shared import SharedStore, arena_bytes
 from ..store.twin import is_elementwise
 from ..store.update import Updater
 from ..trainer import make_loader
+from ..wire.messages import NOT_FINITE, OK, Add, Finish, Job, Skip, Totals
 from ..workloads.base import Task
-from .base import Push
+from .base import Payload
 from .batching import Together
 from .exam import examine
 from .gradients import Computed, Gradients, num_seats
@@ -196,8 +196,8 @@ class TrainingCraft:
 
     def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
         self._pushed = fact.ticket if isinstance(fact, Pushed) else None
-        push = Push(self._fault, 0, UNCLIPPED) if isinstance(fact, Pushed) else None
-        self._jobs.settle(orders, fact, push)
+        payload = Payload(self._fault, UNCLIPPED) if isinstance(fact, Pushed) else None
+        self._jobs.settle(orders, fact, payload)
         self._settled()
 
     def dropped(self, ticket: Ticket) -> None:
@@ -256,21 +256,21 @@ class TrainingCraft:
 
     # -- updates --------------------------------------------------------------------------------
 
-    def _do(self, member: int, message: Message) -> None:
+    def _do(self, member: int, job: Job) -> None:
         """A job, done at once."""
-        kind, job = message[:2]
-        if kind == "add":
-            _, _, seat, weight, scale, is_first = message
-            self.store.add(job, seat, weight, is_first, scale * self._allowed())
+        if isinstance(job, Add):
+            scale = job.scale * self._allowed()
+            self.store.add(job.job, job.seat, job.weight, job.is_first, scale)
             return
         self._versions.keep()
-        if kind == "skip":
-            self.store.skip(job)
-        else:
-            _, _, _, seat, scale, clip = message
+        if isinstance(job, Skip):
+            self.store.skip(job.job)
+        elif isinstance(job, Finish):
             groups: Any = self._rule.param_groups
-            scale *= self._allowed() if seat >= 0 else 1.0
-            self.store.finish(job, self._updaters, groups, seat=seat, scale=scale, clip=Clip(*clip))
+            scale = job.scale * (self._allowed() if job.seat >= 0 else 1.0)
+            self.store.finish(
+                job.job, self._updaters, groups, seat=job.seat, scale=scale, clip=job.clip
+            )
 
     def _allowed(self) -> float:
         """What distance leaves of the push whose job is done now; the model holds its version."""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ..batches import Batches
 from ..conditions.faults import Fault
@@ -27,13 +26,7 @@ from ..errors import ConfigError, WorkerError
 from ..passes import START, Place
 from ..store.clip import UNCLIPPED, Clip
 from ..store.scale import LossScale
-
-Totals = dict[str, tuple[float, float]]
-"""Per metric: the sum over samples and the number of samples."""
-
-
-OK, NOT_FINITE, FOUND_INF = 0, 1, 2
-"""What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
+from ..wire.messages import Totals
 
 
 class Superseded(BaseException):
@@ -46,27 +39,6 @@ class Stopped(BaseException):
 
 class Perished(BaseException):
     """A member of one process among others was killed: its thread ends as a process would."""
-
-
-class Told(NamedTuple):
-    """What the coordinator is told of a push; its fields are those of ``Pushed``."""
-
-    num_samples: int
-    loss: float
-    fault: int
-    weight: float
-    kept: tuple[int, ...] = ()
-    unused: tuple[int, ...] = ()
-
-    @property
-    def steps_again(self) -> bool:
-        """Whether its leases stay for one more step on them."""
-        return bool(self.kept) and self.num_samples > 0 and not self.unused
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether it only closes leases that had stayed for a step which did not come."""
-        return not (self.num_samples or self.kept or self.unused)
 
 
 @dataclass(slots=True)

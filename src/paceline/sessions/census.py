@@ -6,10 +6,11 @@ This module must not know what is counted.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .base import Census, Totals
+from ..wire.messages import Counted, CountTotals, Range, Totals
+from .base import Census
 
 if TYPE_CHECKING:  # a worker alone has neither
-    from .lane import Lane
+    from ..wire.lane import Lane
     from .mailbox import Mailbox
 
 
@@ -49,13 +50,12 @@ class LaneCensus(Census):
         self._start = -1
 
     def next(self) -> tuple[int, int] | None:
-        _, start, stop = self._mail.expect("range")
+        start, stop = self._mail.expect(Range)
         self._start = start
         return None if start < 0 else (start, stop)
 
     def report(self, totals: Totals) -> None:
-        self._lane.send(("counted", self._start, totals))
+        self._lane.send(Counted(self._start, totals))
 
     def totals(self) -> Totals:
-        totals = self._mail.expect("totals")[1]
-        return {name: (pair[0], pair[1]) for name, pair in totals.items()}
+        return self._mail.expect(CountTotals).totals

@@ -21,7 +21,8 @@ from ..errors import AllGone, ConfigError, WorkerError
 from ..events import Lease
 from ..store.control import ALARM
 from ..store.update import Updater
-from .base import NOT_FINITE, OK, Work
+from ..wire.messages import NOT_FINITE, OK, Entry
+from .base import Work
 from .board import Line, check_settings, common_clip
 from .express import ExpressSession
 
@@ -239,7 +240,7 @@ class CollectiveSession(ExpressSession):
         super()._leave()
 
     def _report_interruption(
-        self, mine: object, entries: object, *, needs_store: bool = False
+        self, mine: Entry | None, entries: tuple[Entry, ...], *, needs_store: bool = False
     ) -> None:
         self._write_back()
         super()._report_interruption(mine, entries, needs_store=needs_store)

@@ -7,15 +7,13 @@ how a round is made.
 import time
 from collections import deque
 
-from .lane import Lane
-
-Entry = tuple[int, float, int, tuple[float, float, float, float], float]
-Row = tuple[float, list[Entry], int]
+from ..wire.lane import Lane
+from ..wire.messages import Entry, Rounds, Row
 
 _TELL_S = 0.2
 _KEPT_ROUNDS = 4096
 _SENT_ENTRIES = 512
-"""In one message, which holds at most 256 KiB."""
+"""In one message."""
 
 
 class Diary:
@@ -35,7 +33,7 @@ class Diary:
     def note(self, number: int, entries: list[Entry], snapshot: int) -> bool:
         """Keep a round, and the checkpoint that is taken after it; whether it is time to tell."""
         now_s = time.perf_counter()
-        self._rows.append((number, (now_s, entries, snapshot)))
+        self._rows.append((number, Row(now_s, tuple(entries), snapshot)))
         if now_s <= self._tell_at_s:
             return False
         self._tell_at_s = now_s + _TELL_S
@@ -46,6 +44,6 @@ class Diary:
         rows = [(number, row) for number, row in self._rows if number >= self._next]
         for start in range(0, len(rows), self._size):
             part = rows[start : start + self._size]
-            self._lane.send(("rounds", part[0][0], [row for _, row in part]))
+            self._lane.send(Rounds(part[0][0], tuple(row for _, row in part)))
         if rows:
             self._next = rows[-1][0] + 1

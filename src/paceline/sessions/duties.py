@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 
-from ..store.clip import Clip
 from ..store.control import Control
 from ..store.shared import SharedStore
 from ..store.update import Updater
+from ..wire.messages import Add, Copy, Finish, Job, Skip
 from .base import Clock
-from .lane import Message
 
-JOBS = frozenset(("add", "finish", "skip", "copy"))
-"""Kinds of messages that are jobs."""
 POLL_S = 0.05
 """How often a member that waits for another's job looks for a message that hands it over."""
 
@@ -47,7 +44,7 @@ class Duties:
         self._advance = advance
         self._copy = copy
         self._clock = clock
-        self._jobs: list[Message] = []
+        self._jobs: list[Job] = []
         """Jobs to do, lowest number first."""
         self.used_in = -1
         """Version of the update that uses this member's last push; -1: none has it yet."""
@@ -61,8 +58,8 @@ class Duties:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def take(self, message: Message) -> None:
-        self._jobs.append(message)
+    def take(self, job: Job) -> None:
+        self._jobs.append(job)
         self._jobs.sort(key=_number)
 
     def wait(self) -> bool:
@@ -74,41 +71,38 @@ class Duties:
         while self._jobs and self._control.wait_for_job(_number(self._jobs[0]) - 1, 0):
             self._do(self._jobs.pop(0))
 
-    def _do(self, message: Message) -> None:
-        kind, job = message[:2]
-        if self._control.wait_for_job(job, 0):
+    def _do(self, job: Job) -> None:
+        number = job.job
+        if self._control.wait_for_job(number, 0):
             return  # whoever had it before has done it
-        if kind == "add":
-            _, _, seat, weight, scale, is_first = message
-            scale *= self._scale(2 * job, seat)
-            if seat == self._seat:
-                self.used_in = self._store.version + 1
-            start_s = time.perf_counter()
-            self._store.add(job, seat, weight, is_first, scale)
-            self._clock.add_s += time.perf_counter() - start_s
-            return
-        if kind == "copy":
-            self._copy(message[2])
-            self._store.finished(job)
-            return
-        version = message[2]
-        if self._store.version >= version:
-            self._store.finished(job)
-        elif kind == "skip":
-            self._store.skip(job, message[3])
+        if isinstance(job, Add):
+            self._add(job)
+        elif isinstance(job, Copy):
+            self._copy(job.number)
+            self._store.finished(number)
+        elif self._store.version >= job.version:
+            self._store.finished(number)
+        elif isinstance(job, Skip):
+            self._store.skip(number, job.overflow_version)
         else:
-            self._finish(*message[1:])
+            self._finish(job)
 
-    def _finish(
-        self, job: int, version: int, seat: int, scale: float, clip: tuple[float, float]
-    ) -> None:
-        self._advance(version - 1)
-        groups = self._rule.param_groups
+    def _add(self, job: Add) -> None:
+        scale = job.scale * self._scale(2 * job.job, job.seat)
+        if job.seat == self._seat:
+            self.used_in = self._store.version + 1
+        start_s = time.perf_counter()
+        self._store.add(job.job, job.seat, job.weight, job.is_first, scale)
+        self._clock.add_s += time.perf_counter() - start_s
+
+    def _finish(self, job: Finish) -> None:
+        self._advance(job.version - 1)
+        groups, seat, scale = self._rule.param_groups, job.seat, job.scale
         if seat >= 0:
-            scale *= self._scale(2 * job + 1, seat)
+            scale *= self._scale(2 * job.job + 1, seat)
         if seat == self._seat:
-            self.used_in = version
-        self._store.finish(job, self._updaters, groups, seat=seat, scale=scale, clip=Clip(*clip))
+            self.used_in = job.version
+        self._store.finish(job.job, self._updaters, groups, seat=seat, scale=scale, clip=job.clip)
 
     def _scale(self, number: int, seat: int) -> float:
         """What distance leaves of a push; of a dead member's nothing that is not known already."""
@@ -120,6 +114,5 @@ class Duties:
         return self._store.scale_once(number, lambda: 0.0)
 
 
-def _number(message: Message) -> int:
-    number: int = message[1]
-    return number
+def _number(job: Job) -> int:
+    return job.job

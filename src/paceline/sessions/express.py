@@ -23,10 +23,20 @@ from ..events import Grant, Lease, Ticket
 from ..store.clip import Clip
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.scale import NO_OVERFLOW
-from .base import FOUND_INF, NOT_FINITE, OK, Stopped, Work
+from ..wire.messages import (
+    FOUND_INF,
+    NOT_FINITE,
+    OK,
+    Entry,
+    Interrupted,
+    Mend,
+    Mended,
+    OpenEpoch,
+    Resume,
+)
+from .base import Stopped, Work
 from .board import Board, GivenUp, Line, check_settings, common_clip
-from .diary import Diary, Entry
-from .lane import Message
+from .diary import Diary
 from .mediated import MediatedSession
 from .shares import Share
 
@@ -41,15 +51,14 @@ class ExpressSession(MediatedSession):
     _loss = math.nan  # of the last push
     _round_norm = math.nan  # of the averaged gradient of the round, where it is clipped
 
-    def _opened(self, message: Message) -> None:
-        _, _, mode, updates_left, phase, seats, position, first_id = message
-        if mode != "express":
+    def _opened(self, opened: OpenEpoch) -> None:
+        if not opened.is_express:
             if self._is_express:
                 self._leave()
             self._await_grant()
             return
-        self._seats = seats
-        rounds = self._plan_rounds(position, first_id)
+        self._seats, updates_left = opened.seats, opened.updates_left
+        rounds = self._plan_rounds(opened.position, opened.first_id)
         self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
         self._round = 0
         self._diary = Diary(self._lane, self.num_workers)
@@ -60,7 +69,7 @@ class ExpressSession(MediatedSession):
             self._enter()
         else:
             self._come_back()
-        self._board.begin(phase)
+        self._board.begin(opened.phase)
         self._advance()
         self._clock.begun_s = time.perf_counter()
 
@@ -290,10 +299,7 @@ class ExpressSession(MediatedSession):
             self._pull_share()
         if self.seat == 0:
             control[VERSION] = 2 * (version + 1) + self._block
-        told: list[Entry] = [
-            (int(one.num_samples), one.loss, int(one.fault) or fault, _clocks(one), one.weight)
-            for one in map(lines.__getitem__, self._seats)
-        ]
+        told = [_entry(one, int(one.fault) or fault) for one in map(lines.__getitem__, self._seats)]
         self._round += 1
         self._version += 1
         asked = self._asked(lines)
@@ -360,29 +366,27 @@ class ExpressSession(MediatedSession):
         self._control[ALARM] = 1
         self._tell(Work())
         self._board.arrive()
-        self._report_interruption(None, None, needs_store=True)
+        self._report_interruption(None, (), needs_store=True)
         self._leave_with_work()
 
     def _interrupted(self, phase: int, work: Work) -> None:
         """Put the share back, tell where this member stands, and go on through the store."""
-        entries = None
+        entries: tuple[Entry, ...] = ()
         if phase == 1 and not self._is_difference:
             self.unedited.check()  # what is on the block goes along
         if phase == 2:
             self._share.restore(self._version + 1)
             lines = self._board.lines()
-            entries = [
-                (int(one.num_samples), one.loss, self._fault(seat, one.fault), _clocks(one),
-                 one.weight, tuple(one.clip))
-                for seat, one in ((seat, lines[seat]) for seat in self._seats)
-            ]  # fmt: skip
+            entries = tuple(
+                _entry(lines[seat], self._fault(seat, lines[seat].fault)) for seat in self._seats
+            )
         clock, mine = self._clock, None
         if work.num_samples:
             if not work.found_inf:
                 self._raise_if_mine()
             fault = self._fault(self.seat, FOUND_INF if work.found_inf else OK)
-            clocks = (clock.compute_s, clock.wait_s, clock.push_s, 0.0)
-            mine = (work.num_samples, work.loss, fault, clocks, work.weight, tuple(work.clip))
+            clocks = (clock.compute_s, clock.wait_s, clock.push_s)
+            mine = Entry(work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip)
         self._report_interruption(mine, entries)
         self._leave_with_work()
         self._await_grant()
@@ -392,7 +396,7 @@ class ExpressSession(MediatedSession):
         return int(fault) or (OK if self.store.is_finite(seat) else NOT_FINITE)
 
     def _report_interruption(
-        self, mine: object, entries: object, *, needs_store: bool = False
+        self, mine: Entry | None, entries: tuple[Entry, ...], *, needs_store: bool = False
     ) -> None:
         """Tell of this member's push and those it saw; wait until all live ones have.
 
@@ -400,13 +404,13 @@ class ExpressSession(MediatedSession):
         """
         self._let_stand()
         self._diary.tell()
-        self._lane.send(("interrupted", mine, entries, needs_store))
-        while (message := self._mail.next())[0] == "mend":
+        self._lane.send(Interrupted(mine, entries, needs_store))
+        while isinstance(message := self._mail.next(), Mend):
             self._restore_the_dead()
-            self._lane.send(("mended",))
-        if message[0] != "resume":
+            self._lane.send(Mended())
+        if not isinstance(message, Resume):
             raise Stopped
-        self._serial = message[1]
+        self._serial = message.serial
 
     def _restore_the_dead(self) -> None:
         """Put back the shares of members that died before they could; all others wait."""
@@ -435,6 +439,9 @@ class ExpressSession(MediatedSession):
         self._replica.layout.buffers.of(self.store.blocks[self._block]).copy_(self._kept_buffers)
 
 
-def _clocks(line: Line) -> tuple[float, float, float, float]:
-    """Computing, waiting, pushing, and of that adding: peers add nothing to a sum."""
-    return line.compute_s, line.wait_s, line.push_s, 0.0
+def _entry(line: Line, fault: int) -> Entry:
+    """What the coordinator is told of this line, where this was wrong with its push."""
+    return Entry(
+        int(line.num_samples), line.loss, fault, line.weight,
+        line.compute_s, line.wait_s, line.push_s, *line.clip,
+    )  # fmt: skip

@@ -9,12 +9,26 @@ module must not know what a message leads to.
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
+from ..wire.lane import Lane
+from ..wire.messages import (
+    BeMain,
+    CountTotals,
+    Ending,
+    Job,
+    Range,
+    ShelfMoved,
+    Snap,
+    Stop,
+    Summed,
+    ToMember,
+)
 from .base import Clock, Stopped
-from .duties import JOBS, Duties
-from .lane import Lane, Message
+from .duties import Duties
 
-_ANSWERS = frozenset(("range", "totals", "summed"))
+T = TypeVar("T", bound=ToMember)
+_ANSWERS = (Range, CountTotals, Summed)
 """What is still answered after the run was told to stop, or a newcomer that an epoch is over."""
 
 
@@ -26,16 +40,16 @@ class Mailbox:
         is_main: whether this member prints and saves from the start.
     """
 
-    snap: Callable[[Message], None]
-    """Does what ``snap`` asks for; set by the session."""
-    move: Callable[[Message], None]
-    """Hears with ``shelf`` where checkpoints go from now on; set by the session."""
+    snap: Callable[[Snap], None]
+    """Does what ``Snap`` asks for; set by the session."""
+    move: Callable[[ShelfMoved], None]
+    """Hears with ``ShelfMoved`` where checkpoints go from now on; set by the session."""
 
     def __init__(self, lane: Lane, duties: Duties, clock: Clock, *, is_main: bool) -> None:
         self._lane = lane
         self._duties = duties
         self._clock = clock
-        self._queue: deque[Message] = deque()
+        self._queue: deque[ToMember] = deque()
         self.is_main = is_main
         self.has_stopped = False
         """Whether a stop was taken."""
@@ -51,10 +65,10 @@ class Mailbox:
         if not self.has_stopped:
             self.look()
             if self._is_ending:
-                self.answer("stop")
-        return self.has_stopped or any(message[0] == "stop" for message in self._queue)
+                self.answer(Stop)
+        return self.has_stopped or any(isinstance(one, Stop) for one in self._queue)
 
-    def next(self) -> Message:
+    def next(self) -> ToMember:
         """The next message that is not a job; jobs that came before it are done first."""
         while True:
             while self._duties:
@@ -62,16 +76,16 @@ class Mailbox:
                 self._duties.do_due()
             if self._queue:
                 message = self._queue.popleft()
-                if message[0] == "snap":
+                if isinstance(message, Snap):
                     self.snap(message)
                     continue
-                self.has_stopped |= message[0] == "stop"
+                self.has_stopped |= isinstance(message, Stop)
                 return message
             start = time.perf_counter()
             self._hear()
             self._clock.wait_s += time.perf_counter() - start
 
-    def expect(self, kind: str) -> Message:
+    def expect(self, kind: type[T]) -> T:
         """The next message, which must be of this kind. Raises Stopped: it is not, the run ends.
 
         What was asked is answered, also where the run or an epoch has ended meanwhile.
@@ -79,14 +93,14 @@ class Mailbox:
         if kind in _ANSWERS:
             return self.answer(kind)
         message = self.next()
-        if message[0] != kind:
+        if not isinstance(message, kind):
             raise Stopped
         return message
 
-    def answer(self, kind: str) -> Message:
+    def answer(self, kind: type[T]) -> T:
         """The next message of this kind; those before it stay, in order."""
         others = []
-        while (message := self.next())[0] != kind:
+        while not isinstance(message := self.next(), kind):
             others.append(message)
         self._queue.extendleft(reversed(others))
         return message
@@ -102,7 +116,7 @@ class Mailbox:
 
     def do_snaps(self) -> None:
         """Between epochs: copy what is asked for, leave every other message for later."""
-        for message in [one for one in self._queue if one[0] == "snap"]:
+        for message in [one for one in self._queue if isinstance(one, Snap)]:
             self._queue.remove(message)
             self.snap(message)
 
@@ -116,13 +130,13 @@ class Mailbox:
     def _hear(self, is_blocking: bool = True) -> None:
         """Take in what has come: jobs by their number, all else in order."""
         for message in self._lane.receive(is_blocking):
-            if message[0] in JOBS:
+            if isinstance(message, Job):
                 self._duties.take(message)
-            elif message[0] == "main":
+            elif isinstance(message, BeMain):
                 self.is_main = True
-            elif message[0] == "ending":
+            elif isinstance(message, Ending):
                 self._is_ending = True
-            elif message[0] == "shelf":
+            elif isinstance(message, ShelfMoved):
                 self.move(message)
             else:
                 self._queue.append(message)

@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 
 from ..compute.replica import Replica
 from ..conditions.faults import Fault, Kind
-from ..events import Grant, Lease, Ticket
-from ..passes import Place
+from ..events import Grant, Lease
 from ..store.control import BEGAN, Control
 from ..store.distance import allowed_scale, squared_distance
 from ..store.memory import Memory
@@ -27,17 +26,49 @@ from ..store.rhythms import RhythmWords
 from ..store.scale import LossScale
 from ..store.shared import SharedStore
 from ..store.update import Updater
-from .base import (
+from ..wire.lane import Lane
+from ..wire.messages import (
     FOUND_INF,
     NOT_FINITE,
     OK,
+    Adopt,
+    Arrive,
+    AskStop,
+    Clocks,
+    Count,
+    Describe,
+    Done,
+    EndEpoch,
+    Extend,
+    Extended,
+    FaultComes,
+    GiveBack,
+    Goodbye,
+    Laid,
+    LeaveEpoch,
+    LogValues,
+    Note,
+    OpenEpoch,
+    Push,
+    PushScaled,
+    Rested,
+    SentAway,
+    SettingsNow,
+    Snap,
+    StepLeft,
+    Stop,
+    Summed,
+    SumValues,
+    Told,
+    ToMember,
+)
+from .base import (
     Census,
     Clock,
     Session,
     Shape,
     Stopped,
     Superseded,
-    Told,
     Work,
     not_finite,
     settings_word,
@@ -45,7 +76,6 @@ from .base import (
 from .beginning import Beginning, State
 from .census import LaneCensus
 from .duties import POLL_S, Duties
-from .lane import Lane, Message
 from .mailbox import Mailbox
 from .snapshots import Snapshots
 from .turns import Turns
@@ -94,7 +124,7 @@ class MediatedSession(Session):
         is_main = seat == 0 and not is_newcomer
         self._mail = Mailbox(lane, self._duties, self._clock, is_main=is_main)
         self._mail.snap = self._snap
-        self._mail.move = lambda message: self.snapshots.write_into(*message[1:])
+        self._mail.move = lambda message: self.snapshots.write_into(*message)
         self._turns = Turns(control, seat, lambda: self.is_main, self._look)
         self._grant: Grant | None = None
         self._serial = self._step = -1
@@ -140,22 +170,22 @@ class MediatedSession(Session):
         self._replica = replica
         self._rule = rule
         self._shape = shape
-        self._lane.send(("describe", json.dumps(description)))
-        message = self._mail.expect("laid")
-        self.num_steps, self._is_difference, self._nonfinite_is_error = message[2:5]
-        first_epoch, limit, version, place = message[5:9]
-        self.begins = first_epoch, Place(*place)
+        self._lane.send(Describe(json.dumps(description)))
+        laid = self._mail.expect(Laid)
+        self.num_steps, self._is_difference = laid.num_steps, laid.is_difference
+        self._nonfinite_is_error = laid.nonfinite_is_error
+        self.begins = laid.first_epoch, laid.place
         self.store = SharedStore(replica.layout, self._arena.tensor(), self._control)
         self._updaters = [
             Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
         ]
         self._duties.begin(self.store, self._updaters, rule)
-        if limit:
+        if limit := laid.distance_limit:
             self._duties.scale_own = lambda number: self._scale_own(number, limit)
         self.snapshots.begin(self.store)
         self.unedited.begin(replica, self.store)
         self._beginning = Beginning(
-            self._control, self._mail, self.store, self._updaters, version, self.beat
+            self._control, self._mail, self.store, self._updaters, laid.version, self.beat
         )
         self._beginning.lay_out(replica, rule, self.first_scale, self._first_skipped)
         self._live_alone()
@@ -180,17 +210,17 @@ class MediatedSession(Session):
         own, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
         self._epoch, self._batch_ends, self._told = epoch, batch_ends, 0
-        ends = list(batch_ends) if batch_ends is not None else None
+        ends = tuple(batch_ends) if batch_ends is not None else None
         digest = self.order_digest() if self.num_workers > 1 else ""
-        self._lane.send(("arrive", epoch, ends, digest, tuple(self.place())))
-        while (message := self._mail.next())[0] == "adopt":
-            self.adopt(message[1])
-        if message[0] == "end":  # a newcomer that came too late for this epoch
-            self._end_at(message[2])
-        if message[0] == "away":
+        self._lane.send(Arrive(epoch, ends, digest, self.place()))
+        while isinstance(message := self._mail.next(), Adopt):
+            self.adopt(message.text)
+        if isinstance(message, EndEpoch):  # a newcomer that came too late for this epoch
+            self._end_at(message.version)
+        if isinstance(message, SentAway):
             raise Stopped
-        if message[0] != "open":
-            self.is_cut_short = message[0] == "stop"
+        if not isinstance(message, OpenEpoch):
+            self.is_cut_short = isinstance(message, Stop)
             return False
         if is_first:
             self._settle_beginning()
@@ -217,7 +247,7 @@ class MediatedSession(Session):
     def _settle_beginning(self) -> None:
         self._beginning.settle(self._replica, self._rule, self._loaded)
 
-    def _opened(self, message: Message) -> None:
+    def _opened(self, opened: OpenEpoch) -> None:
         self._await_grant()
 
     def grant(self) -> Grant | None:
@@ -235,12 +265,10 @@ class MediatedSession(Session):
             fault = self._fill_slot(work)
             hyper = self._digest_hyper()
         told = Told(work.num_samples, work.loss, fault, work.weight, work.kept, work.unused)
-        clocks = (clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
+        clocks = Clocks(clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
         self._duties.used_in = -1
         if not self._is_dropped():
-            self._lane.send(
-                ("push", self._serial, self._version, tuple(told), clocks, hyper, tuple(work.clip))
-            )
+            self._lane.send(Push(self._serial, self._version, told, clocks, hyper, work.clip))
         clock.wait_s = clock.add_s = 0.0
         self._await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
@@ -281,13 +309,12 @@ class MediatedSession(Session):
 
     def extend(self) -> Lease | None:
         """One more mini-batch for the work in flight (gradient accumulation)."""
-        self._lane.send(("extend", self._serial))
-        message = self._mail.answer("extended")
-        return None if message[1] is None else Lease(*message[1])
+        self._lane.send(Extend(self._serial))
+        return self._mail.answer(Extended).lease
 
     def give_back(self) -> None:
         """Return the work in flight undone."""
-        self._lane.send(("giveback", self._serial))
+        self._lane.send(GiveBack(self._serial))
         self._await_grant()
 
     def leave_epoch(self, kept: Sequence[int], *, is_look: bool = False) -> None:
@@ -297,10 +324,10 @@ class MediatedSession(Session):
             kept: ids of leases whose gradients ride on the next push.
             is_look: nothing was done with any of its batches.
         """
-        self._lane.send(("leave", tuple(kept), is_look))
-        while (message := self._mail.next())[0] == "grant":
+        self._lane.send(LeaveEpoch(tuple(kept), is_look))
+        while isinstance(message := self._mail.next(), Grant):
             pass  # it was on its way
-        self._end_at(message[2] if message[0] == "end" else message[1])
+        self._end_at(_version_of(message))
 
     def check(self) -> None:
         self.beat()
@@ -317,7 +344,7 @@ class MediatedSession(Session):
         self._num_called_off += 1
         left_s = time.perf_counter()
         self._replica.held.drop_parameters()  # it may have been left with others in their place
-        self._lane.hold(("superseded", self._serial, left_s - self._clock.begun_s, left_s))
+        self._lane.hold(StepLeft(self._serial, left_s - self._clock.begun_s, left_s))
         self._await_grant()
         self._clock.push_s = 0.0
 
@@ -360,7 +387,7 @@ class MediatedSession(Session):
         return time.perf_counter() - self._control.double(BEGAN)
 
     def befall(self, fault: Fault) -> None:
-        self._lane.send(("fault", str(fault)))
+        self._lane.send(FaultComes(str(fault)))
         if fault.kind is Kind.KILL:
             self._lane.die()
         elif fault.kind is Kind.STOP:
@@ -379,15 +406,15 @@ class MediatedSession(Session):
 
     def tell_settings(self, text: str) -> None:
         """The optimizer's settings at an epoch's beginning, for members that come later."""
-        self._lane.send(("settings", text))
+        self._lane.send(SettingsNow(text))
 
     def ask_to_stop(self) -> None:
         self._owes_stop = self._is_between
-        self._lane.send(("stop",))
+        self._lane.send(AskStop())
 
     def hear_stop(self) -> None:
         if self._owes_stop and not self._mail.has_stopped:
-            self._mail.answer("stop")
+            self._mail.answer(Stop)
 
     @property
     def is_main(self) -> bool:
@@ -421,13 +448,13 @@ class MediatedSession(Session):
     def census(
         self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
     ) -> Census:
-        own = list(ends) if ends is not None else None
-        self._lane.send(("count", num_samples, batch_size, own, digest))
+        own = tuple(ends) if ends is not None else None
+        self._lane.send(Count(num_samples, batch_size, own, digest))
         return LaneCensus(self._lane, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        self._lane.send(("sum", [float(value) for value in values]))
-        return list(self._mail.expect("summed")[1])
+        self._lane.send(SumValues(tuple(float(value) for value in values)))
+        return list(self._mail.expect(Summed).values)
 
     def once(self) -> AbstractContextManager[bool]:
         return self._turns.once()
@@ -446,13 +473,13 @@ class MediatedSession(Session):
 
     def say(self, text: str) -> None:
         """Have the run say this, once for all workers."""
-        self._lane.send(("note", text))
+        self._lane.send(Note(text))
 
     def log(self, values: dict[str, float]) -> None:
-        self._lane.send(("log", values))
+        self._lane.send(LogValues(values))
 
     def close(self) -> None:
-        self._lane.send(("done",))
+        self._lane.send(Done())
 
     def _scale_own(self, number: int, limit: float) -> float:
         """What distance leaves of this member's last push, in pass ``number``; it is told."""
@@ -466,7 +493,7 @@ class MediatedSession(Session):
             return self.store.scale_once(number, lambda: 0.0)
         self.advance_schedule(self.store.version)
         scale = self.store.scale_once(number, measure)
-        self._lane.hold(("scaled", self._serial, self._version, scale))
+        self._lane.hold(PushScaled(self._serial, self._version, scale))
         return scale
 
     # -- hearing --------------------------------------------------------------------------------
@@ -474,18 +501,14 @@ class MediatedSession(Session):
     def _await_grant(self) -> None:
         """Wait for the next grant, or the end of the epoch or the run, and pull its version."""
         message = self._mail.next()
-        kind = message[0]
-        if kind == "grant":
-            _, serial, version, leases, upcoming = message
+        if isinstance(message, Grant):
+            version = message.ticket.version
             self._mail.settle(lambda: self._control.wait_for_version(version, POLL_S))
-            ticket = Ticket(self.member, serial, version)
-            self._serial = self._step = serial
+            self._serial = self._step = message.ticket.serial
             self._pull(version)
-            self._grant = Grant(
-                ticket, tuple(Lease(*one) for one in leases), tuple(Lease(*one) for one in upcoming)
-            )
+            self._grant = message
         else:
-            self._end_at(message[2] if kind == "end" else message[1])
+            self._end_at(_version_of(message))
         self._clock.begun_s = time.perf_counter()
         self.beat()
 
@@ -509,8 +532,8 @@ class MediatedSession(Session):
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""
         self.is_over = True
-        self._lane.send(("rested", epoch, tuple(self.place())))
-        self._mail.answer("goodbye")
+        self._lane.send(Rested(epoch, self.place()))
+        self._mail.answer(Goodbye)
 
     def num_skipped(self) -> int:
         """Updates until the newest version that changed nothing."""
@@ -525,9 +548,9 @@ class MediatedSession(Session):
         """A job among those of the updates: no other one changes a block meanwhile."""
         self.snapshots.take(number, self.store.version, self.store.blocks[self.store.current])
 
-    def _snap(self, message: Message) -> None:
+    def _snap(self, message: Snap) -> None:
         """All others wait or stop: this version stands, or is on its way."""
-        _, number, version, is_first = message
+        number, version, is_first = message
         if not is_first:
             self.snapshots.add_own(number, version)
             return
@@ -547,6 +570,13 @@ class MediatedSession(Session):
             self._hyper = hyper
             self._hyper_digest = zlib.crc32(_said(hyper).encode())
         return settings_word(self._hyper_digest, self.num_own_steps())
+
+
+def _version_of(message: ToMember) -> int:
+    """At which an epoch or the run is over. Stopped: it says nothing of that."""
+    if not isinstance(message, EndEpoch | Stop):
+        raise Stopped
+    return message.version
 
 
 def _said(value: object) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ..store.shared import SharedStore
-from .lane import Lane
+from ..wire.lane import Lane
+from ..wire.messages import Copied
 
 
 class Snapshots:
@@ -56,4 +57,4 @@ class Snapshots:
                 self.write_layout(number)
         except OSError as error:
             fault = error.strerror or str(error)
-        self._lane.send(("copied", number, version, is_pinned, fault))
+        self._lane.send(Copied(number, version, is_pinned, fault))

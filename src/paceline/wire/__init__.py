@@ -1,0 +1,6 @@
+"""What members and the coordinator say to each other, and how it travels.
+
+messages   the types: who says what, with named fields
+codec      bytes of them and back, the same for every engine
+lane       a way for them between two processes
+"""

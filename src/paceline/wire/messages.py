@@ -1,0 +1,465 @@
+"""Everything that members and the coordinator say to each other: a type a message, named fields.
+
+    member -> coordinator      `FromMember`      wire/codec.py makes bytes of them and back
+    coordinator -> member      `ToMember`        wire/lane.py carries these, in order
+
+Who hears a message is found by its type: the coordinator's side has one table of handlers
+(``engines/conductor.py``), a member's side is ``sessions/mailbox.py`` and whoever asked. The table
+in docs/messages.md is made from this file. This module must not know what a message leads to.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from ..events import Grant, Lease
+from ..passes import Place
+from ..store.clip import UNCLIPPED, Clip
+
+Totals: TypeAlias = dict[str, tuple[float, float]]
+"""Per metric: the sum over samples and the number of samples."""
+
+OK, NOT_FINITE, FOUND_INF = 0, 1, 2
+"""What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
+
+# -- what several messages have in common ----------------------------------------------------------
+
+
+class Clocks(NamedTuple):
+    """Seconds since a member's last push; ``add_s``, of those of pushing, went into a sum."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    push_s: float = 0.0
+    add_s: float = 0.0
+
+
+class Told(NamedTuple):
+    """What the coordinator is told of a push; its fields are those of ``Pushed``."""
+
+    num_samples: int
+    loss: float
+    fault: int
+    weight: float
+    kept: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
+
+    @property
+    def steps_again(self) -> bool:
+        """Whether its leases stay for one more step on them."""
+        return bool(self.kept) and self.num_samples > 0 and not self.unused
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it only closes leases that had stayed for a step which did not come."""
+        return not (self.num_samples or self.kept or self.unused)
+
+
+class Entry(NamedTuple):
+    """A member's part in a round between peers; without a mini-batch ``num_samples`` is 0.
+
+    Flat, since there is one a member and round: the clocks, and what it asks to be clipped to.
+    """
+
+    num_samples: int
+    loss: float
+    fault: int
+    weight: float
+    compute_s: float
+    wait_s: float
+    push_s: float
+    max_norm: float = UNCLIPPED.max_norm
+    max_value: float = UNCLIPPED.max_value
+
+    @property
+    def told(self) -> Told:
+        return Told(self.num_samples, self.loss, self.fault, self.weight)
+
+    @property
+    def clocks(self) -> Clocks:
+        """Peers add nothing to a sum."""
+        return Clocks(self.compute_s, self.wait_s, self.push_s, 0.0)
+
+    @property
+    def clip(self) -> Clip:
+        return Clip(self.max_norm, self.max_value)
+
+
+class Row(NamedTuple):
+    """One round between peers.
+
+    Attributes:
+        over_s: when it was over, by the machine's monotonic clock.
+        entries: one a member, in member order.
+        snapshot: number of the checkpoint that was taken after it; 0: none.
+    """
+
+    over_s: float
+    entries: tuple[Entry, ...]
+    snapshot: int = 0
+
+
+# -- from a member ---------------------------------------------------------------------------------
+
+
+class Describe(NamedTuple):
+    """What ``prepare`` found, as JSON."""
+
+    text: str
+
+
+class Arrive(NamedTuple):
+    """At the loader, waiting for the epoch.
+
+    Attributes:
+        batch_ends: where batches of the user's own end; None: all are of one size.
+        digest: of the epoch's order, the same in all members.
+        place: where the script is in ``pace.epochs``.
+    """
+
+    epoch: int
+    batch_ends: tuple[int, ...] | None
+    digest: str
+    place: Place
+
+
+class Push(NamedTuple):
+    """The work of this serial is done, and its gradient lies in the member's slot.
+
+    Attributes:
+        hyper: a word of the optimizer's settings, see ``settings_word``; 0: they may differ.
+    """
+
+    serial: int
+    version: int
+    told: Told
+    clocks: Clocks
+    hyper: int
+    clip: Clip
+
+
+class Extend(NamedTuple):
+    """One mini-batch more for the work of this serial; the answer is ``Extended``."""
+
+    serial: int
+
+
+class GiveBack(NamedTuple):
+    """The work of this serial returns undone."""
+
+    serial: int
+
+
+class LeaveEpoch(NamedTuple):
+    """The loop was left before the epoch's end.
+
+    Attributes:
+        kept: ids of leases whose gradients ride on the next push.
+        is_look: nothing was done with any of its batches.
+    """
+
+    kept: tuple[int, ...]
+    is_look: bool
+
+
+class StepLeft(NamedTuple):
+    """A superseded step was left, ``wasted_s`` after it had begun, at ``left_s``."""
+
+    serial: int
+    wasted_s: float
+    left_s: float
+
+
+class Rounds(NamedTuple):
+    """Whole rounds between peers, the first of this number."""
+
+    first: int
+    rows: tuple[Row, ...]
+
+
+class Interrupted(NamedTuple):
+    """The way between peers was left: this member's push, and those that it saw of all."""
+
+    push: Entry | None
+    pushes: tuple[Entry, ...]
+    needs_store: bool
+
+
+class Mended(NamedTuple):
+    """The shares of dead members are put back."""
+
+
+class Count(NamedTuple):
+    """An evaluation of so many positions begins; the answers are ``Range`` and ``CountTotals``.
+
+    Attributes:
+        ends: where batches of the user's own end; None: all are of ``batch_size``.
+        digest: of what lies at the positions, the same in all members.
+    """
+
+    num_samples: int
+    batch_size: int
+    ends: tuple[int, ...] | None
+    digest: str
+
+
+class Counted(NamedTuple):
+    """The range that begins at ``start`` is evaluated."""
+
+    start: int
+    totals: Totals
+
+
+class SumValues(NamedTuple):
+    """To be summed over all members; the answer is ``Summed``."""
+
+    values: tuple[float, ...]
+
+
+class LogValues(NamedTuple):
+    """Into the run's log of metrics."""
+
+    values: dict[str, float]
+
+
+class Note(NamedTuple):
+    """The run says it to the user, once."""
+
+    text: str
+
+
+class PushScaled(NamedTuple):
+    """The staleness rule ``distance`` left so much of this member's push."""
+
+    serial: int
+    version: int
+    scale: float
+
+
+class Copied(NamedTuple):
+    """This member's part of a checkpoint is written; ``fault`` says what went wrong."""
+
+    number: int
+    version: int
+    is_pinned: bool
+    fault: str
+
+
+class Rested(NamedTuple):
+    """The script has no more epochs; the answer is ``Goodbye``."""
+
+    epoch: int
+    place: Place
+
+
+class FaultComes(NamedTuple):
+    """What was ordered to go wrong goes wrong now."""
+
+    text: str
+
+
+class SettingsNow(NamedTuple):
+    """The optimizer's settings as this epoch begins, for members that come later."""
+
+    text: str
+
+
+class AskStop(NamedTuple):
+    """The script asks for the end of the run."""
+
+
+class Done(NamedTuple):
+    """The script is over."""
+
+
+class Failed(NamedTuple):
+    """The script has failed; whose it is: its own ("worker"), the user's ("you"), or "all"."""
+
+    text: str
+    whose: str
+
+
+# -- from the coordinator --------------------------------------------------------------------------
+
+
+class Laid(NamedTuple):
+    """The store's memory is there.
+
+    Attributes:
+        num_steps: local steps a push.
+        is_difference: a push is a difference of parameters.
+        nonfinite_is_error: a gradient that is not finite ends the run.
+        first_epoch: the one that the member begins with.
+        distance_limit: of the staleness rule; 0: there is none.
+        version: of the parameters that stand.
+    """
+
+    arena_bytes: int
+    num_steps: int
+    is_difference: bool
+    nonfinite_is_error: bool
+    first_epoch: int
+    distance_limit: float
+    version: int
+    place: Place
+
+
+class Adopt(NamedTuple):
+    """To a newcomer: the optimizer's settings of the others."""
+
+    text: str
+
+
+class SentAway(NamedTuple):
+    """To a newcomer: it drew another order than the others, so it ends."""
+
+
+class OpenEpoch(NamedTuple):
+    """The epoch begins.
+
+    Attributes:
+        is_express: between peers; else through the store.
+        updates_left: until the run has all it was asked for; -1: nobody set a number.
+        phase: barriers that members have passed.
+        seats: of the members, in member order.
+        position: in the epoch's order, where a run that goes on begins.
+        first_id: of the first lease from there on.
+    """
+
+    epoch: int
+    is_express: bool
+    updates_left: int
+    phase: int
+    seats: tuple[int, ...]
+    position: int = 0
+    first_id: int = 0
+
+
+class Add(NamedTuple):
+    """Job: add what lies in this seat's slot to the sum.
+
+    Attributes:
+        scale: what the staleness rule leaves of it.
+        is_first: the sum begins with it.
+    """
+
+    job: int
+    seat: int
+    weight: float
+    scale: float
+    is_first: bool
+
+
+class Finish(NamedTuple):
+    """Job: make this version of the sum, or of one seat's slot; ``seat`` -1: of the sum."""
+
+    job: int
+    version: int
+    seat: int
+    scale: float
+    clip: Clip
+
+
+class Skip(NamedTuple):
+    """Job: make this version equal to the one before.
+
+    Attributes:
+        overflow_version: the newest from which a push was computed that overflowed, or -1.
+    """
+
+    job: int
+    version: int
+    overflow_version: int
+
+
+class Copy(NamedTuple):
+    """Job: pin the version that the job before made, for the checkpoint of this number."""
+
+    job: int
+    number: int
+
+
+class Snap(NamedTuple):
+    """For a checkpoint while all others wait: write your part; the first one pins the version."""
+
+    number: int
+    version: int
+    is_first: bool
+
+
+class ShelfMoved(NamedTuple):
+    """Checkpoints go there from now on; ``within`` is the identity of the run's folder."""
+
+    folder: str
+    within: tuple[int, ...] | None
+
+
+class Ending(NamedTuple):
+    """``Stop`` comes when the end of the run is copied."""
+
+
+class Goodbye(NamedTuple):
+    """The last checkpoint is kept: the script may end."""
+
+
+class Extended(NamedTuple):
+    """One mini-batch more; None: there is none."""
+
+    lease: Lease | None
+
+
+class EndEpoch(NamedTuple):
+    """The epoch is over at this version."""
+
+    epoch: int
+    version: int
+
+
+class Mend(NamedTuple):
+    """Put back the shares of dead members; the answer is ``Mended``."""
+
+
+class Resume(NamedTuple):
+    """Go on through the store, with the work of this serial."""
+
+    serial: int
+
+
+class BeMain(NamedTuple):
+    """This member prints and saves from now on."""
+
+
+class Range(NamedTuple):
+    """Evaluate the positions ``[start, stop)``; ``start`` -1: there are no more."""
+
+    start: int = -1
+    stop: int = -1
+
+
+class CountTotals(NamedTuple):
+    """What the whole evaluation came to."""
+
+    totals: Totals
+
+
+class Summed(NamedTuple):
+    """The sums over all members."""
+
+    values: tuple[float, ...]
+
+
+class Stop(NamedTuple):
+    """The run is over at this version."""
+
+    version: int
+
+
+FromMember: TypeAlias = (
+    Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | Interrupted
+    | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
+    | FaultComes | SettingsNow | AskStop | Done | Failed
+)  # fmt: skip
+Job: TypeAlias = Add | Finish | Skip | Copy
+ToMember: TypeAlias = (
+    Laid | Adopt | SentAway | OpenEpoch | Grant | Job | Snap | ShelfMoved | Ending | Goodbye
+    | Extended | EndEpoch | Mend | Resume | BeMain | Range | CountTotals | Summed | Stop
+)  # fmt: skip
+Message: TypeAlias = FromMember | ToMember

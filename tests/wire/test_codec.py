@@ -1,0 +1,103 @@
+"""Every message there and back; and bytes that are none: one named error, whatever they are."""
+
+import contextlib
+import random
+import types
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.events import Grant, Lease, Ticket
+from paceline.wire.codec import FROM_MEMBER, TO_MEMBER, WIRE, Codec, WireError
+from paceline.wire.messages import UNCLIPPED, Add, Clocks, Done, LogValues, Note, Push, Stop, Told
+
+WORDS = st.integers(-(2**63), 2**63 - 1)
+DIRECTIONS = [FROM_MEMBER, TO_MEMBER]
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value that a field of this type can have."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in (int, float, bool, str):
+        plain = {int: WORDS, float: st.floats(allow_nan=False), bool: st.booleans(), str: st.text()}
+        return plain[kind]
+    if origin in (Union, types.UnionType):
+        return st.one_of(*(st.none() if one is type(None) else values(one) for one in inner))
+    if origin is dict:
+        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=4)
+    if origin is tuple and inner[-1] is ...:
+        return st.lists(values(inner[0]), max_size=4).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, inner))
+    return st.builds(kind, **{name: values(hint) for name, hint in get_type_hints(kind).items()})
+
+
+@pytest.mark.parametrize("codec", DIRECTIONS, ids=["from a member", "to a member"])
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_every_message_comes_as_it_was_sent(codec: Codec[Any], data: st.DataObject) -> None:
+    kinds = [data.draw(st.sampled_from(codec.kinds)) for _ in range(data.draw(st.integers(1, 3)))]
+    sent = [data.draw(values(kind)) for kind in kinds]
+    heard = codec.decode(codec.encode(sent))
+    assert heard == sent
+    assert [type(one) for one in heard] == kinds
+    assert repr(heard) == repr(sent)  # inner types, too
+
+
+@pytest.mark.parametrize("kind", [*FROM_MEMBER.kinds, *TO_MEMBER.kinds])
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_a_message_that_is_cut_or_damaged_is_named(kind: Any, data: st.DataObject) -> None:
+    codec: Codec[Any] = FROM_MEMBER if kind in FROM_MEMBER.kinds else TO_MEMBER
+    frame = codec.encode([data.draw(values(kind))])
+    for length in range(4, len(frame)):
+        with pytest.raises(WireError, match="damaged") if length > 4 else pytest.raises(_Nothing):
+            codec.decode(frame[:length])
+            raise _Nothing
+    rng = random.Random(len(frame))
+    for _ in range(50):
+        changed = bytearray(frame)
+        changed[rng.randrange(4, len(frame))] ^= 1 << rng.randrange(8)
+        with contextlib.suppress(WireError):  # it may be another message
+            codec.decode(bytes(changed))
+
+
+class _Nothing(Exception):
+    """Nothing was wrong: an empty frame is no fault."""
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_messages_or_named(data: bytes) -> None:
+    for codec in DIRECTIONS:
+        with contextlib.suppress(WireError):
+            codec.decode(WIRE + data)
+
+
+def test_a_number_that_says_there_are_millions_asks_for_no_memory() -> None:
+    frame = FROM_MEMBER.encode([LogValues({})])
+    with pytest.raises(WireError, match="cut"):
+        FROM_MEMBER.decode(frame[:-8] + b"\xff\xff\xff\x7f" + frame[-4:])
+
+
+def test_another_version_is_refused_in_a_sentence() -> None:
+    frame = FROM_MEMBER.encode([Done()])
+    other = bytes([frame[0] ^ 1]) + frame[1:]
+    with pytest.raises(WireError, match="the same version of Paceline in all processes"):
+        FROM_MEMBER.decode(other)
+
+
+@pytest.mark.parametrize("message", [Stop("now"), Note(3), Add(1, 2, None, 1.0, True)])  # type: ignore[arg-type]
+def test_what_is_not_of_its_type_is_not_sent(message: Any) -> None:
+    codec: Codec[Any] = FROM_MEMBER if type(message) in FROM_MEMBER.kinds else TO_MEMBER
+    with pytest.raises(WireError, match="cannot be sent"):
+        codec.encode([message])
+
+
+def test_the_hot_ones_are_small() -> None:
+    """A push and a grant, with what is around them, in less than two cache lines each."""
+    push = Push(7, 6, Told(32, 0.5, 0, 32.0), Clocks(0.1, 0.2, 0.3), 1 << 33, UNCLIPPED)
+    grant = Grant(Ticket(1, 7, 6), (Lease(3, 0, 96, 128),))
+    assert len(FROM_MEMBER.encode([push])) <= 128
+    assert len(TO_MEMBER.encode([grant])) <= 128
