@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from paceline.config import resolve
-from paceline.launcher import launch_run
+from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
 from table import machine, write_table

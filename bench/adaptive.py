@@ -25,12 +25,12 @@ import torch
 
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
-from paceline.engines.exam import first_samples
-from paceline.engines.simulated import SimulatedRun
-from paceline.engines.training import TrainingCraft
-from paceline.ledger import Ledger
+from paceline.core.ledger import Ledger
 from paceline.predict.simulation import World
 from paceline.protocols import parse
+from paceline.simulation.engine import SimulatedRun
+from paceline.simulation.evaluate import first_samples
+from paceline.simulation.training import TrainingCraft
 from paceline.workloads import load_task
 from runs import run_in
 from table import kept_rows, machine, write_table

@@ -22,7 +22,7 @@ import torch
 from paceline.config import RunSettings
 from paceline.predict.comparison import Contest, compare
 from paceline.predict.simulation import World
-from paceline.report.compared import Comparison, Outcome
+from paceline.report.compared import Comparison, RunOutcome
 from paceline.workloads import load_task
 from table import RESULTS, machine, write_table
 
@@ -46,7 +46,7 @@ class Quiet:
     def note(self, text: str) -> None:
         print(text, flush=True)
 
-    def ended(self, outcome: Outcome | str) -> None:
+    def ended(self, outcome: RunOutcome | str) -> None:
         found = outcome if isinstance(outcome, str) else f"accuracy {outcome.best_accuracy}"
         print(f"   {found}", flush=True)
 

@@ -20,10 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from paceline.events import Apply, EpochEnd
-from paceline.records import Ordered, Record
-from paceline.sessions.mediated import MediatedSession
+from paceline.exchange.through_store import StoreExchange
 from paceline.store.control import Control, control_bytes
 from paceline.store.memory import PrivateMemory
+from paceline.trace.records import Ordered, Record
 from runs import records_of, run_in
 from table import machine, write_table
 
@@ -114,7 +114,7 @@ def mean_interval(values: list[float]) -> tuple[float, float, float]:
 def beat_s() -> float:
     """Seconds of one sign of life, of which a step gives one for each layer, and one more."""
     control = Control(PrivateMemory(control_bytes(1)), 1)
-    session = MediatedSession.__new__(MediatedSession)
+    session = StoreExchange.__new__(StoreExchange)
     session._control, session._beats = control, control.beats[0]
     num = 200_000
     start_s = time.perf_counter()

@@ -32,7 +32,7 @@ import paceline
 from paceline.data.arrays import ArrayDataset, collate_batch
 from paceline.events import Cancel, Grant
 from paceline.program import ScriptProgram
-from paceline.records import Ordered, Record, Superseded
+from paceline.trace.records import Ordered, Record, SupersededRecord
 from paceline.workloads.resnet18 import build
 from runs import run
 from table import machine, write_table
@@ -108,7 +108,7 @@ def one_pass_s() -> float:
     return min(seconds)
 
 
-def pair_up(records: Sequence[Record]) -> Iterator[tuple[float, Superseded]]:
+def pair_up(records: Sequence[Record]) -> Iterator[tuple[float, SupersededRecord]]:
     """(when it was cancelled, what the member said when it had left) of each cancellation."""
     at_work: dict[int, int] = {}
     cancelled_s: dict[tuple[int, int], float] = {}
@@ -118,7 +118,7 @@ def pair_up(records: Sequence[Record]) -> Iterator[tuple[float, Superseded]]:
         elif isinstance(one, Ordered) and isinstance(one.order, Cancel):
             member = one.order.member
             cancelled_s[member, at_work[member]] = one.t_s
-        elif isinstance(one, Superseded) and one.ticket[:2] in cancelled_s:
+        elif isinstance(one, SupersededRecord) and one.ticket[:2] in cancelled_s:
             yield cancelled_s.pop(one.ticket[:2]), one
 
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import psutil
 
-from paceline import launcher
 from paceline.config import RunSettings
 from paceline.events import Apply, EpochEnd, Grant, Joined
+from paceline.launch import launcher
 from paceline.program import TaskProgram
-from paceline.records import Heard, Ordered, Record, Struck
 from paceline.report.live import QuietObserver
 from paceline.trace import read_trace
+from paceline.trace.records import Heard, Ordered, Record, Struck
 from paceline.workloads import load_task
 from table import machine, write_table
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from paceline.checkpoints.scribe import LAYOUT, MODEL, OPTIMIZER, write
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.store.layout import Layout, lay_out
 from table import machine, write_table
 
@@ -50,7 +50,7 @@ def save_for_ever(folder: Path, words: Any) -> None:
     rows = {"at": 0, "numbers": [], **layout.rows()}
     memory = bytearray(layout.block_bytes)
     block = torch.frombuffer(memory, dtype=torch.float32)
-    shelf = Shelf(folder)
+    shelf = CheckpointFolder(folder)
     version = 0 if shelf.is_empty else int(shelf.newest().json("run.json")["version"])
     while True:
         version += 1
@@ -75,7 +75,7 @@ def lay_out_once() -> Layout:
 
 def is_whole(folder: Path) -> bool:
     """Whether the newest checkpoint can be loaded and is of one version."""
-    found = Shelf(folder).newest()
+    found = CheckpointFolder(folder).newest()
     version = float(found.json("run.json")["version"])
     tensors = [*load_file(found.path / MODEL).values(), *load_file(found.path / OPTIMIZER).values()]
     return len(tensors) == 20 and all(bool((one == version).all()) for one in tensors)
@@ -108,7 +108,7 @@ def main() -> None:
         for _ in range(options.kills):
             inside += kill_once(folder, words, rng)
             whole += is_whole(folder)
-            with_note += bool(Shelf(folder).newest().note)
+            with_note += bool(CheckpointFolder(folder).newest().note)
         left = sorted(one.name for one in folder.iterdir())
     row = [str(options.kills), str(inside), str(whole), str(with_note)]
     print(row, f"files left beside: {len(left)}")

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader
 from overhead import make_data, ratios
 from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, collate_batch
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.workloads import load_task
 from table import interval, machine, spread, write_table
 
@@ -70,7 +70,7 @@ class Fast:
 
     def __init__(self, name: str, data: ArrayDataset, fast: str = "auto") -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        pace = Pace(SoloSession(), Context())
+        pace = Pace(SoloExchange(), Context())
         model, optimizer, loader = pace.prepare(*parts(name, data), fast=fast)
         self.threads = torch.get_num_threads()
         self.notes = pace._prepared.settled.notes

@@ -7,7 +7,7 @@ JSON replaced. Where a format has checksums, every second input has them compute
 passes the door and what reads behind it is on its own; formats without pass all. A fault is any
 exception but Paceline's own, a hang of 20 s, an input whose checksum is wrong and that loads as
 something else, and one that passes and does not add up (a sample lost or used twice);
-tests/fuzzing.py says what each reader does. Writes results/fuzz.md; ends with 1 at a fault.
+tests/support/fuzzing.py says what each reader does. Writes results/fuzz.md; ends with 1 at a fault.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 from fuzzing import READERS, Tally, attack
 from table import machine, write_table
 

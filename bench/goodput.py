@@ -17,8 +17,8 @@ from pathlib import Path
 
 from chaos import Outcome, draw_plan, outcome
 from paceline.events import Apply, Grant
-from paceline.records import Ordered, Record
 from paceline.trace import FILE_NAME, read_trace
+from paceline.trace.records import Ordered, Record
 from table import machine, write_table
 
 WORKERS = 8

@@ -28,14 +28,14 @@ from gpu_speed import SPEED
 from paceline.config import resolve
 from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, collate_batch
-from paceline.launcher import launch_run
+from paceline.exchange.solo import SoloExchange
+from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
-from paceline.records import Superseded
 from paceline.report.live import QuietObserver
 from paceline.report.summary import Summary
-from paceline.sessions.solo import SoloSession
+from paceline.script.worker import Pace
 from paceline.trace import FILE_NAME, read_trace
-from paceline.worker import Pace
+from paceline.trace.records import SupersededRecord
 from paceline.workloads.lenet import build
 
 Row = list[str]
@@ -89,7 +89,7 @@ def cancellation(device: str) -> Row:
     _, _, records = train(
         device, workers=3, protocol="k-sync:2", epochs=3, slow=("0=8x",), delay=("5ms",)
     )
-    wasted = [1000 * one.wasted_s for one in records if isinstance(one, Superseded)]
+    wasted = [1000 * one.wasted_s for one in records if isinstance(one, SupersededRecord)]
     middle = statistics.median(wasted) if wasted else math.nan
     return ["superseded work, straggler 8x", f"{len(wasted)} steps left, median {middle:.1f} ms in",
             ">= 1 left", said(bool(wasted))]  # fmt: skip
@@ -122,7 +122,7 @@ def loops(device: torch.device) -> tuple[Callable[[], None], Callable[[], None]]
                 yield
 
     def paced() -> Any:
-        pace = Pace(SoloSession(), Context(device=str(device)))
+        pace = Pace(SoloExchange(), Context(device=str(device)))
         model, optimizer, loader = pace.prepare(*parts())
         for _ in pace.epochs(1_000_000):
             for inputs, targets in loader:

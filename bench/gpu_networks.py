@@ -26,8 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import table
 from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, collate_batch
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.workloads import resnet18, resnet50, transformer
 
 Row = list[str]
@@ -112,7 +112,7 @@ def by_hand(network: Network, device: str, *, is_half: bool, is_tuned: bool = Fa
 
 def by_paceline(network: Network, context: Context, fast: str = "none") -> tuple[Step, Any]:
     """The same with the four lines, and what a trial found."""
-    pace = Pace(SoloSession(), context)
+    pace = Pace(SoloExchange(), context)
     model, optimizer, loader = pace.prepare(
         *network.parts(str(pace.device)), network.loader(), fast=fast, forward=network.loss
     )

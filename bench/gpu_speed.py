@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 import table
 from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, as_input, collate_batch
-from paceline.sessions.solo import SoloSession
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.trainer import make_loader
-from paceline.worker import Pace
 from paceline.workloads import load_task
 
 Row = list[str]
@@ -50,7 +50,7 @@ def images(num_samples: int = 20_480, side_px: int = 28) -> "DataLoader[Any]":
 def steps(task_name: str, context: Context, loader: Any, fast: str = "none") -> Step:
     """One step a call, of the standard loop."""
     task = load_task(task_name, 1, "default")
-    pace = Pace(SoloSession(), context)
+    pace = Pace(SoloExchange(), context)
     torch.manual_seed(0)
     model = task.model().to(pace.device)
     optimizer = task.optimizer(model.parameters(), 0.01)

@@ -4,8 +4,9 @@
 
 Each run is a launcher with its workers; 1 to 6 signals (KILL, STOP, TERM, INT, HUP, SEGV) meet its
 workers, the launcher, the process that forks workers and the writer of checkpoints, at moments
-that its seed draws. tests/havoc_plan.py says what is drawn, tests/havoc_verdict.py what is judged.
-What went wrong is printed with the seed and the folder of the run, which stays. Ends with 1 then.
+that its seed draws. What is drawn stands in tests/support/havoc_plan.py, what is judged in
+havoc_verdict.py beside it. What went wrong is printed with the seed and the folder of the run,
+which stays. Ends with 1 then.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from havoc_plan import MOMENTS, OTHERS, PROTOCOLS, SIGNALS, TARGETS, Plan, draw
 from havoc_verdict import KINDS, Trial, trial
 from table import machine, write_table

@@ -2,8 +2,8 @@
 
     python bench/hostile.py [--share 1.0] [--seed 0] [--write]
 
-What is planted where, by whom, and how it is judged is in tests/planting.py. As root a part of it
-belongs to a second user without rights, and folders are exchanged by that user during the run;
+What is planted where, by whom, and how it is judged is in tests/support/planting.py. As root a part
+of it belongs to a second user without rights, and folders are exchanged by that user meanwhile;
 without root that part is left out, and said so. Writes results/hostile.md; ends with 1 at a fault.
 """
 
@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 from planting import VERBS, run_all
 from table import machine, write_table
 

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 from overhead import block_s, ratios
 from paceline.context import Context
 from paceline.data.arrays import collate_batch
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.workloads import load_task
 from table import interval, machine, spread, write_table
 
@@ -43,7 +43,7 @@ def from_files(collate: Any) -> Step:
     data: Any = load_task("lenet", 1, "default").data()
     assert "Fashion-MNIST" in data.source, f"wanted Fashion-MNIST, found {data.source}"
     loader = DataLoader(data.train, batch_size=BATCH, shuffle=True, collate_fn=collate)
-    pace = Pace(SoloSession(), Context())
+    pace = Pace(SoloExchange(), Context())
     model, optimizer, loader = pace.prepare(*parts(), loader)
 
     def loop() -> Iterator[None]:

@@ -20,7 +20,7 @@ from paceline.engines import inline
 from paceline.engines.inline import InlineEngine
 from paceline.store.layout import lay_out
 from paceline.store.memory import SharedMemory
-from paceline.store.shared import arena_bytes
+from paceline.store.parameter_store import arena_bytes
 from paceline.workloads.base import Splits, Task, classification_metrics
 from runs import num_pushes, run
 from table import machine, write_table

@@ -14,7 +14,7 @@ import torch
 
 from paceline.bench.asynchrony import measure_asynchrony, numpy_and_torch
 from paceline.bench.asynchrony_lines import render_asynchrony
-from paceline.bench.compiling import Question, compare_ways
+from paceline.bench.compiling import WaysQuestion, compare_ways
 from paceline.bench.compiling_lines import render_ways
 from paceline.bench.overlap import measure_overlap
 from paceline.bench.parallel import measure_parallel
@@ -27,7 +27,7 @@ CALLS = 10_000
 def compile_lines() -> list[str]:
     threads = torch.get_num_threads()
     found = compare_ways(
-        Question(calls=1000, threads=threads), lambda line: print(line, file=sys.stderr)
+        WaysQuestion(calls=1000, threads=threads), lambda line: print(line, file=sys.stderr)
     )
     return render_ways(found)
 

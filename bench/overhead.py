@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 
 from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, collate_batch
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from paceline.workloads.lenet import build
 from table import interval, machine, spread, write_table
 
@@ -69,7 +69,7 @@ def bare(data: ArrayDataset) -> Step:
 
 def with_four_lines(data: ArrayDataset) -> Step:
     """The same with Paceline's; what ``connect`` gives in a script that python started."""
-    pace = Pace(SoloSession(), Context())
+    pace = Pace(SoloExchange(), Context())
     model, optimizer, loader = pace.prepare(*make_parts(data))
     loss_fn = nn.CrossEntropyLoss()
 

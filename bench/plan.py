@@ -29,7 +29,7 @@ from typing import Any
 from paceline.predict.advice import Question, advise, family
 from paceline.predict.pursuit import Goal
 from paceline.predict.race import LAST_SHARE
-from paceline.records import Handed, Record
+from paceline.trace.records import Handed, Record
 from runs import first_grant_s, records_of, run_in
 from table import kept_rows, machine, write_table
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import resolve
-from paceline.engines.timing import TimingRun
 from paceline.predict.rehearsal import rehearse
 from paceline.predict.simulation import World
 from paceline.protocols import parse
-from paceline.records import Handed, Record
+from paceline.simulation.timing import TimingRun
+from paceline.trace.records import Handed, Record
 from runs import first_grant_s, point_task, records_of, run_alone, update_times_s
 from table import kept_rows, machine, write_table
 

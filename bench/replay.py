@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from paceline.config import resolve
-from paceline.launcher import launch_run
+from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
-from paceline.replay import replay
+from paceline.replaying.replay import replay
 from paceline.report.live import QuietObserver
 from table import machine, write_table
 

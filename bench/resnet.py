@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 
 from paceline.config import resolve
-from paceline.launcher import launch_run
+from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
-from paceline.records import Handed
 from paceline.report.live import QuietObserver
 from paceline.trace import FILE_NAME, read_trace
+from paceline.trace.records import Handed
 from table import machine, write_table
 
 WAYS = ((1, 256, 0.1), (2, 512, 0.2))

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from paceline import launcher
+from paceline.checkpoints.resumption import adopt
 from paceline.config import resolve
 from paceline.data.arrays import ArrayDataset, Splits
+from paceline.launch import launcher
 from paceline.program import TaskProgram
-from paceline.records import Handed
 from paceline.report.live import QuietObserver
-from paceline.resumption import adopt
+from paceline.trace.records import Handed
 from paceline.workloads import load_task
 from paceline.workloads.base import Task
 from runs import records_of

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from paceline.config import resolve
 from paceline.data.arrays import ArrayDataset
 from paceline.events import Apply, EpochEnd, Grant
-from paceline.launcher import launch_run
+from paceline.launch.launcher import launch_run
 from paceline.program import Program, TaskProgram
-from paceline.records import Handed, Ordered, Record
 from paceline.report.live import QuietObserver
 from paceline.trace import FILE_NAME, read_trace
+from paceline.trace.records import Handed, Ordered, Record
 from paceline.workloads.base import Splits, Task, loss_metrics
 
 # Workers do not look for modules in this folder: what a task needs from here travels with it.

@@ -32,13 +32,13 @@ import torch
 
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
+from paceline.core.ledger import Ledger
 from paceline.data.loader import LeasedLoader
-from paceline.engines.simulated import SimulatedRun, endless_ledger
-from paceline.engines.timing import TimingRun
-from paceline.engines.training import TrainingCraft
-from paceline.ledger import Ledger
 from paceline.predict.simulation import expected_update_s
 from paceline.protocols import parse
+from paceline.simulation.engine import SimulatedRun, endless_ledger
+from paceline.simulation.timing import TimingRun
+from paceline.simulation.training import TrainingCraft
 from paceline.trace import Trace
 from paceline.trainer import make_loader
 from paceline.workloads import load_task

@@ -16,9 +16,9 @@ from paceline.config import RunSettings
 from paceline.predict.rehearsal import rehearse
 from paceline.predict.simulation import World
 from paceline.protocols import parse
-from paceline.records import Evaluated
 from paceline.report.summary import Point
 from paceline.trace import FILE_NAME, read_trace
+from paceline.trace.records import Evaluated
 
 from .tasks import Images, softmax
 

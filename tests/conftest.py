@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.cli import app as command
-from paceline.engines.cradle import warm
+from paceline.engines.local.client import warm
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from paceline.convergence import (
+from paceline.errors import ConfigError
+from paceline.predict.convergence import (
     Problem,
     error_after,
     error_floor,
@@ -12,7 +13,6 @@ from paceline.convergence import (
     most_learning_rate,
     slowdown,
 )
-from paceline.errors import ConfigError
 
 PROBLEM = Problem(smoothness=4.0, convexity=1.0, variance=9.0, first_error=5.0, growth=2.0)
 

@@ -49,8 +49,9 @@ def test_the_help_loads_nothing_heavy(module: str) -> None:
 def test_who_launches_a_script_loads_nothing_heavy(module: str) -> None:
     """Its workers do: it takes seconds, and the memory of a process of its own."""
     code = (
-        "import sys; from paceline import launcher; from paceline.cli import launch, running;"
-        "from paceline.engines import cradle;"
+        "import sys; from paceline.launch import launcher;"
+        "from paceline.engines.local import client;"
+        "from paceline.cli import launch, running;"
         f"from paceline.report import live; print({module!r} in sys.modules)"
     )
     assert python(code) == "False"

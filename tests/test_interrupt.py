@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import NAMES
-from paceline.records import Ended
 from paceline.trace import read_trace
+from paceline.trace.records import Ended
 
 INTERRUPTS_ITSELF = """
 import os, signal, time
@@ -139,7 +139,7 @@ def finish(
     *_, last = read_trace(folder / "trace.jsonl")
     assert isinstance(last, Ended)
     assert last.reason.partition(":")[0] == "interrupted"
-    assert Shelf(folder / "checkpoints").newest().note == ""
+    assert CheckpointFolder(folder / "checkpoints").newest().note == ""
     for name in ("model.safetensors", "summary.json", "curve.svg"):
         assert (folder / name).stat().st_size > 0
     return out

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.overwriting import note_of_writes
-from paceline.syntax import Source
+from paceline.porting.overwriting import note_of_writes
+from paceline.porting.syntax import Source
 
 WRITES = [
     "torch.save(model.state_dict(), 'model.pt')",

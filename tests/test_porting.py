@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.dataflow import CannotDerive
 from paceline.errors import ConfigError
-from paceline.porting import advise, check_script, read
+from paceline.porting.dataflow import CannotDerive
+from paceline.porting.porting import advise, check_script, read
+from paceline.porting.rewrite import port
+from paceline.porting.syntax import Edit, Source
 from paceline.program import ScriptProgram
-from paceline.rewrite import port
-from paceline.syntax import Edit, Source
 
 BEFORE = '''\
 """Train."""

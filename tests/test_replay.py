@@ -12,17 +12,17 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from dying import Fault, with_fault
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.resumption import adopt
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import resolve
 from paceline.errors import ConfigError
 from paceline.events import Late
-from paceline.launcher import launch_run
+from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
-from paceline.records import Handed, Resumed, Scaled
-from paceline.replay import replay
+from paceline.replaying.replay import replay
 from paceline.report.live import QuietObserver
-from paceline.resumption import adopt
 from paceline.trace import FILE_NAME
+from paceline.trace.records import Handed, Resumed, Scaled
 from paceline.trace.sums import reseal
 from runs import Run, _launch, run_script, train
 
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_flight(tmp_path: Path) -> None:
     live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("100ms",))
     shelf = live.folder / "checkpoints"
     oldest, *newer = sorted(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
-    assert Shelf(shelf).check(oldest).json("run.json")["version"] % 5
+    assert CheckpointFolder(shelf).check(oldest).json("run.json")["version"] % 5
     for number in newer:
         (shelf / str(number) / "manifest.json").unlink()
     (shelf / "latest").unlink()
@@ -359,7 +359,7 @@ def test_what_cannot_be_made_again_says_why(tmp_path: Path) -> None:
     _edit(live, '"kind": ?"run"', lambda one: one.update(num_samples=61), 0)
     with pytest.raises(ConfigError, match="samples 61 then, 60 now"):
         replay(live.folder)
-    script = Path(__file__).parent / "loops.py"
+    script = Path(__file__).parent / "support" / "loops.py"
     other = run_script(script, tmp_path / "script", "summing", str(tmp_path), workers=2)
     with pytest.raises(ConfigError, match=r"it ran the script .*loops.py.*run it again"):
         replay(other.folder)

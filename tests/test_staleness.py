@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
-from paceline.engines.simulated import SimulatedRun
-from paceline.engines.timing import TimingRun
+from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError, ProtocolError
 from paceline.events import Apply, Discard, Grant, Joined, Pushed, Release, Ticket
-from paceline.ledger import Ledger
 from paceline.protocols import PROTOCOLS, parse
-from paceline.staleness import RULES, Distance, parse_staleness
+from paceline.protocols.staleness import RULES, Distance, parse_staleness
+from paceline.simulation.engine import SimulatedRun
+from paceline.simulation.timing import TimingRun
 from paceline.store.control import PASS, Control, control_bytes
 from paceline.store.distance import allowed_scale
 from paceline.store.memory import PrivateMemory
-from paceline.store.shared import SharedStore
+from paceline.store.parameter_store import SharedStore
 from paceline.trace import Trace, read_trace
 from runs import leases_of
 

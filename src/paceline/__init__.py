@@ -14,20 +14,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .bench.clock import Benchmark
-    from .compute.seeding import step_seed
     from .config import RunSettings
     from .data.order import epoch_order
     from .errors import ConfigError, LinkError, PacelineError, ProtocolError, WorkerError
+    from .kvstore.kvstore import KVStore
+    from .launch.launcher import train
+    from .replica.seeding import step_seed
     from .report.summary import Summary
-    from .store.kv import KVStore
-    from .trainer import train
-    from .worker import connect
+    from .script.worker import connect
     from .workloads.base import Splits, Task
 
 _HOMES = {
     "Benchmark": "bench.clock",
     "ConfigError": "errors",
-    "KVStore": "store.kv",
+    "KVStore": "kvstore.kvstore",
     "LinkError": "errors",
     "PacelineError": "errors",
     "ProtocolError": "errors",
@@ -36,10 +36,10 @@ _HOMES = {
     "Summary": "report.summary",
     "Task": "workloads.base",
     "WorkerError": "errors",
-    "connect": "worker",
+    "connect": "script.worker",
     "epoch_order": "data.order",
-    "step_seed": "compute.seeding",
-    "train": "trainer",
+    "step_seed": "replica.seeding",
+    "train": "launch.launcher",
 }
 
 __all__ = [

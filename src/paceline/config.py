@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from .errors import ConfigError, unknown
 from .fields import LARGEST
-from .files import read_text
+from .system.files import read_text
 from .values import Value, convert
 
 MOST_WORKERS = 1_000_000

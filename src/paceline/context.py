@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .passes import START, Place
+from .passes import START, ScriptPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Context:
     checkpoints: bool = False
     resume: str | None = None
     first_epoch: int = 0
-    place: Place = START
+    place: ScriptPlace = START
     source: str = "the script's own"
     notes: tuple[str, ...] = ()
 
@@ -86,7 +86,7 @@ class Context:
         if known.get("run_identity") is not None:
             known["run_identity"] = tuple(known["run_identity"])
         if "place" in known:
-            known["place"] = Place.read(known["place"])
+            known["place"] = ScriptPlace.read(known["place"])
         return cls(**known)
 
     def write(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .fields import count, integer
 
 
-class Place(NamedTuple):
+class ScriptPlace(NamedTuple):
     """Where a script is.
 
     Attributes:
@@ -32,12 +32,12 @@ class Place(NamedTuple):
     looks: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, values: Sequence[Any]) -> "Place":
+    def read(cls, values: Sequence[Any]) -> "ScriptPlace":
         """Out of JSON. TypeError or ValueError: it is none."""
         position, began, before, looks = values
         return cls(integer(position), count(began), count(before), tuple(map(count, looks)))
 
-    def after(self, epoch: int, passes_each: int) -> "Place":
+    def after(self, epoch: int, passes_each: int) -> "ScriptPlace":
         """Where the script will probably be when pass ``epoch`` comes, which has not begun.
 
         Args:
@@ -45,13 +45,13 @@ class Place(NamedTuple):
         """
         if self.position < 0 or epoch - self.began < max(1, passes_each):
             return self
-        return Place(self.position + 1, epoch, self.before, self._looks_before())
+        return ScriptPlace(self.position + 1, epoch, self.before, self._looks_before())
 
     def _looks_before(self) -> tuple[int, ...]:
         return tuple(one for one in self.looks if one < self.before)
 
 
-START = Place()
+START = ScriptPlace()
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Passes:
     """
 
     first: int = 0
-    place: Place = START
+    place: ScriptPlace = START
     next: int = field(init=False)
     """The number of the pass that comes."""
     _goes_on: bool = field(init=False)
@@ -85,9 +85,9 @@ class Passes:
         if self._goes_on:
             self._goes_on, self.next = False, place.began
         elif place.position < 0:
-            self.place = Place(position, self.next, self.next, place.looks)
+            self.place = ScriptPlace(position, self.next, self.next, place.looks)
         else:
-            self.place = Place(position, self.next, place.before, place._looks_before())
+            self.place = ScriptPlace(position, self.next, place.before, place._looks_before())
 
     def take(self) -> int:
         """The number of the pass that begins."""

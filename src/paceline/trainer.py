@@ -1,71 +1,27 @@
-"""The standard loop, written on ``worker.py`` like any user's, and ``train``, which runs it.
+"""The standard loop, written on ``script/worker.py`` like any user's.
 
-This module must not know engines; ``train`` imports the launcher when it is called.
+This module must not know engines.
 """
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .compute.seeding import seed_all
 from .context import Context
 from .data.arrays import ArrayDataset, collate_batch
 from .errors import ConfigError
-from .worker import Pace, connect
+from .replica.seeding import seed_all
+from .script.worker import Pace, connect
 from .workloads import load_task
 from .workloads.base import Task
-
-if TYPE_CHECKING:
-    from .report.summary import Summary
 
 _EVALUATION_BATCH = 1000
 
 
-def train(
-    task: "str | Task",
-    *,
-    workers: int | None = None,
-    protocol: str | None = None,
-    **settings: Any,
-) -> "Summary | None":
-    """Train ``task`` with ``workers`` processes on this machine and return what came of it.
-
-    A dry run returns None.
-
-    Works from a script, a shell or a notebook; the calling process is never forked, and functions
-    that were defined in a cell work.
-
-    Args:
-        task: a built-in name, ``package.module:attribute``, or a ``Task``.
-        workers: processes; None: 1, or as many as the run had that ``resume`` names.
-        protocol: when gradients are combined: ``full-sync``, ``k-sync:3``, ...; None: full-sync,
-            or what the run had.
-        settings: any other setting of a run (``epochs=3``, ``batch_size=128``,
-            ``resume="auto"``, ...).
-
-    Raises:
-        ConfigError: a setting is unknown or cannot work.
-        WorkerError: a worker failed.
-    """
-    from .config import resolve
-    from .launcher import launch_run
-    from .program import TaskProgram
-    from .report.live import choose_observer
-    from .resumption import adopt
-
-    flags = {"workers": workers, "protocol": protocol, **settings}
-    chosen = adopt(resolve({k: v for k, v in flags.items() if v is not None}, is_call=True))
-    observer = choose_observer(chosen.json)
-    try:
-        return launch_run(TaskProgram(task=task), chosen, observer)
-    finally:
-        observer.close()
-
-
-def train_here(spec: "str | Task", context: Context) -> None:
+def train_here(spec: str | Task, context: Context) -> None:
     """One worker's part in the training of a task."""
     pace = connect()
     task = load_task(spec, pace.num_workers, context.init) if isinstance(spec, str) else spec

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.bench import batch_size
-from paceline.bench.batch_size import TOLERANCE, largest_batch
-from paceline.bench.fitting import do_fit_together
+from paceline.bench.batch_size import TOLERANCE, do_fit_together, largest_batch
 
 Say = Callable[[str], tuple[int, str, str]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.compiling import ROUNDS, Question, compare_ways, gain_of
+from paceline.bench.compiling import ROUNDS, WaysQuestion, compare_ways, gain_of
 from paceline.bench.compiling_lines import render_ways
 from paceline.bench.samples import Timing
 from paceline.errors import ConfigError
@@ -56,7 +56,7 @@ def test_a_gain_is_found_block_by_block() -> None:
 @pytest.mark.timeout(600)
 def test_ways_agree_and_the_break_even_follows_from_the_figures() -> None:
     said: list[str] = []
-    question = Question(ways=("eager", "script", "trace"), calls=ROUNDS)
+    question = WaysQuestion(ways=("eager", "script", "trace"), calls=ROUNDS)
     found = compare_ways(question, said.append)
     eager, *others = found.results
     assert [one.way for one in found.results] == ["eager", "script", "trace"]
@@ -84,7 +84,7 @@ def test_ways_agree_and_the_break_even_follows_from_the_figures() -> None:
 @needs_compiler
 @pytest.mark.timeout(600)
 def test_compiled_ways_run_and_recompiles_are_counted() -> None:
-    found = compare_ways(Question(ways=("compile", "aoti"), calls=ROUNDS), lambda line: None)
+    found = compare_ways(WaysQuestion(ways=("compile", "aoti"), calls=ROUNDS), lambda line: None)
     eager, compiled, packed = found.results
     assert [eager.failure, compiled.failure, packed.failure] == ["", "", ""]
     assert compiled.first_call_s is not None
@@ -142,4 +142,4 @@ def test_a_model_that_does_not_run_at_all_is_an_error(
     (tmp_path / "oddtask.py").write_text(ODD.replace("self.layer(x)", "x.no_such_thing()"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"does not run: .*no_such_thing.*oddtask.py:14"):
-        compare_ways(Question(subject="oddtask:task", ways=("eager",)), lambda line: None)
+        compare_ways(WaysQuestion(subject="oddtask:task", ways=("eager",)), lambda line: None)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from paceline.bench import throughput
-from paceline.bench.throughput import Row, Sweep, merged, sweep, to_json
+from paceline.bench.throughput import Sweep, ThroughputRow, merged, sweep, to_json
 from paceline.bench.throughput_lines import crossings, draw_throughput, render_throughput
 from paceline.errors import ConfigError
 
 Say = Callable[[str], tuple[int, str, str]]
 
 
-def row(device: str, batch_size: int, images_per_s: float, machine: str = "a") -> Row:
-    return Row(
+def row(device: str, batch_size: int, images_per_s: float, machine: str = "a") -> ThroughputRow:
+    return ThroughputRow(
         machine=machine, device=device, model="lenet", precision="fp32", batch_size=batch_size,
         images_per_s=images_per_s, least_per_s=images_per_s, most_per_s=images_per_s, peak_bytes=1,
     )  # fmt: skip

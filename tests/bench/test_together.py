@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from paceline.bench import together
-from paceline.bench.together import Together, measure_together, overlap_of, render_together
+from paceline.bench.together import TimedTogether, measure_together, overlap_of, render_together
 
 Say = Callable[[str], tuple[int, str, str]]
 
@@ -28,7 +28,7 @@ def waits(*seconds: float) -> Callable[[], float]:
     return lambda: max(seconds)
 
 
-def known() -> Together:
+def known() -> TimedTogether:
     return measure_together("known", waits(0.2), waits(0.1), waits(0.2, 0.1), num_rounds=3)
 
 

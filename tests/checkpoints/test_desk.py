@@ -15,9 +15,9 @@ import pytest
 from safetensors.torch import load_file
 
 from paceline.checkpoints import desk
-from paceline.checkpoints.desk import Desk
+from paceline.checkpoints.desk import WriteQueue
 from paceline.checkpoints.scribe import LAYOUT, MODEL
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.store.memory import SharedMemory
 from reference import differ, plain_loop
 from runs import train
@@ -29,19 +29,19 @@ ENDS = pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=[
 @pytest.fixture
 def struck(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """From now on each scribe gets this signal as soon as it lives; their process numbers."""
-    start = Desk._start
+    start = WriteQueue._start
     monkeypatch.setattr(desk, "_STOPPED_S", 0.3)
 
     def strike(number: int) -> list[int]:
         pids: list[int] = []
 
-        def started(here: Desk) -> "subprocess.Popen[bytes]":
+        def started(here: WriteQueue) -> "subprocess.Popen[bytes]":
             process = start(here)
             process.send_signal(number)
             pids.append(process.pid)
             return process
 
-        monkeypatch.setattr(Desk, "_start", started)
+        monkeypatch.setattr(WriteQueue, "_start", started)
         return pids
 
     return strike
@@ -49,7 +49,7 @@ def struck(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 
 def request(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint of a model without parameters, as a member has begun it."""
-    shelf = Shelf(folder)
+    shelf = CheckpointFolder(folder)
     aside = shelf.begin()
     empty = {"at": 0, "parameters": [], "buffers": [], "state": []}
     (aside / LAYOUT).write_text(json.dumps(empty))
@@ -61,14 +61,14 @@ def test_what_it_still_had_is_written_here(
     tmp_path: Path, struck: Callable[[int], list[int]], number: int
 ) -> None:
     pids = struck(signal.SIGSTOP)
-    here = Desk(SharedMemory.create(64))
+    here = WriteQueue(SharedMemory.create(64))
     for version in (1, 2):
         here.hand_in(request(tmp_path, {"run.json": {"version": version}}), is_last=False)
     os.kill(pids[0], number)
     here.finish()
     assert not here.is_busy
     assert all("failed" not in answer for answer in here.answers())
-    assert Shelf(tmp_path).newest().json("run.json") == {"version": 2}
+    assert CheckpointFolder(tmp_path).newest().json("run.json") == {"version": 2}
     here.close()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -80,7 +80,7 @@ def test_while_the_run_goes_its_checkpoint_fails_in_words_and_the_next_has_anoth
     tmp_path: Path, struck: Callable[[int], list[int]], number: int
 ) -> None:
     pids = struck(number)
-    here = Desk(SharedMemory.create(64))
+    here = WriteQueue(SharedMemory.create(64))
     here.hand_in(request(tmp_path, {}), is_last=False)
     end_s = time.monotonic() + 20
     answers: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
     task = replace(TASK, epochs=epochs)
     run = train(task, tmp_path, workers=2, checkpoint_every="1 epoch", keep=9)
     assert run.num_epochs_ended() == epochs
-    shelf = Shelf(run.folder / "checkpoints")
+    shelf = CheckpointFolder(run.folder / "checkpoints")
     found = [shelf.check(number) for number in range(1, epochs + 1)]
     for epoch, one in enumerate(found, start=1):
         assert one.json("run.json")["epoch"] == epoch
@@ -116,7 +116,7 @@ def test_one_that_is_stopped_when_it_has_nothing_to_do_holds_up_no_end(
     tmp_path: Path, struck: Callable[[int], list[int]]
 ) -> None:
     pids = struck(signal.SIGCONT)
-    here = Desk(SharedMemory.create(64))
+    here = WriteQueue(SharedMemory.create(64))
     here.hand_in(request(tmp_path, {"run.json": {"version": 1}}), is_last=False)
     here.finish()
     os.kill(pids[0], signal.SIGSTOP)
@@ -137,7 +137,7 @@ def test_it_ends_without_a_word_when_nobody_reads_what_it_wrote(tmp_path: Path) 
     )  # fmt: skip
     os.close(writer)
     assert scribe.stderr == b""
-    assert not Shelf(tmp_path).is_empty
+    assert not CheckpointFolder(tmp_path).is_empty
 
 
 @pytest.mark.timeout(20)
@@ -146,7 +146,7 @@ def test_a_long_request_waits_for_nobody_who_is_stopped(
 ) -> None:
     """Longer than what a pipe takes; and nothing of it stays behind."""
     struck(signal.SIGSTOP)
-    here = Desk(SharedMemory.create(64))
+    here = WriteQueue(SharedMemory.create(64))
     here.hand_in(request(tmp_path, {"run.json": {"text": "a" * 300_000}}), is_last=False)
     end_s = time.monotonic() + 10
     while not (answers := here.answers()):
@@ -157,8 +157,8 @@ def test_a_long_request_waits_for_nobody_who_is_stopped(
 
 
 def test_a_long_request_is_read_to_its_end(tmp_path: Path) -> None:
-    here = Desk(SharedMemory.create(64))
+    here = WriteQueue(SharedMemory.create(64))
     here.hand_in(request(tmp_path, {"run.json": {"text": "a" * 300_000}}), is_last=False)
     here.finish()
-    assert len(Shelf(tmp_path).newest().json("run.json")["text"]) == 300_000
+    assert len(CheckpointFolder(tmp_path).newest().json("run.json")["text"]) == 300_000
     here.close()

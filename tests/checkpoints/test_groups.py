@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.keeper import groups_of, set_groups
+from paceline.script.member_state import groups_of, set_groups
 
 
 def optimizer(**settings: Any) -> torch.optim.Optimizer:

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paceline import launcher
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.resumption import adopt
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError
+from paceline.launch import launcher
 from paceline.program import Program, ScriptProgram, TaskProgram
-from paceline.records import Evaluated, Handed, Resumed
 from paceline.report.live import QuietObserver
-from paceline.resumption import adopt
+from paceline.trace.records import Evaluated, Handed, Resumed
 from paceline.workloads.base import Task
 from reference import differ
 from runs import Run, assert_each_sample_once, nothing_left
@@ -162,7 +162,9 @@ def test_checkpoints_in_flight_between_processes(tmp_path: Path, protocol: str) 
     every = {"checkpoint_every": "1 updates", "keep": 100, "workers": 3, "protocol": protocol}
     run = go(ADAM, tmp_path, **every, delay=("20ms",))
     versions = [
-        Shelf(run.folder / "checkpoints").check(int(one.name)).json("run.json")["version"]
+        CheckpointFolder(run.folder / "checkpoints")
+        .check(int(one.name))
+        .json("run.json")["version"]
         for one in sorted((run.folder / "checkpoints").iterdir(), key=lambda one: one.name.zfill(9))
         if one.name.isdigit()
     ]
@@ -184,7 +186,9 @@ def test_a_checkpoint_in_flight_is_of_one_version(tmp_path: Path, path: str) -> 
     state = whole.state
     shelf = whole.folder / "checkpoints"
     numbers = sorted(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
-    inside = [n for n in numbers if Shelf(shelf).check(n).json("run.json")["version"] % 5]
+    inside = [
+        n for n in numbers if CheckpointFolder(shelf).check(n).json("run.json")["version"] % 5
+    ]
     assert inside
     (shelf / "latest").unlink()
     for number in numbers:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import scheduled
-from paceline import launcher
+from paceline.checkpoints.resumption import adopt
 from paceline.config import resolve
 from paceline.errors import ConfigError
+from paceline.launch import launcher
 from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
-from paceline.resumption import adopt
 
 KEYS = ("parameters", "last", "momenta", "states")
 

@@ -1,5 +1,6 @@
 """Checkpoints on disk: whole or not there at all, whatever ends the writer; never a wrong one."""
 
+import contextlib
 import json
 import os
 import random
@@ -11,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline import files
-from paceline.checkpoints.shelf import MANIFEST, POINTER, Checkpoint, Shelf, _digest_of
+from paceline.checkpoints.shelf import MANIFEST, POINTER, Checkpoint, CheckpointFolder, _digest_of
 from paceline.errors import ConfigError
+from paceline.system import files
 
 NAMES = ("a.json", "b.bin", MANIFEST)
 
 
-def save(shelf: Shelf, value: int) -> Path:
+def save(shelf: CheckpointFolder, value: int) -> Path:
     aside = shelf.begin()
     (aside / "a.json").write_text(json.dumps({"value": value}))
     (aside / "b.bin").write_bytes(bytes([value % 251]) * 5000)
@@ -33,7 +34,7 @@ def value_of(found: Checkpoint) -> int:
 
 
 def test_the_newest_is_found_and_the_last_n_stay(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "checkpoints", keep=3)
+    shelf = CheckpointFolder(tmp_path / "checkpoints", keep=3)
     for value in range(5):
         save(shelf, value)
         assert value_of(shelf.newest()) == value
@@ -43,7 +44,7 @@ def test_the_newest_is_found_and_the_last_n_stay(tmp_path: Path) -> None:
 
 def test_an_empty_shelf_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no checkpoint"):
-        Shelf(tmp_path).newest()
+        CheckpointFolder(tmp_path).newest()
 
 
 class Death(BaseException):
@@ -76,7 +77,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_after_death_at_any_moment_a_whole_checkpoint_is_found(
     tmp_path: Path, number: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = Shelf(tmp_path / "checkpoints")
+    shelf = CheckpointFolder(tmp_path / "checkpoints")
     for value in (1, 2):
         save(shelf, value)
     dying(number)
@@ -90,6 +91,24 @@ def test_after_death_at_any_moment_a_whole_checkpoint_is_found(
     assert shelf.newest().note == ""
     save(shelf, 4)
     assert value_of(shelf.newest()) == 4
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_what_a_writer_was_cut_off_in_another_one_writes(
+    tmp_path: Path, number: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest may be there already, and is none of the checkpoint's files."""
+    shelf = CheckpointFolder(tmp_path / "checkpoints")
+    aside = shelf.begin()
+    (aside / "a.json").write_text(json.dumps({"value": 3}))
+    (aside / "b.bin").write_bytes(bytes([3]) * 5000)
+    dying(number)
+    with contextlib.suppress(Death):
+        shelf.seal(aside)
+    monkeypatch.undo()
+    if aside.exists():
+        shelf.seal(aside)
+    assert value_of(shelf.newest()) == 3
 
 
 def _flip(data: bytes, rng: random.Random) -> bytes:
@@ -117,7 +136,7 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 def test_damage_is_found_and_the_one_before_is_used(
     tmp_path: Path, damage: str, name: str, seed: int
 ) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointFolder(tmp_path)
     save(shelf, 1)
     newest = save(shelf, 2)
     before = (newest / name).read_bytes()
@@ -133,7 +152,7 @@ def test_damage_is_found_and_the_one_before_is_used(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_pointer_hides_nothing(tmp_path: Path, damage: str) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointFolder(tmp_path)
     save(shelf, 1)
     save(shelf, 2)
     pointer = tmp_path / POINTER
@@ -142,7 +161,7 @@ def test_a_damaged_pointer_hides_nothing(tmp_path: Path, damage: str) -> None:
 
 
 def test_if_all_are_damaged_each_fault_is_named(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointFolder(tmp_path)
     for value in (1, 2):
         (save(shelf, value) / "b.bin").unlink()
     with pytest.raises(ConfigError, match=r"2/b\.bin: No such file.*; .*1/b\.bin: No such file"):
@@ -150,7 +169,7 @@ def test_if_all_are_damaged_each_fault_is_named(tmp_path: Path) -> None:
 
 
 def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointFolder(tmp_path)
     path = save(shelf, 1) / MANIFEST
     body = json.loads(path.read_text())
     body["files"]["../latest"] = body["files"]["a.json"]
@@ -161,7 +180,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
 
 
 def test_going_on_from_an_older_one_takes_the_later_ones_away(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointFolder(tmp_path)
     for value in (1, 2):
         save(shelf, value)
     shelf.begin()
@@ -175,8 +194,8 @@ def test_going_on_from_an_older_one_takes_the_later_ones_away(tmp_path: Path) ->
 SAVES_FOR_EVER = """
 import sys
 from pathlib import Path
-from paceline.checkpoints.shelf import Shelf
-shelf, value = Shelf(Path(sys.argv[1])), 0
+from paceline.checkpoints.shelf import CheckpointFolder
+shelf, value = CheckpointFolder(Path(sys.argv[1])), 0
 while True:
     value += 1
     aside = shelf.begin()
@@ -204,12 +223,12 @@ def test_a_real_kill_leaves_at_least_what_was_reported(
     said = [int(saver.stdout.readline()) for _ in range(10)]
     saver.send_signal(signal.SIGKILL)
     said += [int(line) for line in saver.stdout]
-    assert value_of(Shelf(tmp_path).newest()) in (said[-1], said[-1] + 1)
+    assert value_of(CheckpointFolder(tmp_path).newest()) in (said[-1], said[-1] + 1)
 
 
 def test_a_name_that_is_planted_hides_no_later_one(tmp_path: Path) -> None:
     (tmp_path / ".new-999999999").mkdir()
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointFolder(tmp_path)
     assert shelf.begin().name == ".new-1"
     assert shelf.begin().name == ".new-2"
     (tmp_path / "999999999").mkdir()

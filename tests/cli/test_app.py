@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline import launcher
 from paceline.cli import app as command
 from paceline.config import NAMES, RunSettings, flag_of
 from paceline.errors import PacelineError, WorkerError
+from paceline.launch import launcher
 from paceline.program import Program, ScriptProgram, TaskProgram
 from paceline.report.live import Observer
 from paceline.report.summary import Summary, summarize

@@ -8,9 +8,9 @@ import pytest
 
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
-from paceline.folder import make_folder
 from paceline.predict import advice
 from paceline.predict.profiles import read_profile
+from paceline.run_dir import make_folder
 
 Say = Callable[[str], tuple[int, str, str]]
 PROFILE = "train quadratic --engine inline --workers 2 --protocol async --updates 60 --name profile"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.compute import allocator, trial
-from paceline.compute.candidate import Candidate, Objects
-from paceline.compute.process import kept_process
-from paceline.compute.speed import Speed
 from paceline.errors import ConfigError
+from paceline.speed import Speed
+from paceline.tuning import allocator, trial
+from paceline.tuning.candidate import Candidate, Objects
+from paceline.tuning.process import kept_process
 from subjects import subject
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -38,7 +38,7 @@ def test_what_is_kept_is_asked_for_once(is_kept: bool) -> None:
     code = f"""if True:
         import resource
         import torch
-        from paceline.compute import allocator
+        from paceline.tuning import allocator
         allocator.keep({is_kept})
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(30):

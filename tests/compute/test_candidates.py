@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.compute import allocator
-from paceline.compute.candidate import Candidate
-from paceline.compute.candidates import CANDIDATES
-from paceline.compute.precision import autocast
-from paceline.compute.speed import Speed, Value
+from paceline.speed import Speed, Value
+from paceline.tuning import allocator
+from paceline.tuning.candidate import Candidate
+from paceline.tuning.candidates import CANDIDATES
+from paceline.tuning.precision import autocast
 from subjects import batch, loss_of, subject
 
 OPTIONS = [

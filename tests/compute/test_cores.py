@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compute.cores import num_cores
+from paceline.system.cores import num_cores
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.compute.edits import Edits
-from paceline.compute.replica import Replica
 from paceline.errors import ConfigError
+from paceline.replica.replica import Replica
+from paceline.script.edits import Edits
 
 NUM_STRETCHES = 4
 

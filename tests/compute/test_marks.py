@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.compute.marks import Marks, first_difference
+from paceline.replica.marks import Marks, first_difference
 
 LARGE = 3 << 20
 

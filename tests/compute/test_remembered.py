@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compute.remembered import folder, key_of, remembered
-from paceline.compute.speed import Finding, Outcome, Speed
 from paceline.errors import ConfigError
-from paceline.files import Place
+from paceline.speed import Finding, Outcome, Speed
+from paceline.system.files import OpenFolder
+from paceline.tuning.remembered import folder, key_of, remembered
 
 OUTCOME = Outcome(
     speed=Speed(compile="default", channels_last=True, threads=2),
@@ -72,7 +72,7 @@ def test_where_nothing_can_be_kept_one_worker_goes_on_and_several_do_not(
         counts.append(1)
         return OUTCOME
 
-    monkeypatch.setattr(Place, "replace", raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr(OpenFolder, "replace", raising(OSError(28, "No space left on device")))
     if is_shared:
         with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
             remembered("b", measure, is_shared=True)

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from paceline.compute.seeding import draws_nothing
+from paceline.replica.seeding import draws_nothing
 from paceline.workloads import load_task
 
 

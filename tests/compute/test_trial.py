@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.compute import arm, pairs, trial
-from paceline.compute.candidate import Objects, Subject
-from paceline.compute.speed import Finding, Outcome, Speed, Value
 from paceline.errors import ConfigError
+from paceline.speed import Finding, Outcome, Speed, Value
+from paceline.tuning import arm, pairs, trial
+from paceline.tuning.candidate import Objects, TrialSubject
 from subjects import batch, loss_of, network, subject
 
 SLOW_S, FAST_S = 0.02, 0.01
@@ -66,7 +66,7 @@ class Planted:
     needs_whole_batch: bool = False
     begins_s: float = 0.0
 
-    def options(self, of: Subject, speed: Speed) -> tuple[Value, ...]:
+    def options(self, of: TrialSubject, speed: Speed) -> tuple[Value, ...]:
         return ("planted",)
 
     def apply(self, objects: Objects, value: Value) -> None:
@@ -160,7 +160,7 @@ def test_what_is_no_number_is_refused_however_fast() -> None:
 class Several(Planted):
     """One with two options: the second is better than the first."""
 
-    def options(self, of: Subject, speed: Speed) -> tuple[Value, ...]:
+    def options(self, of: TrialSubject, speed: Speed) -> tuple[Value, ...]:
         return ("good", "better")
 
     def apply(self, objects: Objects, value: Value) -> None:

@@ -4,10 +4,10 @@ import pytest
 
 from paceline.conditions.cores import Cores
 from paceline.conditions.delays import NO_DELAY, Delay, parse_delay
-from paceline.conditions.machine import Machine, Sum
+from paceline.conditions.machine import CostSum, Machine
 from paceline.conditions.world import Conditions
-from paceline.engines.timing import TimingRun
 from paceline.protocols import parse
+from paceline.simulation.timing import TimingRun
 
 
 def update_s(
@@ -71,7 +71,7 @@ def test_who_goes_on_adds_before_and_an_update_of_one_push_adds_nothing() -> Non
 
 
 def test_a_push_that_is_refused_is_not_added() -> None:
-    total = Sum(1.0, 2.0)
+    total = CostSum(1.0, 2.0)
     total.push(5.0)
     total.push(5.0)
     total.refuse()
@@ -79,7 +79,7 @@ def test_a_push_that_is_refused_is_not_added() -> None:
 
 
 def test_nobody_begins_before_it_is_granted() -> None:
-    total = Sum(1.0, 2.0)
+    total = CostSum(1.0, 2.0)
     total.push(5.0)
     assert total.ready_s(50.0, is_updated=False) == 50.0
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.conditions.delays import parse_phases
-from paceline.conditions.phases import Pace, Phases
+from paceline.conditions.phases import PhasePace, Phases
 from paceline.errors import ConfigError
 
 PHASES = Phases(factor=4.0, fast_s=3.0, slow_s=1.0)
 
 
 def test_work_advances_at_the_pace_of_the_long_run() -> None:
-    pace = Pace(PHASES, random.Random(1))
+    pace = PhasePace(PHASES, random.Random(1))
     at_s = 0.0
     for _ in range(20_000):
         at_s = pace.finish_s(at_s, 0.5)
@@ -27,7 +27,7 @@ def test_a_step_that_is_called_off_changes_no_phase(
     steps: list[tuple[float, bool]], seed: int
 ) -> None:
     """One worker looks far ahead and is called off at once, the other never looks."""
-    one, other = (Pace(PHASES, random.Random(seed)) for _ in range(2))
+    one, other = (PhasePace(PHASES, random.Random(seed)) for _ in range(2))
     at_s = 0.0
     for work_s, looks in steps:
         if looks:
@@ -39,7 +39,7 @@ def test_a_step_that_is_called_off_changes_no_phase(
 
 
 def test_a_step_is_slow_only_as_far_as_it_lies_in_a_slow_phase() -> None:
-    pace = Pace(PHASES, random.Random(2))
+    pace = PhasePace(PHASES, random.Random(2))
     change_s = pace._changes_s[0]
     end_s = pace.finish_s(change_s - 0.1, 0.1 + 0.01)
     assert end_s == pytest.approx(change_s + 0.04)

@@ -13,25 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from afflicted import AfflictedRun
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.faults import Fault, FaultPlan, Kind
 from paceline.conditions.world import Conditions
-from paceline.engines.afflicted import AfflictedRun
-from paceline.engines.simulated import Nothing
-from paceline.events import (
-    Apply,
-    Cancel,
-    Discard,
-    Fact,
-    Grant,
-    Late,
-    Lease,
-    Order,
-    Pushed,
-    Stalled,
-)
-from paceline.ledger import Dropped, Ledger, Place
+from paceline.core.ledger import Dropped, Ledger, LedgerPlace
+from paceline.events import Apply, Cancel, Discard, Fact, Grant, Late, Lease, Order, Pushed, Stalled
 from paceline.protocols import PROTOCOLS, parse
+from paceline.simulation.engine import Nothing
 
 WORKERS = 4
 NUM_SAMPLES = 61
@@ -117,7 +106,7 @@ def run_with(text: str, plan: FaultPlan, seed: int, dropped: Dropped) -> tuple[A
         gone = Counter(
             position
             for lease in ledger.cut_all()
-            if ledger.whereabouts(lease).place is Place.DROPPED
+            if ledger.whereabouts(lease).place is LedgerPlace.DROPPED
             for position in range(lease.start, lease.stop)
         )
         assert not gone or dropped == "skip"

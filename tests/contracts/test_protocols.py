@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from driver import Driver
+from paceline.core.ledger import Ledger
 from paceline.events import (
     Apply,
     EpochEnd,
@@ -23,7 +24,6 @@ from paceline.events import (
     Stalled,
     Ticket,
 )
-from paceline.ledger import Ledger
 from paceline.protocols import PROTOCOLS, parse, spelling
 from paceline.protocols.base import SyncProtocol
 

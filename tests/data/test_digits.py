@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from paceline.data.catalogue import find
-from paceline.data.fetch import State, inspect
+from paceline.data.fetch import FetchState, inspect
 from paceline.data.load import load
 
 
 def test_it_is_here_and_sound() -> None:
     inspection = inspect(find("digits"))
-    assert inspection.state is State.HERE
+    assert inspection.state is FetchState.HERE
     assert inspection.folder is not None
     assert "CC BY 4.0" in (inspection.folder / "SOURCE.txt").read_text()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.fetch import State, fetch, inspect
+from paceline.data.fetch import FetchState, fetch, inspect
 from paceline.data.outside import SourceError, ThisMachine
 from paceline.errors import ConfigError
 
@@ -68,7 +68,7 @@ def _npm(contents: dict[str, bytes]) -> dict[str, Program]:
 
 
 def _assert_sound(tiny, folder: Path) -> None:
-    assert inspect(tiny.data_set, tiny.env).state is State.HERE
+    assert inspect(tiny.data_set, tiny.env).state is FetchState.HERE
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == tiny.contents
     left_over = [path.name for path in tiny.root.iterdir()]
     assert left_over == ["tiny"]
@@ -146,13 +146,13 @@ def test_a_damaged_copy_is_replaced_or_overruled_by_a_sound_one(tiny, place: str
     tiny.put(tiny.root / place)
     (tiny.root / place / "test-images").write_bytes(b"cut")
     found = inspect(tiny.data_set, tiny.env)
-    assert found.state is State.DAMAGED
+    assert found.state is FetchState.DAMAGED
     assert "test-images is damaged" in found.problem
     said: list[str] = []
     machine = Machine(web=_web(tiny, "https://first.invalid/"))
     assert fetch("tiny", env=tiny.env, outside=machine, say=said.append).source == "the web"
     assert said[0] == found.problem
-    assert inspect(tiny.data_set, tiny.env).state is State.HERE
+    assert inspect(tiny.data_set, tiny.env).state is FetchState.HERE
 
 
 def test_a_fetch_that_is_interrupted_leaves_what_was_there(tiny) -> None:

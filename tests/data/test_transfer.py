@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from paceline.compute.speed import Speed
 from paceline.data.arrays import ArrayDataset, as_input, collate_batch
 from paceline.data.loader import LeasedLoader
 from paceline.data.transfer import Arriving, Transfer
 from paceline.events import Lease
+from paceline.speed import Speed
 
 CPU = torch.device("cpu")
 LEASES = [Lease(n, 0, 4 * n, 4 * n + 4) for n in range(4)]

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
-from paceline.engines.batching import MOST, TOLERANCE, Together, num_together
-from paceline.engines.simulated import SimulatedRun
-from paceline.engines.training import TrainingCraft
+from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError
-from paceline.ledger import Ledger
 from paceline.protocols import parse
+from paceline.simulation.batched import MOST, TOLERANCE, Together, num_together
+from paceline.simulation.engine import SimulatedRun
+from paceline.simulation.training import TrainingCraft
 from paceline.workloads.base import Task
 from reference import differ, state_of
 from tiny import TASK, WITH_BATCH_NORM, Tied

@@ -12,14 +12,14 @@ from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.phases import Phases
 from paceline.conditions.world import Conditions
-from paceline.engines import bulk
-from paceline.engines.bulk import bulk_driver
-from paceline.engines.counts import Counts
-from paceline.engines.lean import LeanDriver
 from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse
 from paceline.protocols.base import Rhythm
 from paceline.protocols.k_sync import KSync
+from paceline.simulation import bulk
+from paceline.simulation.bulk import bulk_driver
+from paceline.simulation.counts import Counts
+from paceline.simulation.lean import LeanDriver
 
 DELAYS = ["exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "weibull:1.5,10ms", "lognormal:0.5,10ms"]
 RHYTHMIC = sorted(name for name, kind in PROTOCOLS.items() if kind.rhythm is not None)

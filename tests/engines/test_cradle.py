@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import tempfile
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.engines import cradle
-from paceline.engines.cradle import warm
-from paceline.engines.nursery import Config
+from paceline.engines.local import client
+from paceline.engines.local.client import warm
+from paceline.engines.local.forkserver import Config
+from paceline.engines.local.process import _but_for_receivers_gone
 from paceline.errors import AllGone, ConfigError
 from runs import run_script, train
 from tiny import TASK
@@ -66,13 +68,17 @@ for epoch in pace.epochs(1):
 @pytest.fixture(autouse=True)
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the tests kept none."""
-    monkeypatch.setattr(cradle, "_is_warm", False)
-    monkeypatch.setattr(cradle, "_spare", [])
+    monkeypatch.setattr(client, "_is_warm", False)
+    monkeypatch.setattr(client, "_spare", [])
 
 
 def nurseries() -> set[int]:
     children = psutil.Process().children()
-    return {one.pid for one in children if "paceline.engines.nursery" in " ".join(one.cmdline())}
+    return {
+        one.pid
+        for one in children
+        if "paceline.engines.local.forkserver" in " ".join(one.cmdline())
+    }
 
 
 def test_runs_in_the_block_share_one_and_after_it_there_is_none(tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_one_that_died_is_replaced_and_without_the_block_it_ends_with_its_run(
         (kept,) = nurseries() - before
         os.kill(kept, signal.SIGKILL)
         os.waitid(os.P_PID, kept, os.WEXITED | os.WNOWAIT)
-        cradle._is_warm = False  # as at the end of the block
+        client._is_warm = False  # as at the end of the block
         train(TASK, tmp_path / "2", workers=2)
         assert nurseries() == before
 
@@ -121,7 +127,7 @@ def test_the_next_run_has_its_own_folder_and_environment(
 def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
     capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    one = cradle.Cradle()
+    one = client.ForkServerClient()
     os.kill(one.pid, signal.Signals[name])
     try:
         one.await_word("ready")
@@ -132,8 +138,8 @@ def test_from_its_first_moment_it_leaves_to_the_launcher_what_ends_a_run(
 
 @pytest.mark.parametrize("respawn", [True, False])
 def test_one_that_is_killed_while_it_starts(tmp_path: Path, respawn: bool) -> None:
-    one = cradle.Cradle()
-    cradle._spare.append(one)
+    one = client.ForkServerClient()
+    client._spare.append(one)
     os.kill(one.pid, signal.SIGKILL)
     if not respawn:
         with pytest.raises(AllGone, match=r"forked from is gone \(killed by signal 9\)"):
@@ -147,7 +153,7 @@ def test_one_that_somebody_stops_is_let_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Else no death would be told, and nobody could be ended."""
-    monkeypatch.setattr(cradle, "_STOPPED_S", 0.3)
+    monkeypatch.setattr(client, "_STOPPED_S", 0.3)
     script = tmp_path / "script.py"
     script.write_text(STOPS_IT)
     monkeypatch.chdir(tmp_path)
@@ -179,7 +185,7 @@ def test_what_a_killed_nursery_has_left_is_taken_away_at_once(
 ) -> None:
     """Not at the end of the run: the launcher may be killed, too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    nursery = cradle.Cradle()
+    nursery = client.ForkServerClient()
     try:
         nursery.await_word("ready")
         assert list(tmp_path.iterdir()) == []
@@ -203,9 +209,31 @@ def test_the_folder_of_loaders_workers_is_made_when_it_is_needed(tmp_path: Path)
     assert Config().get("tempdir") is None
 
 
+def test_none_is_made_where_nobody_is_left_to_take_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setattr(Config, "server", ended.pid)
+    assert Config(tempdir=str(tmp_path / "mine")).get("tempdir") is None
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_loaders_worker_says_nothing_of_a_receiver_that_died() -> None:
+    """What ``resource_sharer`` says of it is no failure; what anybody else raises is."""
+    said: list[type[BaseException]] = []
+    say = _but_for_receivers_gone(lambda kind, error, trace: said.append(kind))
+    for name in ("resource_sharer.py", "data.py"):
+        try:
+            exec(compile("raise ConnectionResetError", f"/lib/{name}", "exec"))
+        except ConnectionResetError as error:
+            say(type(error), error, error.__traceback__)
+    assert said == [ConnectionResetError]
+
+
 def test_one_that_is_killed_with_births_unread_is_gone() -> None:
     """The socket is reset then, not only closed."""
-    nursery = cradle.Cradle()
+    nursery = client.ForkServerClient()
     try:
         nursery.await_word("ready")
         os.kill(nursery.pid, signal.SIGSTOP)

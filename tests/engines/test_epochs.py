@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.passes import Place
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.passes import ScriptPlace
+from paceline.script.worker import Pace
 from runs import run_script
 
 SCRIPT = """
@@ -38,7 +38,7 @@ for epoch in pace.epochs({epochs}):
 
 
 def epochs(of: Any, **context: Any) -> list[int]:
-    return list(Pace(SoloSession(), Context(device="cpu", **context)).epochs(of))
+    return list(Pace(SoloExchange(), Context(device="cpu", **context)).epochs(of))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_command_line_replaces_the_number(of: Any, num_epochs: int, wanted: 
     ids=str,
 )  # fmt: skip
 def test_a_run_that_goes_on_begins_with_the_value_of_its_epoch(of: Any, wanted: list[int]) -> None:
-    assert epochs(of, first_epoch=2, place=Place(2, 2)) == wanted
+    assert epochs(of, first_epoch=2, place=ScriptPlace(2, 2)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_more_epochs_than_a_list_has_values_are_refused() -> None:
 
 
 def test_the_loader_gives_an_epoch_for_each_value() -> None:
-    pace = Pace(SoloSession(), Context(device="cpu"))
+    pace = Pace(SoloExchange(), Context(device="cpu"))
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.ones(4, 1))

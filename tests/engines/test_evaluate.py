@@ -19,8 +19,8 @@ from torch.utils.data import (
 
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from runs import run_script
 
 SCRIPT = """
@@ -208,7 +208,7 @@ def data() -> "TensorDataset":
 
 
 def lone() -> tuple[Pace, nn.Sequential]:
-    pace = Pace(SoloSession(), Context(device="cpu"))
+    pace = Pace(SoloExchange(), Context(device="cpu"))
     model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pace.prepare(model, optimizer, DataLoader(data(), batch_size=8))
@@ -244,7 +244,7 @@ def test_a_lone_worker_sees_the_batches_of_the_plain_loader_to_the_last_draw() -
 
 
 def test_a_lone_worker_needs_no_model_and_takes_a_stream() -> None:
-    pace = Pace(SoloSession(), Context(device="cpu"))
+    pace = Pace(SoloExchange(), Context(device="cpu"))
     assert pace.evaluate(count, DataLoader(data(), batch_size=5)) == {"sum": (496.0, 32.0)}
     totals = pace.evaluate(lambda batch: {"n": (len(batch), 1)}, DataLoader(Stream(), batch_size=2))
     assert totals == {"n": (5.0, 3.0)}

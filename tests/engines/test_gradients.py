@@ -15,8 +15,8 @@ import edited
 import loops
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from reference import differ
 from runs import Run, run_script
 from tiny import EPOCHS
@@ -72,7 +72,7 @@ def test_several_pushes_a_worker_are_clipped_once(tmp_path: Path, case: str) -> 
 def test_one_plain_worker_is_plain_pytorch_to_the_last_bit(case: str) -> None:
     if case == "noisy":
         torch.manual_seed(1)
-    alone = edited.CASES[case](Pace(SoloSession(), Context()))
+    alone = edited.CASES[case](Pace(SoloExchange(), Context()))
     if case != "noisy":  # the model's seed is drawn from before the noise
         assert differ(alone, _plain(case)) == 0.0
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dying import Fault, with_fault
-from paceline import launcher
 from paceline.config import RunSettings
+from paceline.launch import launcher
 from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
 from reference import differ, plain_loop, replay

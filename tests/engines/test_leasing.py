@@ -14,9 +14,9 @@ from torch import Tensor
 
 import leasing
 import loops
-from paceline.engines.describe import Description, _notes
 from paceline.errors import ConfigError
 from paceline.protocols import parse
+from paceline.run.describe import Description, _notes
 from reference import differ
 from runs import Run, assert_each_sample_once, run_script
 from tiny import BATCH_SIZE, EPOCHS, NUM_SAMPLES

@@ -17,20 +17,11 @@ import refusals
 from paceline.data.arrays import ArrayDataset, Splits
 from paceline.errors import ConfigError, WorkerError
 from paceline.events import Cancel, Lease
-from paceline.records import Evaluated
+from paceline.trace.records import Evaluated
 from paceline.workloads.base import Task
 from reference import Order, State, differ, fresh, replay, state_of
 from runs import Run, assert_each_sample_once, run_script, train
-from tiny import (
-    BATCH_SIZE,
-    CLASSES,
-    EPOCHS,
-    NUM_SAMPLES,
-    TASK,
-    Tied,
-    samples,
-    with_optimizer,
-)
+from tiny import BATCH_SIZE, CLASSES, EPOCHS, NUM_SAMPLES, TASK, Tied, samples, with_optimizer
 
 CLOSE = 1e-6
 SCRIPT = Path(loops.__file__)

@@ -10,8 +10,8 @@ from torch import Tensor
 import mixed
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from reference import differ
 from runs import Run, run_script
 from tiny import EPOCHS, grouped
@@ -39,7 +39,7 @@ def test_the_loop_ends_where_the_one_by_hand_does(tmp_path: Path, where: dict[st
 
 
 def test_so_does_a_worker_without_a_launcher() -> None:
-    alone = mixed.mixed(Pace(SoloSession(), Context(precision="fp16")), mixed.in_one_sample)
+    alone = mixed.mixed(Pace(SoloExchange(), Context(precision="fp16")), mixed.in_one_sample)
     assert differ(alone, mixed.plainly(mixed.in_one_sample)) < CLOSE
 
 
@@ -118,7 +118,7 @@ def test_backward_inside_autocast_is_outside_it_all_the_same() -> None:
 
     model = torch.nn.Linear(2, 1)
     data = torch.utils.data.TensorDataset(torch.rand(8, 2), torch.rand(8, 1))
-    pace = Pace(SoloSession(), Context())
+    pace = Pace(SoloExchange(), Context())
     model, _, loader = pace.prepare(
         model, grouped(model.parameters(), 0.1), torch.utils.data.DataLoader(data, batch_size=4)
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.porting import advise, read
-from paceline.rewrite import port
-from paceline.syntax import Source
+from paceline.porting.porting import advise, read
+from paceline.porting.rewrite import port
+from paceline.porting.syntax import Source
 from runs import run_script
 
 SHAPES = Path(__file__).parents[1] / "ddp"

@@ -11,8 +11,8 @@ import loops
 import scheduled
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 from runs import run_script
 
 SCRIPT = Path(scheduled.__file__)
@@ -52,7 +52,7 @@ def assert_close(one: Any, other: Any, close: float = CLOSE) -> None:
 
 @pytest.mark.parametrize("case", scheduled.CASES)
 def test_one_worker_is_plain_pytorch_to_the_last_bit(case: str) -> None:
-    alone = scheduled.run(Pace(SoloSession(), Context()), case)
+    alone = scheduled.run(Pace(SoloExchange(), Context()), case)
     plain = _plain(case)
     alone.pop("version"), plain.pop("version")
     assert_close(alone, plain, 0.0)
@@ -178,7 +178,7 @@ def test_nothing_is_put_on_the_scheduler_of_one_worker() -> None:
     model, optimizer, loader = scheduled.make(80)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     before = dict(vars(scheduler))
-    Pace(SoloSession(), Context()).prepare(model, optimizer, loader, scheduler)
+    Pace(SoloExchange(), Context()).prepare(model, optimizer, loader, scheduler)
     assert vars(scheduler) == before
 
 
@@ -215,7 +215,7 @@ def test_with_a_scaler_of_its_own_a_script_counts_as_it_says(
 
 @pytest.mark.parametrize("case", SCALED)
 def test_so_does_one_worker_to_the_last_bit(case: str) -> None:
-    alone = scheduled.run(Pace(SoloSession(), Context()), case)
+    alone = scheduled.run(Pace(SoloExchange(), Context()), case)
     assert_close(alone, _plain(case), 0.0)
 
 
@@ -226,7 +226,7 @@ def test_one_worker_does_not_count_an_update_that_paceline_skipped(
     """The gradient of the fourth batch is inf: a scheduler that steps every fourth goes on."""
     model, optimizer, loader = scheduled.make(80)
     own = scheduled.CASES[made]["made"](optimizer)
-    pace = Pace(SoloSession(), Context(nonfinite="skip"))
+    pace = Pace(SoloExchange(), Context(nonfinite="skip"))
     model, optimizer, loader, *own = pace.prepare(model, optimizer, loader, *own)
     for epoch in pace.epochs(1):
         for index, (inputs, targets) in enumerate(loader):

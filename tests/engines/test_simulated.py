@@ -13,13 +13,13 @@ from paceline.conditions.links import Link
 from paceline.conditions.machine import Machine
 from paceline.conditions.phases import Phases
 from paceline.conditions.world import Conditions
-from paceline.engines.lean import LeanDriver
-from paceline.engines.simulated import SimulatedRun, endless_ledger
-from paceline.engines.timing import TimingRun
 from paceline.errors import ConfigError
 from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse
 from paceline.protocols.base import SyncProtocol
+from paceline.simulation.engine import SimulatedRun, endless_ledger
+from paceline.simulation.lean import LeanDriver
+from paceline.simulation.timing import TimingRun
 
 DELAYS = ["10ms", "exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "list:5ms,10ms,10ms"]
 

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
 
 
 def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
@@ -19,10 +19,10 @@ def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
 def test_a_lone_worker_refuses_an_optimizer_that_needs_a_closure() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(ConfigError, match="LBFGS calls the model several times"):
-        Pace(SoloSession(), Context()).prepare(model, LBFGS(model.parameters()), loader())
+        Pace(SoloExchange(), Context()).prepare(model, LBFGS(model.parameters()), loader())
 
 
 def test_a_lone_worker_refuses_sparse_gradients_by_name() -> None:
     model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
     with pytest.raises(ConfigError, match=r"module '0'.*sparse"):
-        Pace(SoloSession(), Context()).prepare(model, SGD(model.parameters(), lr=1.0), loader())
+        Pace(SoloExchange(), Context()).prepare(model, SGD(model.parameters(), lr=1.0), loader())

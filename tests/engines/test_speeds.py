@@ -9,14 +9,13 @@ from torch import Tensor
 
 import loops
 import speeds
-from paceline import fast
-from paceline.compute import channels_last, kernels
-from paceline.compute.speed import Speed
-from paceline.compute.supply import Feed
 from paceline.context import Context
 from paceline.errors import ConfigError
-from paceline.sessions.solo import SoloSession
-from paceline.worker import Pace
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
+from paceline.speed import Speed
+from paceline.tuning import channels_last, fast, kernels
+from paceline.tuning.supply import Feed
 from reference import differ
 from runs import Run, run_script
 
@@ -125,7 +124,7 @@ def test_under_plain_python_a_script_asks_for_it_itself(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fast, "CANDIDATES", (kernels, channels_last))
-    alone = speeds.train(Pace(SoloSession(), Context()), fast="auto")
+    alone = speeds.train(Pace(SoloExchange(), Context()), fast="auto")
     assert differ(alone, _plain(bool(alone["channels last"]))) < CLOSE
     assert "fast: measured in" in capsys.readouterr().out
 
@@ -138,7 +137,7 @@ def test_a_model_that_a_trial_cannot_call_is_said(
     def fails(model: Any, batch: Any) -> Tensor:
         raise TypeError("forward() missing 1 required argument: 'mask'")
 
-    pace = Pace(SoloSession(), Context())
+    pace = Pace(SoloExchange(), Context())
     with pytest.raises(ConfigError, match=r"'mask'; say how the loop computes its loss.*forward="):
         speeds.train(pace, fast="auto", forward=fails)
 
@@ -168,6 +167,6 @@ def test_what_cannot_be_had_is_refused_by_name(
     monkeypatch.delenv("CXX", raising=False)
     model = speeds.network()
     with pytest.raises(ConfigError, match=words):
-        Pace(SoloSession(), context).prepare(
+        Pace(SoloExchange(), context).prepare(
             model, torch.optim.Rprop(model.parameters()), speeds.loader()
         )

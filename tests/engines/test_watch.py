@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from paceline.config import RunSettings
-from paceline.engines.roster import Roster
-from paceline.engines.watch import Watch
 from paceline.events import Apply
 from paceline.plan import Plan
 from paceline.report.live import Progress, QuietObserver
+from paceline.run.progress import ProgressMeter
+from paceline.run.roster import Roster
 
 PLAN = Plan(
     task="tiny", source="made up", workers=2, device="cpu", engine="local", path="peers",
@@ -32,7 +32,7 @@ class Told(QuietObserver):
 
 def test_the_time_left_is_told_by_the_updates_after_the_first() -> None:
     told = Told()
-    watch = Watch(PLAN, RunSettings(), Roster(), told)
+    watch = ProgressMeter(PLAN, RunSettings(), Roster(), told)
     watch.opened(0.0, 0)
     for version, at_s in enumerate([30.0, 31.0, 32.0, 33.0], 1):  # the first one compiles
         watch.applied(Apply((), ()), version)
@@ -42,7 +42,9 @@ def test_the_time_left_is_told_by_the_updates_after_the_first() -> None:
 
 def test_a_given_time_is_known_from_the_start() -> None:
     told = Told()
-    watch = Watch(replace(PLAN, updates_total=None), RunSettings(seconds=60.0), Roster(), told)
+    watch = ProgressMeter(
+        replace(PLAN, updates_total=None), RunSettings(seconds=60.0), Roster(), told
+    )
     watch.opened(0.0, 0)
     watch.show(1.0)
     assert told.etas == [59.0]

@@ -14,16 +14,16 @@ from torch.optim import SGD
 from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
-from paceline.engines import training
-from paceline.engines.gradients import Computed, Gradients, num_seats
-from paceline.engines.simulated import SimulatedRun
-from paceline.engines.training import TrainingCraft
+from paceline.core.ledger import Ledger
 from paceline.errors import WorkerError
 from paceline.events import Lease, Pushed
-from paceline.ledger import Ledger
 from paceline.protocols import parse
-from paceline.records import Handed, Ordered
+from paceline.simulation import training
+from paceline.simulation.engine import SimulatedRun
+from paceline.simulation.gradients import Computed, Gradients, num_seats
+from paceline.simulation.training import TrainingCraft
 from paceline.trace import Trace, read_trace
+from paceline.trace.records import Handed, Ordered
 from paceline.workloads.base import Task
 from reference import State, differ, replay, replay_local_sgd, state_of
 from runs import same_arrivals, train

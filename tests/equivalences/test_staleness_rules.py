@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.world import Conditions
-from paceline.engines.simulated import SimulatedRun
-from paceline.engines.training import TrainingCraft
+from paceline.core.ledger import Ledger
 from paceline.events import Apply, Discard, Pushed
-from paceline.ledger import Ledger
 from paceline.protocols import parse
-from paceline.records import Handed, Ordered, Record, Scaled
-from paceline.staleness import parse_staleness
+from paceline.protocols.staleness import parse_staleness
+from paceline.simulation.engine import SimulatedRun
+from paceline.simulation.training import TrainingCraft
 from paceline.trace import Trace, read_trace
+from paceline.trace.records import Handed, Ordered, Record, Scaled
 from paceline.workloads.base import Task
 from reference import Order, State, _gradient, _leases_of, average, differ, fresh, state_of
 from runs import Run, assert_each_sample_once, same_arrivals, train

@@ -11,10 +11,10 @@ import pytest
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.phases import Phases
 from paceline.conditions.world import Conditions
-from paceline.engines.counts import Counts
-from paceline.engines.timing import TimingRun
 from paceline.predict.simulation import expected_update_s
 from paceline.protocols import PROTOCOLS, parse
+from paceline.simulation.counts import Counts
+from paceline.simulation.timing import TimingRun
 from paceline.theory import fresh_share, staleness_versions
 
 WORKERS = (1, 2, 8, 20, 100)

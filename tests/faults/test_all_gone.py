@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from paceline.checkpoints.resumption import Origin
 from paceline.config import RunSettings
 from paceline.errors import AllGone, WorkerError
-from paceline.files import Place
-from paceline.lives import Lives
-from paceline.records import Resumed
-from paceline.resumption import Origin
+from paceline.launch.lives import Lives
+from paceline.system.files import OpenFolder
+from paceline.trace.records import Resumed
 from reference import differ, plain_loop
 from runs import Run, assert_each_sample_once, run_script, train
 from tiny import NUM_SAMPLES, TASK
@@ -122,7 +122,7 @@ def test_progress_wins_new_lives(tmp_path: Path) -> None:
     """The rule by itself: a life that gets further than all before it counts anew."""
     faults = ("kill worker 0 at update 3", "kill worker 0 at update 3", "kill worker 1 at 4s")
     settings = RunSettings(workers=2, fault=faults, respawn=True)
-    lives = Lives(settings, Origin(about={}), Place.open(tmp_path))
+    lives = Lives(settings, Origin(about={}), OpenFolder.open(tmp_path))
     lost = AllGone("worker 0 ended: killed by signal 9")
     for version in (-1, -1, 4, 2, 3, 5, 5, 5):
         said = lives.go_on(lost, version, ["kill worker 0 at update 3"])

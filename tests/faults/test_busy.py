@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.stats import Patience
 from paceline.errors import WorkerError
-from paceline.stats import Patience
 from runs import Run, run_script
 
 SCRIPT = """

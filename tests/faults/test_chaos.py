@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.events import Joined
-from paceline.records import Heard, Struck
+from paceline.trace.records import Heard, Struck
 from runs import assert_each_sample_once, train
 from tiny import TASK, samples
 

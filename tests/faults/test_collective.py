@@ -6,7 +6,7 @@ import pytest
 
 from dying import Fault, with_fault
 from paceline.errors import AllGone
-from paceline.records import Resumed
+from paceline.trace.records import Resumed
 from reference import differ, plain_loop
 from runs import assert_each_sample_once, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK

@@ -10,16 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import RunSettings
-from paceline.engines import curfew
 from paceline.errors import Interrupted, LinkError
-from paceline.launcher import launch_run
+from paceline.launch.launcher import launch_run
 from paceline.program import ScriptProgram
-from paceline.records import Ended
 from paceline.report.live import QuietObserver
-from paceline.signals import SignalInterrupt
+from paceline.run import shutdown
+from paceline.system.signals import SignalInterrupt
 from paceline.trace import read_trace
+from paceline.trace.records import Ended
 from runs import Run, assert_each_sample_once, run_script
 
 SCRIPT = """
@@ -69,10 +69,10 @@ HANGS = pytest.mark.parametrize("hang", [STOPPED, ASLEEP, IN_C], ids=["stopped",
 @pytest.fixture
 def early_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of this process, in which a second is a third of one."""
-    monkeypatch.setattr(curfew, "_HURRY_S", 0.4)
-    monkeypatch.setattr(curfew, "_CALL_OFF_S", 0.6)
-    monkeypatch.setattr(curfew, "_WAY_S", 1.0)
-    monkeypatch.setattr(curfew, "_END_S", 2.5)
+    monkeypatch.setattr(shutdown, "_HURRY_S", 0.4)
+    monkeypatch.setattr(shutdown, "_CALL_OFF_S", 0.6)
+    monkeypatch.setattr(shutdown, "_WAY_S", 1.0)
+    monkeypatch.setattr(shutdown, "_END_S", 2.5)
 
 
 @HANGS
@@ -95,7 +95,7 @@ def test_one_that_hangs_holds_nobody_up(
     with pytest.raises(Interrupted) as end:
         run_script(script, tmp_path, workers=2, protocol=protocol, stall_after=600.0)
     assert end.value.signal == signal.SIGTERM
-    assert Shelf(tmp_path / "run" / "checkpoints").newest().note == ""
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
     said = capsys.readouterr().err
     *_, last = read_trace(tmp_path / "run" / "trace.jsonl")
     assert isinstance(last, Ended)
@@ -139,7 +139,7 @@ def test_one_term_ends_it_within_ten_seconds(tmp_path: Path, at: str, hang: str)
         run.wait()
     assert run.returncode == 128 + signal.SIGTERM, said
     assert took_s < 10.0
-    assert Shelf(tmp_path / "run" / "checkpoints").newest().note == ""
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").newest().note == ""
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []
 
@@ -178,7 +178,7 @@ def test_who_is_busy_between_epochs_copies_the_end_all_the_same(
     script.write_text(SCRIPT.format(hang=hang, **places))
     with pytest.raises(Interrupted):
         run_script(script, tmp_path, workers=2, protocol="full-sync")
-    found = Shelf(tmp_path / "run" / "checkpoints").newest()
+    found = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
     assert found.json("run.json")["version"] == 12
 
 
@@ -197,7 +197,7 @@ def test_who_is_busy_in_a_step_copies_the_end_all_the_same(
     (tmp_path / "train.py").write_text(SCRIPT.format(hang=hang, **places))
     with pytest.raises(Interrupted) as end:
         run_script(tmp_path / "train.py", tmp_path, workers=2, path=path, protocol=protocol)
-    found = Shelf(tmp_path / "run" / "checkpoints").newest()
+    found = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
     assert found.json("run.json")["version"] == end.value.summary.updates > 0
     chosen = RunSettings(resume="run", device="cpu", workers=2, path=path, protocol=protocol)
     summary = launch_run(ScriptProgram(path="train.py"), chosen, QuietObserver())

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from paceline import launcher
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.resumption import adopt
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError, FileError, LinkError, WorkerError
-from paceline.files import Place
+from paceline.launch import launcher
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
 from paceline.report.summary import summarize
-from paceline.resumption import adopt
+from paceline.system.files import OpenFolder
 from runs import Run, train
 from tiny import TASK
 
@@ -174,10 +174,10 @@ def test_a_folder_or_a_link_of_somebody_else_is_refused(tmp_path: Path) -> None:
         train(TASK, tmp_path, engine="inline", updates=1)
     (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "own")
-    Place.open(tmp_path / "link").close()
+    OpenFolder.open(tmp_path / "link").close()
     os.lchown(tmp_path / "link", 1234, 1234)
     with pytest.raises(ConfigError, match="it is another user's link"):
-        Place.open(tmp_path / "link")
+        OpenFolder.open(tmp_path / "link")
 
 
 def test_where_files_have_no_owners_nobody_is_refused(
@@ -190,13 +190,13 @@ def test_where_files_have_no_owners_nobody_is_refused(
 
 def test_another_folder_in_its_place_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with closing(Place.open(tmp_path / "run")) as place:
+    with closing(OpenFolder.open(tmp_path / "run")) as place:
         (tmp_path / "run").rename(tmp_path / "moved")
         (tmp_path / "run").mkdir()
         place.write("a", b"1")
         with pytest.raises(FileError, match="another folder than the one that the run began in"):
-            Place.open(tmp_path / "run", place.identity)
-        shelf = Shelf(tmp_path / "run" / "checkpoints", within=place.identity)
+            OpenFolder.open(tmp_path / "run", place.identity)
+        shelf = CheckpointFolder(tmp_path / "run" / "checkpoints", within=place.identity)
         with pytest.raises(FileError, match="another folder"):
             shelf.begin()
     assert (tmp_path / "moved" / "a").read_bytes() == b"1"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from counted import PLACES
 from havoc_plan import Plan, Strike, draw
 from havoc_run import Launch, Outcome
 from havoc_verdict import judge, trial
@@ -25,6 +26,11 @@ def test_a_run_that_is_struck_ends_well(tmp_path: Path, seed: int) -> None:
     one = trial(draw(seed, least=LEAST), tmp_path)
     assert one.outcome.struck, one.plan
     assert not one.complaints, "\n".join([str(one.plan), *chain(*one.complaints.values())])
+
+
+def test_the_places_where_a_line_is_struck_exist() -> None:
+    for place in PLACES:
+        assert Path(place).is_dir() or Path(f"{place}py").is_file(), place
 
 
 # -- the judge ------------------------------------------------------------------------------------

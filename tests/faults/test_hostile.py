@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent.parent / "planting.py"
+PROGRAM = Path(__file__).parent.parent / "support" / "planting.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it forks what has imported torch")

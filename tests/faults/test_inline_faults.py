@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import WorkerError
 from paceline.events import Late, Stalled
-from paceline.records import Heard, Struck
+from paceline.trace.records import Heard, Struck
 from reference import differ, plain_loop
 from runs import Run, assert_each_sample_once, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK

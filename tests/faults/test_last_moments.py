@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dying import Fault, with_fault
-from paceline.checkpoints.shelf import Shelf
-from paceline.resumption import RUN
+from paceline.checkpoints.resumption import RUN
+from paceline.checkpoints.shelf import CheckpointFolder
 from reference import differ, plain_loop
 from runs import train
 from tiny import TASK, samples
@@ -51,7 +51,7 @@ def test_another_copies_the_end_when_the_worker_dies_that_was_to(
     run = train(task, tmp_path, workers=3, path=path, updates=updates)
     for worker in (0, 1):
         assert f"it dies {PINS}" in (run.folder / "logs" / f"worker-{worker}.log").read_text()
-    checkpoint = Shelf(run.folder / "checkpoints").newest()
+    checkpoint = CheckpointFolder(run.folder / "checkpoints").newest()
     assert checkpoint.json(RUN)["version"] == run.summary.updates
     if updates is None:
         assert differ(run.state, plain_loop(TASK)) < CLOSE

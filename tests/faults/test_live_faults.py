@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import WorkerError
-from paceline.records import Heard, Struck
+from paceline.trace.records import Heard, Struck
 from reference import differ, plain_loop
 from runs import Run, assert_each_sample_once, train
 from tiny import NUM_SAMPLES, TASK, samples

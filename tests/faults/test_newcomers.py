@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from dying import Fault, with_fault
-from paceline import launcher
+from paceline.checkpoints.resumption import adopt
 from paceline.config import resolve
 from paceline.errors import WorkerError
+from paceline.launch import launcher
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
-from paceline.resumption import adopt
 from runs import Run, assert_each_sample_once, run_script, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.claim import claim
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
-from paceline.folder import make_folder
+from paceline.launch.claim import claim
+from paceline.run_dir import make_folder
 from paceline.trace import FILE_NAME, Trace
 
 LONG = """

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.engines import strikes
 from paceline.errors import LinkError
 from paceline.events import Apply
-from paceline.records import Ordered, Struck
+from paceline.run import faults
 from paceline.trace import read_trace
+from paceline.trace.records import Ordered, Struck
 from runs import assert_each_sample_once, train
 from tiny import NUM_SAMPLES, TASK
 
@@ -192,12 +192,12 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
 def test_a_disk_that_stays_full_ends_in_words_with_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strikes.Strikes, "close", lambda self: None)
+    monkeypatch.setattr(faults.OuterFaults, "close", lambda self: None)
     try:
         with pytest.raises(LinkError, match=r"the end of the run could not be written to "):
             train(TASK, tmp_path, workers=2, epochs=40, fault=("fill disk at 0.1s for 60s",))
     finally:
-        strikes.limit_files(None)
+        faults.limit_files(None)
     records = list(read_trace(tmp_path / "run" / "trace.jsonl"))
     assert any(isinstance(one, Struck) for one in records)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.checkpoints.shelf import Shelf
+from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.report.summary import summarize
 
 SCRIPT = """
@@ -88,7 +88,7 @@ def go_on(folder: Path, process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def version_of(run: Path) -> int:
     """Of the newest checkpoint."""
-    version = Shelf(run / "checkpoints").newest().json("run.json")["version"]
+    version = CheckpointFolder(run / "checkpoints").newest().json("run.json")["version"]
     assert isinstance(version, int)
     return version
 

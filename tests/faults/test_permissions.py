@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compute import remembered as remembered_module
-from paceline.compute.remembered import folder, remembered
 from paceline.data import fetch as fetch_module
 from paceline.errors import ConfigError
+from paceline.tuning import remembered as remembered_module
+from paceline.tuning.remembered import folder, remembered
 
 _DROP, _OVERRIDE, _SEARCH = 24, 1, 2
 """Of <linux/prctl.h> and <linux/capability.h>."""

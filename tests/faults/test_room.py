@@ -104,9 +104,8 @@ def test_too_little_memory_for_torch_itself(tmp_path: Path) -> None:
 def test_a_nursery_that_cannot_import_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = (
-        "import sys\nif 'paceline.engines.nursery' in sys.orig_argv: sys.modules['torch'] = None\n"
-    )
+    name = "paceline.engines.local.forkserver"
+    lines = f"import sys\nif '{name}' in sys.orig_argv: sys.modules['torch'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(lines)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     code, said = end_of(launch(tmp_path))
@@ -209,7 +208,7 @@ def _nursery_of(process: "subprocess.Popen[str]") -> psutil.Process:
     while time.monotonic() < end_s:
         for one in psutil.Process(process.pid).children():
             with contextlib.suppress(psutil.Error):
-                if "paceline.engines.nursery" in one.cmdline():
+                if "paceline.engines.local.forkserver" in one.cmdline():
                     return one
         time.sleep(0.002)
     raise AssertionError("no nursery was begun")

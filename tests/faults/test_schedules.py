@@ -9,7 +9,7 @@ import torch
 import loops
 import scheduled
 from paceline.errors import WorkerError
-from paceline.records import Struck
+from paceline.trace.records import Struck
 from runs import Run, run_script
 
 SCRIPT = Path(scheduled.__file__)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-from paceline.engines.silence import Doing, Silence
-from paceline.stats import Limits, Patience
-from paceline.vitals import UNKNOWN, State, Vitals
+from paceline.core.stats import Limits, Patience
+from paceline.run.silence import Doing, Silence
+from paceline.system.vitals import UNKNOWN, ProcessState, Vitals
 
 UNTOLD = Limits(named_s=60.0, again_s=60.0, stopped_s=0.5, asleep_s=math.inf)
 TOLD = Limits(named_s=5.0, again_s=60.0, stopped_s=5.0, asleep_s=5.0)
@@ -31,11 +31,11 @@ def told(
 
 
 def sleeps(now_s: float) -> Vitals:
-    return Vitals(State.AWAKE, 1.0 + 0.001 * now_s)
+    return Vitals(ProcessState.AWAKE, 1.0 + 0.001 * now_s)
 
 
 def computes(now_s: float) -> Vitals:
-    return Vitals(State.AWAKE, 0.3 * now_s)
+    return Vitals(ProcessState.AWAKE, 0.3 * now_s)
 
 
 def test_who_computes_never_stalls_and_is_named_ever_more_seldom() -> None:
@@ -56,7 +56,7 @@ def test_who_sleeps_is_named_every_minute_and_stalls_only_where_a_time_was_given
 
 def test_the_seconds_of_a_sleeper_begin_when_it_last_computed() -> None:
     def saves_then_hangs(now_s: float) -> Vitals:
-        return Vitals(State.AWAKE, min(now_s, 100.0))
+        return Vitals(ProcessState.AWAKE, min(now_s, 100.0))
 
     assert 105.0 <= told(TOLD, saves_then_hangs, 120.0)[1] < 107.0
 
@@ -65,24 +65,24 @@ def test_a_little_time_now_and_then_is_sleep() -> None:
     """A tick in ten, as of a thread that looks at something."""
 
     def polls(now_s: float) -> Vitals:
-        return Vitals(State.AWAKE, 0.01 * math.floor(now_s))
+        return Vitals(ProcessState.AWAKE, 0.01 * math.floor(now_s))
 
     assert told(TOLD, polls, 20.0)[1] < 6.5
 
 
 def test_a_compiler_that_ends_takes_its_seconds_along_and_is_no_sleep() -> None:
     def compiles(now_s: float) -> Vitals:
-        return Vitals(State.AWAKE, 3.0 * (now_s % 3.0))
+        return Vitals(ProcessState.AWAKE, 3.0 * (now_s % 3.0))
 
     assert told(TOLD, compiles, 60.0)[1] == math.inf
 
 
 def test_who_is_stopped_stalls_soon_and_who_is_traced_never() -> None:
-    named, stalled_s, _ = told(UNTOLD, lambda _: Vitals(State.STOPPED), 130.0)
+    named, stalled_s, _ = told(UNTOLD, lambda _: Vitals(ProcessState.STOPPED), 130.0)
     assert 0.5 <= stalled_s < 1.2
     assert named[0] == round(stalled_s)
-    assert told(TOLD, lambda _: Vitals(State.STOPPED), 20.0)[1] < 8.5
-    named, stalled_s, silence = told(TOLD, lambda _: Vitals(State.TRACED), 30.0)
+    assert told(TOLD, lambda _: Vitals(ProcessState.STOPPED), 20.0)[1] < 8.5
+    named, stalled_s, silence = told(TOLD, lambda _: Vitals(ProcessState.TRACED), 30.0)
     assert (named[0], len(named), stalled_s, silence.doing) == (5, 3, math.inf, Doing.TRACED)
 
 
@@ -94,7 +94,7 @@ def test_where_nobody_can_tell_its_parents_word_counts_and_else_it_is_as_asleep(
 
 def test_a_stopped_one_counts_from_when_it_was_stopped() -> None:
     def validates_and_is_stopped(now_s: float) -> Vitals:
-        return Vitals(State.STOPPED) if now_s > 100.0 else Vitals(State.AWAKE, now_s)
+        return Vitals(ProcessState.STOPPED) if now_s > 100.0 else Vitals(ProcessState.AWAKE, now_s)
 
     assert 105.0 <= told(TOLD, validates_and_is_stopped, 120.0)[1] < 107.5
 

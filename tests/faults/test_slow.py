@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import launcher
 from paceline.config import RunSettings
+from paceline.launch import launcher
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
 from paceline.report.terminal import render_summary

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from paceline import launcher
+from paceline.checkpoints.resumption import adopt
 from paceline.checkpoints.shelf import MANIFEST, _digest, _digest_of
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError
+from paceline.launch import launcher
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
 from paceline.report.summary import summarize
-from paceline.resumption import adopt
 from paceline.trace.sums import reseal
 from runs import Run, train
 from tiny import TASK

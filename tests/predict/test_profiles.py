@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from paceline.conditions.delays import parse_delay
-from paceline.engines.timing import TimingRun
 from paceline.events import Apply, Grant, Lease, Pushed, Ticket
 from paceline.predict.profiles import Profile, read_profile
 from paceline.predict.simulation import World
 from paceline.protocols import parse
+from paceline.simulation.timing import TimingRun
 from paceline.trace import FILE_NAME, Trace
 
 WORK_S, EXCHANGE_S, APPLY_S, FACTOR = 0.003, 0.002, 0.0005, 2.0

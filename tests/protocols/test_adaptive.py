@@ -9,9 +9,9 @@ from alone import Alone
 from paceline.conditions.absences import parse_absences
 from paceline.conditions.delays import parse_delays, parse_slow
 from paceline.conditions.world import Conditions
-from paceline.engines.simulated import Nothing, SimulatedRun, endless_ledger
 from paceline.events import Apply, Exhausted, Fact, Joined, Lease, Order, Pushed, Ticket
 from paceline.protocols.adaptive import Adaptive
+from paceline.simulation.engine import Nothing, SimulatedRun, endless_ledger
 
 NUM_WORKERS = 8
 

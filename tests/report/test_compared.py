@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.report.chart import COLOURS, DASHES, style
-from paceline.report.compared import Comparison, Contender, Outcome, Point, outcome_of
+from paceline.report.compared import ComparedProtocol, Comparison, Point, RunOutcome, outcome_of
 from paceline.report.compared_lines import render_comparison
 from paceline.report.compared_svg import draw_comparison
 from paceline.report.summary import summarize
@@ -18,22 +18,26 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def outcome(run_dir: Path) -> Outcome:
+def outcome(run_dir: Path) -> RunOutcome:
     return outcome_of(summarize(run_dir), 0, 0.7)
 
 
-def comparison(*contenders: Contender, target: float | None = 0.7, repeats: int = 1) -> Comparison:
+def comparison(
+    *contenders: ComparedProtocol, target: float | None = 0.7, repeats: int = 1
+) -> Comparison:
     return Comparison(
         task="lenet", workers=2, conditions="slow 1=5x, mini-batches of 20", is_simulated=True,
         target_accuracy=target, repeats=repeats, contenders=contenders, folder="runs/compare",
     )  # fmt: skip
 
 
-def contender(protocol: str, *outcomes: Outcome, failures: tuple[str, ...] = ()) -> Contender:
-    return Contender(protocol=protocol, outcomes=outcomes, failures=failures)
+def contender(
+    protocol: str, *outcomes: RunOutcome, failures: tuple[str, ...] = ()
+) -> ComparedProtocol:
+    return ComparedProtocol(protocol=protocol, outcomes=outcomes, failures=failures)
 
 
-def test_the_clock_stands_still_between_epochs(outcome: Outcome) -> None:
+def test_the_clock_stands_still_between_epochs(outcome: RunOutcome) -> None:
     """Epochs from 1.0 to 3.5 s and from 5.0 to 7.0 s: 2.5 and 4.5 s of training."""
     assert outcome.errors == (Point(t=2.5, value=0.4), Point(t=4.5, value=pytest.approx(0.2)))
     assert outcome.trained_s == 4.5
@@ -51,7 +55,7 @@ def test_a_target_that_was_not_reached_is_said_with_the_best(run_dir: Path) -> N
     assert text.split("async", 1)[1].split()[0] == "never"
 
 
-def test_one_seed_that_misses_the_target_lies_behind_all_others(outcome: Outcome) -> None:
+def test_one_seed_that_misses_the_target_lies_behind_all_others(outcome: RunOutcome) -> None:
     early, late = replace(outcome, target_s=1.0), replace(outcome, target_s=3.0)
     never = replace(outcome, target_s=None)
     found = contender("async", never, late, early)
@@ -61,7 +65,7 @@ def test_one_seed_that_misses_the_target_lies_behind_all_others(outcome: Outcome
     assert contender("async", never, never, early).figure("target_s").median is None
 
 
-def test_the_table_is_this(outcome: Outcome) -> None:
+def test_the_table_is_this(outcome: RunOutcome) -> None:
     slow = replace(outcome, target_s=90.0, updates=12_345)
     lines = render_comparison(
         comparison(contender("async", outcome, slow), contender("k-sync:2", outcome), repeats=2)
@@ -77,7 +81,7 @@ def test_the_table_is_this(outcome: Outcome) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_protocol_that_failed_does_not_hide_the_others(outcome: Outcome) -> None:
+def test_a_protocol_that_failed_does_not_hide_the_others(outcome: RunOutcome) -> None:
     failed = contender("async", failures=("the loss of worker 1 is not finite",))
     both = comparison(failed, contender("k-sync:2", outcome))
     text = "\n".join(render_comparison(both))
@@ -86,7 +90,7 @@ def test_a_protocol_that_failed_does_not_hide_the_others(outcome: Outcome) -> No
     assert json.dumps(both.to_json(), allow_nan=False)
 
 
-def test_what_was_not_run_has_neither_failed_nor_missed_the_target(outcome: Outcome) -> None:
+def test_what_was_not_run_has_neither_failed_nor_missed_the_target(outcome: RunOutcome) -> None:
     cut = replace(
         comparison(contender("k-sync:2", outcome), contender("async")),
         interrupted_in="async, seed 0",
@@ -97,7 +101,7 @@ def test_what_was_not_run_has_neither_failed_nor_missed_the_target(outcome: Outc
     assert "async, not run" in words(cut)
 
 
-def test_nothing_measured_is_no_chart_and_no_error(outcome: Outcome) -> None:
+def test_nothing_measured_is_no_chart_and_no_error(outcome: RunOutcome) -> None:
     failed = comparison(contender("async", failures=("it broke",)))
     assert "it broke" in "\n".join(render_comparison(failed))
     assert "not measured" not in words(failed)
@@ -117,7 +121,7 @@ def words(one: Comparison) -> list[str]:
     return [node.text or "" for node in elements(one, "text")]
 
 
-def test_few_evaluations_bring_the_training_loss_in_and_say_so(outcome: Outcome) -> None:
+def test_few_evaluations_bring_the_training_loss_in_and_say_so(outcome: RunOutcome) -> None:
     two = comparison(contender("async", outcome))
     assert any(word.startswith("training loss (mean") and "< 3" in word for word in words(two))
     assert "fewer than 3 evaluations" in "\n".join(render_comparison(two))
@@ -128,7 +132,7 @@ def test_few_evaluations_bring_the_training_loss_in_and_say_so(outcome: Outcome)
     assert "test error against virtual seconds" in render_comparison(three)
 
 
-def test_every_seed_is_drawn_and_the_typical_one_is_thick(outcome: Outcome) -> None:
+def test_every_seed_is_drawn_and_the_typical_one_is_thick(outcome: RunOutcome) -> None:
     many = [replace(outcome, target_s=float(t)) for t in (3, 1, 2)]
     lines = elements(comparison(contender("async", *many), repeats=3), "polyline")
     widths = [float(line.get("stroke-width", 0)) for line in lines]
@@ -146,7 +150,7 @@ def test_protocols_are_told_apart_also_when_printed_grey() -> None:
     assert len({style(number) for number in range(26)}) == 26
 
 
-def test_all_words_and_points_lie_inside_the_picture(outcome: Outcome) -> None:
+def test_all_words_and_points_lie_inside_the_picture(outcome: RunOutcome) -> None:
     names = ("stale-synchronous:12", "k-batch-async:100", "local-sgd:16")
     one = comparison(*(contender(name, outcome) for name in names))
     root = ElementTree.fromstring(draw_comparison(one))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.files import Place
 from paceline.report.logs import open_log
+from paceline.system.files import OpenFolder
 
 
 def test_the_csv_has_one_value_a_line(tmp_path: Path) -> None:
-    log = open_log("csv", Place.open(tmp_path))
+    log = open_log("csv", OpenFolder.open(tmp_path))
     log.write(235, 7.4, {"acc": 0.1, "loss": 2.3})
     log.write(470, 14.8, {"acc": 0.5})
     log.close()
@@ -23,7 +23,7 @@ def test_the_csv_has_one_value_a_line(tmp_path: Path) -> None:
 
 def test_tensorboard_gets_an_event_file(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    log = open_log("tensorboard", Place.open(tmp_path))
+    log = open_log("tensorboard", OpenFolder.open(tmp_path))
     log.write(235, 7.4, {"acc": 0.1})
     log.close()
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
@@ -34,4 +34,4 @@ def test_tensorboard_without_its_package_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigError, match=r"pip install 'paceline\[tensorboard\]'.*--log csv"):
-        open_log("tensorboard", Place.open(tmp_path))
+        open_log("tensorboard", OpenFolder.open(tmp_path))

@@ -12,9 +12,9 @@ from paceline.data.loader import LeasedLoader
 from paceline.data.order import redraw
 from paceline.errors import ConfigError
 from paceline.events import Grant, Lease, Ticket
-from paceline.records import Header
 from paceline.report.whereabouts import Fates, report_sample
 from paceline.trace import Trace, read_trace
+from paceline.trace.records import Header
 from runs import leases_of, train
 from tiny import NUM_SAMPLES, TASK
 

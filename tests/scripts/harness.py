@@ -30,10 +30,10 @@ import torch
 
 import one_script
 import paceline
-from paceline import worker
-from paceline.compute.seeding import kept_random_state
 from paceline.context import Context
 from paceline.errors import PacelineError
+from paceline.replica.seeding import kept_random_state
+from paceline.script import worker
 from runs import Run, leases_of, run_script
 
 from .base import PLAIN, Configuration, Noted, Numbers, Record, Refusal, Script, Text

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from paceline.engines.cradle import warm
+from paceline.engines.local.client import warm
 
 from . import SCRIPTS
 from .base import CONFIGURATIONS

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.compute.replica import Replica
-from paceline.sessions.shares import average_into, average_of_buffers
+from paceline.exchange.shares import average_into, average_of_buffers
+from paceline.replica.replica import Replica
 from paceline.store.control import Control, control_bytes
 from paceline.store.memory import PrivateMemory
-from paceline.store.shared import SharedStore, arena_bytes
-from paceline.store.update import Updater
+from paceline.store.optimizer import Updater
+from paceline.store.parameter_store import SharedStore, arena_bytes
 
 NUM_SEATS = 8
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

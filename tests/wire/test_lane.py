@@ -4,18 +4,18 @@ import threading
 
 import pytest
 
+from paceline.wire.channel import SocketChannel, coordinator_channel, member_channel, socket_pair
 from paceline.wire.codec import WireError
-from paceline.wire.lane import SocketLane, coordinator_lane, member_lane, socket_pair
 from paceline.wire.messages import Adopt, FromMember, Note, ToMember
 
-SIZE = SocketLane.PIECE_BYTES
+SIZE = SocketChannel.PIECE_BYTES
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, SIZE - 40, SIZE, SIZE + 1, 5 * SIZE, 40 * SIZE])
 @pytest.mark.parametrize("is_blocking", [True, False])
 def test_a_message_of_any_size_arrives_whole(num_bytes: int, is_blocking: bool) -> None:
     ends = socket_pair()
-    ours, theirs = member_lane(ends[0]), coordinator_lane(ends[1])
+    ours, theirs = member_channel(ends[0]), coordinator_channel(ends[1])
     sent: list[FromMember] = [Note("x" * num_bytes), Note("")]
     ours.hold(sent[0])
     sender = threading.Thread(target=ours.send, args=(sent[1],))
@@ -29,9 +29,9 @@ def test_a_message_of_any_size_arrives_whole(num_bytes: int, is_blocking: bool) 
 
 @pytest.mark.parametrize("over", range(-8, 9))
 def test_where_the_last_piece_is_cut(over: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SocketLane, "PIECE_BYTES", 16)
+    monkeypatch.setattr(SocketChannel, "PIECE_BYTES", 16)
     ends = socket_pair()
-    ours, theirs = member_lane(ends[0]), coordinator_lane(ends[1])
+    ours, theirs = member_channel(ends[0]), coordinator_channel(ends[1])
     ours.send(Note("y" * (16 + over)))
     assert theirs.receive() == [Note("y" * (16 + over))]
     assert theirs.receive(False) == []
@@ -39,7 +39,7 @@ def test_where_the_last_piece_is_cut(over: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_piece_that_is_still_to_come_is_waited_for() -> None:
     ends = socket_pair()
-    lane = member_lane(ends[0])
+    lane = member_channel(ends[0])
     ends[1].send(b"+" + b"[")
     assert lane.receive(False) == []
     ends[1].close()
@@ -50,7 +50,7 @@ def test_a_piece_that_is_still_to_come_is_waited_for() -> None:
 def test_who_does_not_read_holds_nobody_up() -> None:
     """Of a worker that is stopped the coordinator does not wait."""
     ours, theirs = socket_pair()
-    lane, reader = coordinator_lane(ours), member_lane(theirs)
+    lane, reader = coordinator_channel(ours), member_channel(theirs)
     sent = [Adopt(f"{number} " + "z" * 50_000) for number in range(100)]
     for message in sent:
         lane.send(message)
@@ -67,6 +67,6 @@ def test_who_does_not_read_holds_nobody_up() -> None:
 def test_who_hears_what_is_meant_for_the_other_side_says_so() -> None:
     """A member's number for a message is another one's in the other direction."""
     ends = socket_pair()
-    member_lane(ends[0]).send(Note("text"))
+    member_channel(ends[0]).send(Note("text"))
     with pytest.raises(WireError, match="is damaged"):
-        member_lane(ends[1]).receive()
+        member_channel(ends[1]).receive()

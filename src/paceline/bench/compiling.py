@@ -35,7 +35,7 @@ _MOST_CALLS, _LEAST_CALLS = 1000, ROUNDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class WaysQuestion:
     """What is to be compared.
 
     Args:
@@ -129,10 +129,10 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class WaysCompared:
     """All ways, in the order asked for; ``calls`` of each were timed."""
 
-    question: Question
+    question: WaysQuestion
     calls: int
     results: tuple[Result, ...]
 
@@ -159,7 +159,7 @@ class _Entry:
     failure: str = ""
 
 
-def compare_ways(question: Question, say: Callable[[str], None]) -> Comparison:
+def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysCompared:
     """Build every way, let them take turns, and say what each came to.
 
     Args:
@@ -185,10 +185,10 @@ def compare_ways(question: Question, say: Callable[[str], None]) -> Comparison:
         finally:
             for entry in entries:
                 entry.apart.close()
-    return Comparison(question=question, calls=calls, results=tuple(_results(entries)))
+    return WaysCompared(question=question, calls=calls, results=tuple(_results(entries)))
 
 
-def _start(way: str, question: Question, cache: Path) -> _Entry:
+def _start(way: str, question: WaysQuestion, cache: Path) -> _Entry:
     arguments = {
         "way": way,
         "spec": question.subject,
@@ -198,7 +198,7 @@ def _start(way: str, question: Question, cache: Path) -> _Entry:
     }
     # A cache of its own, empty: the first call is that of somebody who never compiled this.
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    return _Entry(way, Apart("paceline.bench.contender:Contender", arguments, environment))
+    return _Entry(way, Apart("paceline.bench.contender:TimedWay", arguments, environment))
 
 
 def _prepare(entry: _Entry, say: Callable[[str], None]) -> None:

@@ -1,12 +1,12 @@
 """A comparison of ways as lines of plain text; this module must not know how it was measured."""
 
-from .compiling import ROUNDS, Comparison, Gain, Result
+from .compiling import ROUNDS, Gain, Result, WaysCompared
 from .lines import duration, quartiles, size, table
 
 _HEADER = ("way", "first call", "a call", "middle half", "speed", "peak memory", "ahead after")
 
 
-def render_ways(found: Comparison) -> list[str]:
+def render_ways(found: WaysCompared) -> list[str]:
     """The table, then what a table cannot say."""
     asked = found.question
     failed = [one for one in found.results if one.failure]
@@ -45,7 +45,7 @@ def _ahead(one: Result, gain: Gain) -> str:
     return f"{one.break_even_calls:,} calls"
 
 
-def _other_batches(found: Comparison) -> list[str]:
+def _other_batches(found: WaysCompared) -> list[str]:
     """What happened when the batch changed, and that all outputs agree."""
     lines = []
     for one in found.results:

@@ -21,7 +21,7 @@ SETTLING_CALLS = 5
 """TorchScript optimises in its first calls, too; after these a way has settled."""
 
 
-class Contender:
+class TimedWay:
     """Holds the model and runs blocks of calls.
 
     Args:

@@ -1,7 +1,4 @@
-"""An export as a whole: the file proved, its size, its latency and its accuracy beside the model's.
-
-It must not know how it is printed.
-"""
+"""An export as a whole: the file proved; its size, latency and accuracy beside the model's."""
 
 import time
 from collections.abc import Callable
@@ -16,6 +13,7 @@ from ..exports import find_format
 from ..exports.proof import Written, accuracy_of, write_proved
 from ..exports.reduced import Precision
 from ..exports.subject import Subject
+from .lines import duration, quartiles, size, table
 from .samples import Timing, take_turns
 
 _ROUNDS = 15
@@ -201,3 +199,36 @@ def _call_s(call: Callable[[], Tensor], count: int) -> float:
     for _ in range(count):
         call()
     return (time.perf_counter() - start_s) / count
+
+
+def render_export(one: Export) -> list[str]:
+    """What was written, then its latency."""
+    differences = ", ".join(
+        f"{value:.1e} (batch {batch})" for batch, value in one.differences.items()
+    )
+    rows = [
+        (f"batch {each.batch}, {name}", duration(timing.median_s), quartiles(timing))
+        for each in one.latencies
+        for name, timing in (("model, eager", each.model), ("file", each.file))
+    ]
+    return [
+        f"wrote        {one.path} ({one.form}, {one.precision.value})",
+        f"size         {size(one.num_bytes)} on disk; the weights are {size(one.weights_bytes)}",
+        f"equal        largest difference of an output: {differences}",
+        f"accuracy     {_accuracy(one)}",
+        "",
+        *table(("latency", "median", "middle half"), rows),
+        *([f"note: not as {one.fell_back}"] if one.fell_back else []),
+    ]
+
+
+def _accuracy(one: Export) -> str:
+    if one.accuracy is None or one.file_accuracy is None:
+        if not one.is_trained:
+            return "not measured: the weights are fresh; give --checkpoint RUN"
+        return "not measured: there is no test data"
+    change = one.file_accuracy - one.accuracy
+    return (
+        f"{one.file_accuracy:.4f} (the float32 model {one.accuracy:.4f}, change {change:+.4f}; "
+        f"{one.accuracy_samples:,} test samples)"
+    )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .together import Together, measure_together
+from .together import TimedTogether, measure_together
 from .workqueue import WorkQueue
 
 ROUNDS = 7
@@ -34,7 +34,7 @@ class Overlap:
     """
 
     work: str
-    rows: tuple[Together, ...]
+    rows: tuple[TimedTogether, ...]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -112,7 +112,7 @@ def _on_gpu(device: torch.device, size: int, count: int) -> Overlap:
     def timed(work: Callable[[], object]) -> Callable[[], float]:
         return _timed(work, lambda: torch.cuda.synchronize(device))
 
-    def row(name: str, to: Sequence[Tensor], non_blocking: bool, own_stream: bool) -> Together:
+    def row(name: str, to: Sequence[Tensor], non_blocking: bool, own_stream: bool) -> TimedTogether:
         def copy(i: int) -> None:
             to[i].copy_(results[i], non_blocking=non_blocking)
 

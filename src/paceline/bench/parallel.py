@@ -16,7 +16,7 @@ import torch
 
 from ..errors import ConfigError
 from .apart import Apart
-from .together import Together, measure_together
+from .together import TimedTogether, measure_together
 
 ROUNDS = 7
 
@@ -33,7 +33,7 @@ class Parallel:
 
     places: str
     work: str
-    result: Together
+    result: TimedTogether
 
     def to_json(self) -> dict[str, object]:
         """As one JSON object."""

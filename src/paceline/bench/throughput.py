@@ -30,7 +30,7 @@ _LONG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ThroughputRow:
     """One model at one batch size.
 
     Args:
@@ -97,7 +97,7 @@ def free_bytes(device: str) -> int:
     return int(free * SHARE)
 
 
-def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[Row]:
+def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[ThroughputRow]:
     """Measure every model, precision and batch size; smaller batches first.
 
     Raises:
@@ -105,7 +105,7 @@ def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[Row]:
     """
     for model in asked.models:
         load_task(model)
-    rows: list[Row] = []
+    rows: list[ThroughputRow] = []
     for model in asked.models:
         for precision in asked.precisions:
             for row in _column(asked, machine, model, precision):
@@ -115,8 +115,8 @@ def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Row]:
-    rows: list[Row] = []
+def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[ThroughputRow]:
+    rows: list[ThroughputRow] = []
     place = {"machine": machine, "device": asked.device, "model": model, "precision": precision}
     limit_bytes = asked.limit_bytes or free_bytes(asked.device)
     arguments = {
@@ -131,7 +131,7 @@ def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Row]
             step_s = rows[-1].batch_size / (rows[-1].images_per_s or math.inf) if rows else 0.0
             if asked.batch_sizes is None and step_s > _LONG_S:
                 ended = f"{_NOT_TRIED}: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
-                rows.append(Row(**place, batch_size=batch_size, ended=ended))  # type: ignore[arg-type]
+                rows.append(ThroughputRow(**place, batch_size=batch_size, ended=ended))  # type: ignore[arg-type]
             else:
                 rows.append(_row(seat, place, batch_size, asked.seconds))
             is_over = rows[-1].ended.startswith((_MEMORY, _NOT_TRIED)) or seat.has_ended
@@ -140,16 +140,16 @@ def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[Row]
     return rows
 
 
-def _row(seat: Apart, place: Mapping[str, str], batch_size: int, seconds: float) -> Row:
+def _row(seat: Apart, place: Mapping[str, str], batch_size: int, seconds: float) -> ThroughputRow:
     try:
         answer = seat.ask("measure", batch_size=batch_size, seconds=seconds, blocks=_BLOCKS)
     except PacelineError as error:
-        return Row(**place, batch_size=batch_size, ended=str(error))  # type: ignore[arg-type]
+        return ThroughputRow(**place, batch_size=batch_size, ended=str(error))  # type: ignore[arg-type]
     if "ended" in answer:
         ended = f"{_MEMORY}: {answer['ended']}"
-        return Row(**place, batch_size=batch_size, ended=ended)  # type: ignore[arg-type]
+        return ThroughputRow(**place, batch_size=batch_size, ended=ended)  # type: ignore[arg-type]
     per_s = [float(value) for value in answer["per_s"]]
-    return Row(
+    return ThroughputRow(
         **place,
         batch_size=batch_size,
         images_per_s=statistics.median(per_s),
@@ -169,22 +169,22 @@ def days(images: int, epochs: int, images_per_s: float) -> float:
     return images * epochs / images_per_s / 86_400
 
 
-def to_json(rows: Sequence[Row]) -> dict[str, object]:
+def to_json(rows: Sequence[ThroughputRow]) -> dict[str, object]:
     """As one JSON object, which `merged` reads."""
     return {"rows": [asdict(row) for row in rows]}
 
 
-def merged(files: Sequence[Path], rows: Sequence[Row]) -> list[Row]:
+def merged(files: Sequence[Path], rows: Sequence[ThroughputRow]) -> list[ThroughputRow]:
     """The rows of other machines' tables, then ours; of equal cells the last one counts.
 
     Raises:
         ConfigError: a file cannot be read or is no such table.
     """
-    found: list[Row] = []
+    found: list[ThroughputRow] = []
     for file in files:
         try:
             rows_there = json.loads(file.read_text(), parse_constant=refuse_constant)["rows"]
-            found += many(lambda one: record(Row, one))(rows_there)
+            found += many(lambda one: record(ThroughputRow, one))(rows_there)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{file} is no table of paceline bench throughput --json: {error}"

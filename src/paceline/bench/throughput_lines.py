@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from ..report.summary import Point
 from ..report.svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, rule, text
 from .lines import size, table
-from .throughput import Row, days
+from .throughput import ThroughputRow, days
 
 _COLOURS = ("#1b4f8f", "#b5541c", "#2d7a3e", "#7a2d6f", "#6b5b00", "#333333")
 _DASHES = ("", "7 4", "2 3")
 _TOP, _HEIGHT = 64, 260
 
 
-def render_throughput(rows: Sequence[Row], images: int, epochs: int) -> list[str]:
+def render_throughput(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
     """The table, and for each model how long ``images`` times ``epochs`` take at its best."""
     is_several = len({row.machine for row in rows}) > 1
     cells = [
@@ -38,7 +38,7 @@ def render_throughput(rows: Sequence[Row], images: int, epochs: int) -> list[str
     return [*lines, "", *ends, *crossings(rows), *_days(rows, images, epochs)]
 
 
-def crossings(rows: Sequence[Row]) -> list[str]:
+def crossings(rows: Sequence[ThroughputRow]) -> list[str]:
     """The batch from which on one device is ahead of its machine's CPU, by model and precision."""
     speeds: dict[tuple[str, str, str, str], dict[int, float]] = {}
     for row in rows:
@@ -59,16 +59,16 @@ def crossings(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _on(rows: Sequence[Row], machine: str) -> str:
+def _on(rows: Sequence[ThroughputRow], machine: str) -> str:
     """The machine, where the table has several."""
     return f" on {machine}" if len({row.machine for row in rows}) > 1 else ""
 
 
-def _of(rows: Sequence[Row], machine: str) -> str:
+def _of(rows: Sequence[ThroughputRow], machine: str) -> str:
     return _on(rows, machine).replace(" on ", " of ")
 
 
-def _figures(row: Row) -> tuple[str, str, str]:
+def _figures(row: ThroughputRow) -> tuple[str, str, str]:
     if row.images_per_s is None:
         return "-", "-", "-"
     return (
@@ -78,8 +78,8 @@ def _figures(row: Row) -> tuple[str, str, str]:
     )
 
 
-def _days(rows: Sequence[Row], images: int, epochs: int) -> list[str]:
-    best: dict[tuple[str, ...], Row] = {}
+def _days(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
+    best: dict[tuple[str, ...], ThroughputRow] = {}
     for row in rows:
         key = (row.machine, row.device, row.model, row.precision)
         if _speed(row) > (_speed(best[key]) if key in best else 0.0):
@@ -92,16 +92,16 @@ def _days(rows: Sequence[Row], images: int, epochs: int) -> list[str]:
     ]
 
 
-def _speed(row: Row) -> float:
+def _speed(row: ThroughputRow) -> float:
     return row.images_per_s or 0.0
 
 
-def draw_throughput(rows: Sequence[Row]) -> str:
+def draw_throughput(rows: Sequence[ThroughputRow]) -> str:
     """The text of an SVG file: images a second against the batch size, a line a series.
 
     Both axes are logarithmic: of a LeNet and a ResNet one could only see the one.
     """
-    series: dict[tuple[str, ...], list[Row]] = {}
+    series: dict[tuple[str, ...], list[ThroughputRow]] = {}
     for row in rows:
         if row.images_per_s:
             named = (row.model, row.device, row.precision, row.machine)

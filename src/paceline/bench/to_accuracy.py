@@ -49,7 +49,7 @@ class Reached:
     seconds: float | None
 
 
-class Training:
+class TrainingRun:
     """A task's model with its data, on one device.
 
     Args:
@@ -126,13 +126,13 @@ class Training:
 
 def noise_of(task: Task, splits: Splits, device: str, *, after: int, draws: int) -> Noise:
     """The gradient noise of a task once it has made ``after`` updates as its recipe says."""
-    training = Training(task, splits, device, task.batch_size, task.learning_rate, seed=0)
+    training = TrainingRun(task, splits, device, task.batch_size, task.learning_rate, seed=0)
     for _ in range(after):
         training.update()
     return measure_noise(training.gradient, _SMALL, _DOUBLINGS, draws)
 
 
-def train_to(training: Training, target: float, num_samples: int, epochs: int) -> Reached:
+def train_to(training: TrainingRun, target: float, num_samples: int, epochs: int) -> Reached:
     """Train until the test accuracy is ``target``; at most ``epochs``, and about `MOST_S`."""
     an_epoch = math.ceil(num_samples / training.batch_size)
     stride = max(1, an_epoch // _EVALUATIONS_AN_EPOCH)

@@ -19,7 +19,7 @@ _NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class TimedTogether:
     """What two pieces of work came to.
 
     Args:
@@ -74,15 +74,15 @@ def measure_together(
     other: Callable[[], float],
     both: Callable[[], float],
     num_rounds: int,
-) -> Together:
+) -> TimedTogether:
     """Let the three take turns after one round that does not count; each returns its seconds."""
     for work in (one, other, both):
         work()
     found = take_turns({"one": one, "other": other, "both": both}, num_rounds)
-    return Together(name=name, one=found["one"], other=found["other"], both=found["both"])
+    return TimedTogether(name=name, one=found["one"], other=found["other"], both=found["both"])
 
 
-def render_together(rows: tuple[Together, ...], one: str, other: str) -> list[str]:
+def render_together(rows: tuple[TimedTogether, ...], one: str, other: str) -> list[str]:
     """A table, a row each."""
     cells = [
         (

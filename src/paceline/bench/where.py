@@ -5,8 +5,8 @@ This module must not know what is measured.
 
 import torch
 
-from ..compute.accelerators import find_device
 from ..errors import ConfigError
+from ..replica.device import find_device
 
 
 def chosen_device(name: str) -> str:

@@ -20,10 +20,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from ..signals import held_back
-from ..vitals import State, read_vitals
+from ..system.signals import held_back
+from ..system.vitals import ProcessState, read_vitals
 from . import scribe
-from .shelf import Shelf
+from .shelf import CheckpointFolder
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
@@ -32,7 +32,7 @@ _STOPPED_S = 1.0
 _LOOK_S = 0.1
 
 
-class Desk:
+class WriteQueue:
     """One run's writer.
 
     Args:
@@ -144,7 +144,7 @@ class Desk:
     def _is_stopped(self, pid: int) -> bool:
         """Whether it has been stopped for a while: nobody knows for how long it will be."""
         now_s = time.monotonic()
-        is_stopped = read_vitals(pid).state is State.STOPPED
+        is_stopped = read_vitals(pid).state is ProcessState.STOPPED
         self._stopped_s = min(self._stopped_s, now_s) if is_stopped else math.inf
         return now_s - self._stopped_s >= _STOPPED_S
 
@@ -152,7 +152,7 @@ class Desk:
         """The scribe is gone, and what it had with it; the next request starts another."""
         self._let_go()
         for request in self._open:
-            shelf = Shelf(Path(request["shelf"]), request["keep"], request.get("within"))
+            shelf = CheckpointFolder(Path(request["shelf"]), request["keep"], request.get("within"))
             shelf.drop(Path(request["aside"]))
         self._answers += [{"failed": reason}] * len(self._open)
         self._open.clear()

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..files import Place, open_to_read
-from ..signals import die_with_parent, leave_to_the_launcher
-from .shelf import Shelf, number_of
+from ..system.files import OpenFolder, open_to_read
+from ..system.signals import die_with_parent, leave_to_the_launcher
+from .shelf import CheckpointFolder, number_of
 
 LAYOUT = "layout.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -47,7 +47,7 @@ def write(request: dict[str, Any], memory: Any) -> dict[str, Any]:
     """
     start_s = time.monotonic()
     aside, within = Path(request["aside"]), request.get("within")
-    shelf = Shelf(Path(request["shelf"]), request["keep"], within)
+    shelf = CheckpointFolder(Path(request["shelf"]), request["keep"], within)
     try:
         with shelf.open_aside(number_of(aside)) as place:
             for name, value in request["files"].items():
@@ -63,7 +63,7 @@ def write(request: dict[str, Any], memory: Any) -> dict[str, Any]:
     return {"sealed": str(path), "took_s": time.monotonic() - start_s}
 
 
-def _write_tensors(aside: Place, memory: Any) -> None:
+def _write_tensors(aside: OpenFolder, memory: Any) -> None:
     """The pinned block as safetensors: the model by its own names, the optimizer's state beside."""
     with aside.read(LAYOUT) as file:
         layout = json.load(file)

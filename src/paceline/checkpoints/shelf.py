@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..files import Place, open_to_read, read_text
+from ..system.files import OpenFolder, open_to_read, read_text
 
 FOLDER = "checkpoints"
 """Of the shelf in a run's folder."""
@@ -74,7 +74,7 @@ def damaged(path: Path, why: object) -> ConfigError:
     return ConfigError(f"the checkpoint is damaged: {path}: {text}")
 
 
-class Shelf:
+class CheckpointFolder:
     """The checkpoints of one run.
 
     Args:
@@ -114,7 +114,9 @@ class Shelf:
         number = number_of(aside)
         with self._open() as place:
             with closing(place.inner(aside.name)) as folder:
-                rows = {name: _row(folder, name) for name in folder.names()}
+                # Of a writer that was cut off a manifest may be there already.
+                names = [name for name in folder.names() if name != MANIFEST]
+                rows = {name: _row(folder, name) for name in names}
                 body = {"format": FORMAT, "files": rows}
                 _write(folder, MANIFEST, {**body, "sha256": _digest_of(body)})
                 folder.sync()
@@ -125,7 +127,7 @@ class Shelf:
         return self.folder / str(number)
 
     @contextmanager
-    def open_aside(self, number: int) -> Iterator[Place]:
+    def open_aside(self, number: int) -> Iterator[OpenFolder]:
         """The folder of the unfinished checkpoint ``number``, to write into."""
         with self._open() as place:
             aside = place.inner(f"{_ASIDE}{number}")
@@ -161,22 +163,22 @@ class Shelf:
                         place.remove(f"{name}{one}")
 
     @contextmanager
-    def _open(self) -> Iterator[Place]:
+    def _open(self) -> Iterator[OpenFolder]:
         """The folder, made where it is missing."""
         if self.within is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            place = Place.open(self.folder)
+            place = OpenFolder.open(self.folder)
         else:
-            with closing(Place.open(self.folder.parent, self.within)) as run:
+            with closing(OpenFolder.open(self.folder.parent, self.within)) as run:
                 place = run.make_inner(self.folder.name)
         with closing(place):
             yield place
 
-    def _point(self, place: Place, number: int) -> None:
+    def _point(self, place: OpenFolder, number: int) -> None:
         place.replace(POINTER, _as_json({"checkpoint": number}), is_synced=True)
         place.sync()
 
-    def _prune(self, place: Place) -> None:
+    def _prune(self, place: OpenFolder) -> None:
         for number in self._numbers()[: -self._keep]:
             _take_away(place, number)
 
@@ -254,7 +256,7 @@ class Shelf:
         )
 
 
-def _take_away(place: Place, number: int) -> None:
+def _take_away(place: OpenFolder, number: int) -> None:
     with suppress(OSError):
         place.rename(str(number), f"{_OLD}{number}")
         place.remove(f"{_OLD}{number}")
@@ -292,7 +294,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _row(folder: Place, name: str) -> dict[str, object]:
+def _row(folder: OpenFolder, name: str) -> dict[str, object]:
     """What the manifest says of a file, which is on the disk from now on."""
     with folder.read(name) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -304,7 +306,7 @@ def _digest_of(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _write(folder: Place, name: str, value: object) -> None:
+def _write(folder: OpenFolder, name: str, value: object) -> None:
     with open(folder.fresh(name), "wb") as file:
         file.write(_as_json(value))
         file.flush()

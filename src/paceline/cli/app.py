@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
 
 from .. import __version__
 from ..errors import ConfigError, FileError, LinkError, PacelineError, unknown
-from ..streams import Lasting, lead_nowhere, open_standard_streams
+from ..system.streams import Lasting, lead_nowhere, open_standard_streams
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
 EXIT_SIGNAL = 128
@@ -158,7 +158,7 @@ def _refused(error: OSError) -> PacelineError:
 
 
 def _no_memory(error: Exception) -> LinkError:
-    from ..limits import describe_limits
+    from ..system.limits import describe_limits
 
     return LinkError(f"there is too little memory: {error} (allowed: {describe_limits() or 'all'})")
 

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from .output import Json, say, show, writable
 
 if TYPE_CHECKING:
-    from ..bench.throughput import Row
+    from ..bench.throughput import ThroughputRow
 
 
 def register(app: App) -> None:
@@ -65,12 +65,12 @@ def compile_(
     task
         chapter-mlp (512-256-128-2), a built-in task, package.module:task, or a run's folder.
     """
-    from ..bench.compiling import Question, compare_ways
+    from ..bench.compiling import WaysQuestion, compare_ways
     from ..bench.compiling_lines import render_ways
     from ..bench.ways import WAYS
     from ..bench.where import chosen_device, chosen_threads
 
-    question = Question(
+    question = WaysQuestion(
         subject=task,
         ways=tuple(asked.ways.split(",")) if asked.ways else tuple(WAYS),
         batch_size=asked.batch_size,
@@ -245,7 +245,7 @@ def throughput(
     show(json, lambda: to_json(whole), lambda: render_throughput(whole, images, epochs))
 
 
-def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Row]":
+def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[ThroughputRow]":
     """Other machines' rows, and this one's unless only files are named."""
     from ..bench.throughput import merged
     from ..errors import ConfigError
@@ -258,7 +258,7 @@ def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Row
     return merged([], [*others, *_swept(models or "lenet", here)])
 
 
-def _swept(models: str, here: SweepFlags) -> "list[Row]":
+def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
     """This machine's part of the table."""
     from ..bench.throughput import Sweep, sweep
     from ..bench.where import chosen_device, chosen_threads

@@ -15,7 +15,7 @@ from .simulate import NO_TRAINING, NO_WORLD, TrainingFlags, WorldFlags, world_of
 
 if TYPE_CHECKING:
     from ..predict.comparison import Contest
-    from ..report.compared import Comparison, Outcome
+    from ..report.compared import Comparison, RunOutcome
 
 _EVERY_S = 5.0
 
@@ -156,7 +156,7 @@ class _Lines:
     def note(self, text: str) -> None:
         say(f"note: {text}")
 
-    def ended(self, outcome: "Outcome | str") -> None:
+    def ended(self, outcome: "RunOutcome | str") -> None:
         from ..report.terminal import format_duration
 
         now_s = time.perf_counter()

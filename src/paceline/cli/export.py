@@ -83,9 +83,8 @@ def export(
     task
         A built-in task, package.module:task, or the folder of a run with its weights.
     """
-    from ..bench.exporting import Wanted
+    from ..bench.exporting import Wanted, render_export
     from ..bench.exporting import export as export_
-    from ..bench.exporting_lines import render_export
     from ..exports import find_format
     from ..exports.reduced import Precision
 

@@ -74,12 +74,12 @@ def settings_of(flags: Flags, config: Path | None) -> RunSettings:
     """The settings of a run; workers are the accelerators that are seen, where nobody chose."""
     resolved = resolve(given(flags), config)
     if resolved.settings.resume is not None:
-        from ..resumption import adopt
+        from ..checkpoints.resumption import adopt
 
         return adopt(resolved)
     settings = resolved.settings
     if resolved.origins["workers"] == "default":
-        from ..compute.accelerators import count_accelerators
+        from ..replica.device import count_accelerators
 
         return dataclasses.replace(settings, workers=max(1, count_accelerators(settings.device)))
     return settings

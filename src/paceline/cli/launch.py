@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from ..porting import check_script
+from ..porting.porting import check_script
 from ..program import ScriptProgram
 from .flags import NO_FLAGS, ConfigFile, RunFlags, settings_of
 from .running import run_program

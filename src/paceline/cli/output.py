@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..streams import Lasting
+from ..system.streams import Lasting
 
 Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]
 """The flag of every verb that has a result."""

@@ -48,8 +48,8 @@ def report(
 
 def _report_sample(run: Path, sample: int | None, position: int | None, *, is_json: bool) -> None:
     from ..data.order import redraw
-    from ..records import Header
     from ..report.whereabouts import render_sample, report_sample
+    from ..trace.records import Header
 
     if sample is not None and position is not None:
         raise ConfigError("--sample and --position name the same thing twice; give one of them")

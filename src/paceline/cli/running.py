@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from ..config import RunSettings
 from ..errors import Interrupted
 from ..program import Program
-from ..signals import ended_by_signals
+from ..system.signals import ended_by_signals
 
 
 def run_program(program: Program, settings: RunSettings, notes: Sequence[str] = ()) -> None:
@@ -16,7 +16,7 @@ def run_program(program: Program, settings: RunSettings, notes: Sequence[str] = 
     Args:
         notes: what to say of the program before it begins.
     """
-    from ..engines.cradle import begun_early
+    from ..engines.local.client import begun_early
 
     is_local = settings.engine == "local"
     with ended_by_signals(lambda number: False), begun_early() if is_local else nullcontext():
@@ -24,7 +24,7 @@ def run_program(program: Program, settings: RunSettings, notes: Sequence[str] = 
 
 
 def _run(program: Program, settings: RunSettings, notes: Sequence[str]) -> None:
-    from ..launcher import launch_run
+    from ..launch.launcher import launch_run
     from ..report.live import choose_observer
 
     observer = choose_observer(settings.json)

@@ -204,7 +204,7 @@ def _simulate_training(
 
 
 def _new_folder(settings: RunSettings, name: str) -> Path:
-    from ..folder import make_folder
+    from ..run_dir import make_folder
 
     with closing(make_folder(settings, name, is_latest=False)) as folder:
         return folder.path

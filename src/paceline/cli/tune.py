@@ -122,8 +122,7 @@ def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
 
 def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> None:
     """The largest mini-batch that fits."""
-    from ..bench.batch_size import largest_batch
-    from ..bench.fitting import Trials, do_fit_together
+    from ..bench.batch_size import Trials, do_fit_together, largest_batch
     from ..bench.throughput import free_bytes
     from ..bench.where import chosen_device
     from ..errors import ConfigError
@@ -161,8 +160,13 @@ def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> Non
 
 def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> None:
     """Gradient noise, throughput and time to accuracy of each batch size."""
-    from ..bench.batch_choice import Wish, compare_batch_sizes
-    from ..bench.batch_choice_lines import choices_json, draw_choices, render_choices
+    from ..bench.batch_choice import (
+        Wish,
+        choices_json,
+        compare_batch_sizes,
+        draw_choices,
+        render_choices,
+    )
     from ..bench.where import chosen_device
 
     writable(asked.plot)

@@ -22,15 +22,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..errors import ConfigError, unknown
-from .distributions import (
-    Constant,
-    Empirical,
-    Exponential,
-    LogNormal,
-    Pareto,
-    Term,
-    Weibull,
-)
+from .distributions import Constant, Empirical, Exponential, LogNormal, Pareto, Term, Weibull
 from .phases import Phases
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}

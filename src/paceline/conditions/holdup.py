@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..context import Context
 from .delays import Delay, parse_delays, parse_slowness
-from .phases import Pace
+from .phases import PhasePace
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Holdup:
 
     factor: float
     delay: Delay | None
-    pace: Pace | None
+    pace: PhasePace | None
     rng: random.Random
     num_steps: int = 1
     _next_serial: int = 0
@@ -43,7 +43,7 @@ class Holdup:
         factors, phases = parse_slowness(context.slow, context.workers)
         pace = None
         if seat in phases:
-            pace = Pace(phases[seat], random.Random(f"{context.seed}/{seat}/phases"))
+            pace = PhasePace(phases[seat], random.Random(f"{context.seed}/{seat}/phases"))
         return cls(
             factor=factors.get(seat, 1.0),
             delay=parse_delays(context.delay, context.workers)[seat],

@@ -40,7 +40,7 @@ class Machine:
     cores: int | None = None
 
 
-class Sum:
+class CostSum:
     """Where the pushes of an update are added, one after the other, and the version written.
 
     Args:
@@ -78,7 +78,7 @@ class Sum:
         return max(at_s, self._free_s) if pushed_s or is_updated else at_s
 
 
-class Desk:
+class ServerQueue:
     """One worker at the machine: needs a core while it computes, and then waits out its delay.
 
     Args:

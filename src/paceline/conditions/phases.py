@@ -31,7 +31,7 @@ class Phases:
         return 1.0 - share + share / self.factor
 
 
-class Pace:
+class PhasePace:
     """The phases of one worker, drawn as far as somebody has looked; it begins fast."""
 
     def __init__(self, phases: Phases, rng: random.Random) -> None:

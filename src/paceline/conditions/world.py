@@ -12,8 +12,8 @@ from .absences import Absence
 from .cores import Cores
 from .delays import Delay
 from .links import Link
-from .machine import Desk, Machine
-from .phases import Pace, Phases
+from .machine import Machine, ServerQueue
+from .phases import PhasePace, Phases
 
 Finisher = Callable[[float], float]
 """When a step is done that begins at this time; each call draws the next step of one worker."""
@@ -99,7 +99,7 @@ class Conditions:
         draw, factor = self._drawer(worker), self.slow.get(worker, 1.0)
         return draw if factor == 1.0 else lambda: draw() * factor
 
-    def desks(self) -> list[Desk] | None:
+    def desks(self) -> list[ServerQueue] | None:
         """Where each worker computes: fresh sequences of all they do; None without a machine."""
         machine = self.machine
         if machine is None:
@@ -113,7 +113,7 @@ class Conditions:
                 machine.work[worker].drawer(rng),
                 self._drawer(worker),
             )
-            found.append(Desk(draws, self._stretcher(worker)))
+            found.append(ServerQueue(draws, self._stretcher(worker)))
         return found
 
     def cores(self) -> Cores | None:
@@ -129,6 +129,6 @@ class Conditions:
         factor = self.slow.get(worker, 1.0)
         if worker in self.phases:
             rng = random.Random(f"{self.seed}/{worker}/phases")
-            pace = Pace(self.phases[worker], rng)
+            pace = PhasePace(self.phases[worker], rng)
             return lambda start_s, seconds: pace.finish_s(start_s, seconds * factor)
         return lambda start_s, seconds: start_s + seconds * factor

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import unknown
-from ..files import cache_home
+from ..system.files import cache_home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

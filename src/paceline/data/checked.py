@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import ConfigError
-from ..files import open_to_read
+from ..system.files import open_to_read
 from .catalogue import DataFile
 
 Bytes: TypeAlias = bytearray | mmap.mmap

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..compute.seeding import kept_random_state, seed_all
+from ..replica.seeding import kept_random_state, seed_all
 from .feed import fetch
 from .likeness import Likeness
 from .listed import length_of

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..compute.seeding import seed_all
 from ..events import Lease
+from ..replica.seeding import seed_all
 
 
 class Indices(list[int]):

@@ -26,7 +26,7 @@ from .sources import sources_of
 Say = Callable[[str], None]
 
 
-class State(Enum):
+class FetchState(Enum):
     """Whether a data set can be used."""
 
     HERE = "here"
@@ -39,7 +39,7 @@ class Inspection:
     """What was found of a data set: ``problem`` says what is wrong with one that is damaged."""
 
     data_set: DataSet
-    state: State
+    state: FetchState
     folder: Path | None
     problem: str = ""
 
@@ -57,7 +57,7 @@ def inspect(data_set: DataSet, env: Mapping[str, str] | None = None) -> Inspecti
     """Look for ``data_set`` and compare all sums (about 0.1 s for 55 MB)."""
     located = locate(data_set, env)
     if located is None:
-        return Inspection(data_set=data_set, state=State.MISSING, folder=None)
+        return Inspection(data_set=data_set, state=FetchState.MISSING, folder=None)
     problem = ""
     if located.missing:
         problem = f"{located.folder} is incomplete: no {', '.join(located.missing)}"
@@ -67,7 +67,7 @@ def inspect(data_set: DataSet, env: Mapping[str, str] | None = None) -> Inspecti
                 read_checked(located.paths[file.name], file, remedy(data_set))
     except ConfigError as error:
         problem = str(error)
-    state = State.DAMAGED if problem else State.HERE
+    state = FetchState.DAMAGED if problem else FetchState.HERE
     return Inspection(data_set=data_set, state=state, folder=located.folder, problem=problem)
 
 
@@ -97,7 +97,7 @@ def fetch(
     """
     data_set = find(name)
     found = inspect(data_set, env)
-    if found.state is State.HERE and found.folder is not None:
+    if found.state is FetchState.HERE and found.folder is not None:
         return Fetched(data_set=data_set, folder=found.folder, source="")
     if data_set.is_shipped:
         raise ConfigError(found.problem or f"{name} is not in the package; {remedy(data_set)}")

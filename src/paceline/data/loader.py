@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..compute.seeding import kept_random_state, mix, seed_all, seed_host, step_seed
-from ..compute.speed import Speed
 from ..errors import ConfigError
 from ..events import Lease
+from ..replica.seeding import kept_random_state, mix, seed_all, seed_host, step_seed
+from ..speed import Speed
 from .arrays import ArrayDataset, as_input, collate_batch
 from .arrays import Batch as Gathered
 from .feed import FedWorkers, Indices, fetch

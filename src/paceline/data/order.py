@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from ..compute.seeding import kept_random_state, mix, seed_all
 from ..errors import ConfigError
+from ..replica.seeding import kept_random_state, mix, seed_all
 from .listed import MOST_POSITIONS, length_of, list_positions, too_many
 
 _ORDER_SALT, _EVALUATION_SALT = 3, 4

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..compute.speed import Speed
+from ..speed import Speed
 from .transfer import Transfer, move
 
 

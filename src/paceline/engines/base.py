@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from ..core.jobs import Payload
 from ..events import Fact, Order
-from ..staleness import StalenessRule
-from ..store.clip import Clip
+from ..protocols.staleness import StalenessRule
 from ..store.memory import Memory
-from ..vitals import Vitals
+from ..system.vitals import Vitals
 from ..wire.messages import FromMember, ToMember
 
 RENDEZVOUS = "rendezvous"
@@ -100,7 +100,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def carry_out(
-        self, orders: Sequence[Order], cause: Fact | None, payload: "Payload | None"
+        self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
     ) -> None:
         """Carry out what the coordinator answered to ``cause``, with which ``payload`` came."""
 
@@ -137,7 +137,7 @@ class Engine(abc.ABC):
         """Make these members leave their step: the run ends."""
 
     @abc.abstractmethod
-    def start(self, births: Sequence["Birth"], program: bytes) -> dict[int, tuple[int, int]]:
+    def start(self, births: Sequence["MemberSpec"], program: bytes) -> dict[int, tuple[int, int]]:
         """Begin these members; member -> (seat, pid).
 
         Args:
@@ -209,7 +209,7 @@ class Signs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class MemberSpec:
     """A new member: where it sits, and what it is told.
 
     Attributes:
@@ -226,11 +226,3 @@ class Birth:
     environment: dict[str, str]
     search_path: tuple[str, ...] = ()
     """Where the launcher's process finds modules: a task may come from beside the user's script."""
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What came with a push beside the fact."""
-
-    fault: int
-    clip: Clip

@@ -15,19 +15,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from ..compute.process import kept_process
 from ..context import Context
+from ..core.jobs import Jobs, Payload
 from ..errors import ConfigError
 from ..events import Cancel, Fact, Grant, Late, Left, Order, Ticket
-from ..sessions.base import Perished, Stopped, Superseded
-from ..sessions.express import ExpressSession
-from ..staleness import StalenessRule
+from ..exchange.base import Perished, Stopped, Superseded
+from ..exchange.peers import PeerExchange
+from ..protocols.staleness import StalenessRule
 from ..store.control import BEGAN, JOBS, VERSION, Control, control_bytes
 from ..store.memory import Memory, PrivateMemory
-from ..vitals import UNKNOWN, Vitals
+from ..system.vitals import UNKNOWN, Vitals
+from ..tuning.process import kept_process
 from ..wire.messages import FromMember, Push, ToMember
-from .base import Birth, Engine, Event, MemberStalled, Payload, ProcessLeft, Signs, Traits
-from .jobs import Jobs
+from .base import Engine, Event, MemberSpec, MemberStalled, ProcessLeft, Signs, Traits
 
 _EVER = 2**63 - 1
 
@@ -35,7 +35,7 @@ _EVER = 2**63 - 1
 class _Turn(threading.Thread):
     """One member; runs only while it holds the baton."""
 
-    def __init__(self, engine: "InlineEngine", birth: Birth) -> None:
+    def __init__(self, engine: "InlineEngine", birth: MemberSpec) -> None:
         super().__init__(name=f"paceline-worker-{birth.seat}", daemon=True)
         self.birth = birth
         self.inbox: deque[ToMember] = deque()
@@ -75,18 +75,20 @@ class _Turn(threading.Thread):
     # -- the member's side: its lane ------------------------------------------------------------
 
     def run(self) -> None:
-        from .. import worker
-        from . import seat
+        from ..script import worker
+        from .local import process
 
         try:
             context = Context.read(self.birth.context)
-            session = ExpressSession(
+            session = PeerExchange(
                 self, self._engine.member_control(self), self._engine.arena,
                 seat=self.birth.seat, member=self.birth.member,
             )  # fmt: skip
             worker.start_context(session, context)
             program = pickle.loads(self._engine.program)
-            seat.perform(lambda: seat.run_program(program, context), self, self.birth, session)
+            process.perform(
+                lambda: process.run_program(program, context), self, self.birth, session
+            )
         except Perished:
             self.ending = "killed by signal 9"
         finally:
@@ -185,7 +187,7 @@ class InlineEngine(Engine):
         self.is_closed = False
         self._surroundings = ExitStack()
 
-    def start(self, births: Sequence[Birth], program: bytes) -> dict[int, tuple[int, int]]:
+    def start(self, births: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         self.program = program
         self._surroundings.enter_context(kept_process())
         for birth in births:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import load_tensors
+from ..checkpoints.model_file import load_tensors
 from ..errors import ConfigError, PacelineError
 from ..workloads import TASKS, load_task
 from ..workloads.base import Task

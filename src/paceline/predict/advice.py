@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..compute.cores import num_cores
 from ..conditions.delays import NO_DELAY, parse_delays, parse_slow
 from ..conditions.world import Conditions
 from ..config import resolve
-from ..engines.timing import TimingRun
 from ..errors import ConfigError
-from ..launcher import launch_run
+from ..launch.launcher import launch_run
 from ..program import TaskProgram
 from ..protocols import parse
 from ..report.forecast import Forecast
 from ..report.live import QuietObserver
-from ..report.ranking import Advice, Candidate, Standing, Target
+from ..report.ranking import Advice, RankedProtocol, Standing, Target
+from ..simulation.timing import TimingRun
+from ..system.cores import num_cores
 from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import Profile, read_profile
@@ -92,7 +92,7 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     else:
         ranking = pursue(names, training, conditions, asked.goal, asked.race_s, say)
     candidates = tuple(
-        Candidate(
+        RankedProtocol(
             forecast=forecasts[one.protocol], standing=one,
             num_steps=parse(one.protocol, asked.workers).num_steps,
         )

@@ -1,7 +1,7 @@
 """Several protocols on one task, one after the other, under the same stragglers and seeds.
 
     contest -> (seed 0: each protocol), (seed 1: each protocol), ... -> summaries -> comparison
-                live: launcher.py      virtual time: rehearsal.py
+                live: launch/launcher.py      virtual time: rehearsal.py
 
 The seeds are the outer loop, so whatever changes on a machine meets all protocols, and a contest
 that is cut short has compared what it has. A worker takes the same mini-batch under every
@@ -20,17 +20,17 @@ from ..conditions.delays import parse_delays, parse_slowness
 from ..config import RunSettings
 from ..data.choice import choose
 from ..errors import ConfigError, Interrupted, WorkerError
-from ..folder import fresh_folder
 from ..protocols import parse
-from ..report.compared import Comparison, Contender, Outcome, outcome_of
+from ..report.compared import ComparedProtocol, Comparison, RunOutcome, outcome_of
 from ..report.files import write_comparison
 from ..report.live import Progress, QuietObserver
 from ..report.summary import Summary
+from ..run_dir import fresh_folder
 from ..workloads import find_task
 from .simulation import World
 
 
-class Watcher(Protocol):
+class ComparisonWatcher(Protocol):
     """Who is told how a contest goes."""
 
     def began(self, protocol: str, seed: int) -> None:
@@ -45,7 +45,7 @@ class Watcher(Protocol):
     def note(self, text: str) -> None:
         """A sentence that the user should read."""
 
-    def ended(self, outcome: Outcome | str) -> None:
+    def ended(self, outcome: RunOutcome | str) -> None:
         """What came of it, or why it failed."""
 
 
@@ -99,14 +99,16 @@ class Contest:
                 raise ConfigError(f"--{flag} is for workers in virtual time: add --simulated")
 
 
-def compare(contest: Contest, watcher: Watcher, run_dir: Path | None = None) -> Comparison:
+def compare(
+    contest: Contest, watcher: ComparisonWatcher, run_dir: Path | None = None
+) -> Comparison:
     """Run all of it; its files lie in ``runs/compare-...``, a folder a protocol.
 
     Raises:
         ConfigError: something asked for does not exist or cannot work.
         Interrupted: the user ended it after at least one run.
     """
-    from ..engines.cradle import warm
+    from ..engines.local.client import warm
 
     contest.check()
     settings = _with_batch(contest, watcher)
@@ -118,7 +120,7 @@ def compare(contest: Contest, watcher: Watcher, run_dir: Path | None = None) -> 
                 chosen = replace(settings, protocol=text, seed=seed)
                 try:
                     summary = _run(contest, chosen, results.folder_of(text, seed), watcher)
-                    result: Outcome | str = outcome_of(summary, seed, settings.target_accuracy)
+                    result: RunOutcome | str = outcome_of(summary, seed, settings.target_accuracy)
                 except WorkerError as error:
                     result = str(error).partition("\n")[0].rstrip(":")
                 except KeyboardInterrupt:
@@ -137,7 +139,7 @@ class _Results:
         self._contest = contest
         self._settings = settings
         self._folder = folder
-        self._found: dict[str, list[Outcome | str]] = {text: [] for text in contest.protocols}
+        self._found: dict[str, list[RunOutcome | str]] = {text: [] for text in contest.protocols}
 
     @property
     def has_any(self) -> bool:
@@ -148,7 +150,7 @@ class _Results:
         place = self._folder / re.sub(r"[^A-Za-z0-9_.-]+", "-", protocol)
         return place / f"seed-{seed}" if self._contest.repeats > 1 else place
 
-    def add(self, protocol: str, result: Outcome | str) -> None:
+    def add(self, protocol: str, result: RunOutcome | str) -> None:
         """What came of a run, or why it failed."""
         self._found[protocol].append(result)
 
@@ -163,9 +165,9 @@ class _Results:
             target_accuracy=settings.target_accuracy,
             repeats=contest.repeats,
             contenders=tuple(
-                Contender(
+                ComparedProtocol(
                     protocol=text,
-                    outcomes=tuple(one for one in found if isinstance(one, Outcome)),
+                    outcomes=tuple(one for one in found if isinstance(one, RunOutcome)),
                     failures=tuple(one for one in found if isinstance(one, str)),
                 )
                 for text, found in self._found.items()
@@ -177,7 +179,7 @@ class _Results:
         return comparison
 
 
-def _with_batch(contest: Contest, watcher: Watcher) -> RunSettings:
+def _with_batch(contest: Contest, watcher: ComparisonWatcher) -> RunSettings:
     """The settings, with the mini-batch that full-sync would have where none is asked for."""
     settings = contest.settings
     if settings.batch_size is not None or settings.mini_batch_size is not None:
@@ -206,14 +208,16 @@ def _in_words(contest: Contest, settings: RunSettings) -> str:
     return ", ".join(parts)
 
 
-def _run(contest: Contest, settings: RunSettings, run_dir: Path, watcher: Watcher) -> Summary:
+def _run(
+    contest: Contest, settings: RunSettings, run_dir: Path, watcher: ComparisonWatcher
+) -> Summary:
     if contest.is_simulated:
         from .rehearsal import rehearse  # here: it imports torch
 
         world = replace(contest.world, seed=settings.seed)
         rehearsed = rehearse(contest.task, settings, world, run_dir, watcher, contest.evaluations)
         return rehearsed.summary
-    from ..launcher import launch_run
+    from ..launch.launcher import launch_run
     from ..program import TaskProgram
 
     live = replace(
@@ -227,7 +231,7 @@ def _run(contest: Contest, settings: RunSettings, run_dir: Path, watcher: Watche
 class _Listener(QuietObserver):
     """Passes on what a live run says."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: ComparisonWatcher) -> None:
         super().__init__()
         self._watcher = watcher
         self._now_s = 0.0

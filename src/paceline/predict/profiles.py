@@ -19,8 +19,8 @@ from ..conditions.delays import Delay
 from ..conditions.distributions import Empirical
 from ..conditions.machine import Machine
 from ..errors import ConfigError
-from ..records import Header, Resumed
 from ..trace import FILE_NAME, read_trace
+from ..trace.records import Header, Resumed
 from .steps import FEWEST_STEPS, Steps
 
 

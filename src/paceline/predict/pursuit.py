@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from ..conditions.world import Conditions
 from ..errors import ConfigError
 from ..report.ranking import Standing
-from .race import Contender, Training
+from .race import Racer, Training
 
 NUM_FINALISTS, MOST_SEEDS, FEWEST_SEEDS = 8, 9, 3
 """One seed tells little: times to a loss differ by a tenth and more from seed to seed."""
@@ -72,7 +72,7 @@ class Goal:
         """From one look to the next the time grows by this factor."""
         return _STRETCH if self.accuracy is None else _LOOK_STRETCH
 
-    def look(self, contender: Contender) -> float:
+    def look(self, contender: Racer) -> float:
         """What is measured, of the contender's newest version."""
         return contender.standing.loss if self.accuracy is None else contender.accuracy()
 
@@ -87,7 +87,7 @@ class Pursuer:
     def __init__(
         self, protocol: str, training: Training, conditions: Conditions, goal: Goal
     ) -> None:
-        self._contender = Contender(protocol, training, conditions)
+        self._contender = Racer(protocol, training, conditions)
         self._goal = goal
         self._looks: deque[float] = deque(maxlen=goal.num_looks)
         self.standing = self._contender.standing

@@ -5,8 +5,8 @@
     the last two          once more with other seeds: who is ahead how often
 
 Every contender trains its own model at exactly the stale parameters that its protocol gives it
-(engines/training.py), so what staleness and smaller batches cost is measured and not assumed. Its
-loss is the one that a live run would report, a mean over many pushes: that of one version alone
+(simulation/training.py), so what staleness and smaller batches cost is measured and not assumed.
+Its loss is the one that a live run would report, a mean over many pushes: that of one version alone
 jumps from update to update. This module must not know where the conditions come from, nor how the
 result is shown.
 """
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from ..conditions.world import Conditions
-from ..engines.exam import first_samples
-from ..engines.simulated import SimulatedRun
-from ..engines.training import TrainingCraft
+from ..core.ledger import Ledger
 from ..errors import ConfigError
 from ..events import Lease, Pushed, Ticket
-from ..ledger import Ledger
 from ..protocols import parse
 from ..report.ranking import RACE_SEEDS, Standing
+from ..simulation.engine import SimulatedRun
+from ..simulation.evaluate import first_samples
+from ..simulation.training import TrainingCraft
 from ..workloads.base import Task
 
 PROBE_SAMPLES = 1000
@@ -72,7 +72,7 @@ class _Craft(TrainingCraft):
         return fact
 
 
-class Contender:
+class Racer:
     """One protocol with one seed."""
 
     def __init__(self, protocol_text: str, training: Training, conditions: Conditions) -> None:
@@ -176,7 +176,7 @@ def race(
     Returns:
         The best first; who went further in the race stands before who did not.
     """
-    field = [Contender(text, training, conditions) for text in protocols]
+    field = [Racer(text, training, conditions) for text in protocols]
     num_rounds = max(1, math.ceil(math.log2(len(field)))) if len(field) > 1 else 1
     share_s = budget_s / (num_rounds + RACE_SEEDS)
     lap_s = _first_lap_s(field, share_s)
@@ -202,7 +202,7 @@ def race(
     return ranking
 
 
-def _first_lap_s(field: Sequence[Contender], share_s: float) -> float:
+def _first_lap_s(field: Sequence[Racer], share_s: float) -> float:
     """Virtual seconds that all together compute in about ``share_s``, found by trying."""
     lap_s, start_s = 0.0, time.perf_counter()
     while True:
@@ -214,7 +214,7 @@ def _first_lap_s(field: Sequence[Contender], share_s: float) -> float:
             return lap_s
 
 
-def _one_update_s(field: Sequence[Contender]) -> float:
+def _one_update_s(field: Sequence[Racer]) -> float:
     for one in field:
         one.advance(1e-9)
     return max(one.virtual_s for one in field)
@@ -236,7 +236,7 @@ def _race_again(
             seed=training.seed + extra,
         )  # fmt: skip
         for one in (first, second):
-            contender = Contender(one.protocol, again, conditions)
+            contender = Racer(one.protocol, again, conditions)
             contender.advance(until_s)
             losses[one.protocol].append(contender.standing.loss)
         say(f"{first.protocol} against {second.protocol}, seed {again.seed}")

@@ -1,6 +1,6 @@
 """A whole training run in virtual time: a task, simulated workers, the files of a live run.
 
-    task + world -> craft, conditions -> engines/simulated.py -> trace -> summary, model, curve
+    task + world -> craft, conditions -> simulation/engine.py -> trace -> summary, model, curve
 
 The loss and the accuracy are true; only the seconds are virtual. It imports torch, which a
 simulation of time alone does not need. This module must not know terminals.
@@ -16,19 +16,19 @@ from typing import Protocol
 
 import torch
 
-from ..checkpoint import save_model
+from ..checkpoints.model_file import save_model
 from ..config import RunSettings
-from ..engines.simulated import SimulatedRun
-from ..engines.training import TrainingCraft
-from ..ledger import Ledger
+from ..core.ledger import Ledger
 from ..program import TaskProgram, written
 from ..protocols import parse
 from ..protocols.base import SyncProtocol
-from ..records import Scalar
 from ..report.files import write_report
 from ..report.forecast import Forecast
 from ..report.summary import Summary
+from ..simulation.engine import SimulatedRun
+from ..simulation.training import TrainingCraft
 from ..trace import Trace
+from ..trace.records import Scalar
 from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import read_profile

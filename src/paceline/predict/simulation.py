@@ -1,7 +1,7 @@
 """A run that is predicted: settings in, a protocol in virtual time, a forecast out.
 
-    settings -> conditions, protocol -> engines/timing.py -> counts -> forecast, beside theory
-                                     `-> engines/simulated.py, where a trace is wanted
+    settings -> conditions, protocol -> simulation/timing.py -> counts -> forecast, beside theory
+                                     `-> simulation/engine.py, where a trace is wanted
 
 This module must not know terminals, nor how time is made to pass.
 """
@@ -17,14 +17,14 @@ from ..conditions.delays import NO_DELAY, Delay, parse_delays, parse_slowness
 from ..conditions.links import parse_bytes, parse_link
 from ..conditions.machine import Machine
 from ..conditions.world import Conditions
-from ..engines.counts import Counts
-from ..engines.simulated import SimulatedRun, endless_ledger
-from ..engines.timing import TimingRun
 from ..errors import ConfigError
 from ..protocols import parse
 from ..protocols.base import SyncProtocol
+from ..protocols.staleness import StalenessRule
 from ..report.forecast import Forecast, forecast_of
-from ..staleness import StalenessRule
+from ..simulation.counts import Counts
+from ..simulation.engine import SimulatedRun, endless_ledger
+from ..simulation.timing import TimingRun
 from ..trace import FILE_NAME, Trace
 from .profiles import Profile, read_profile
 

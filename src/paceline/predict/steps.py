@@ -22,8 +22,8 @@ from ..conditions.delays import parse_delays, parse_slowness
 from ..errors import ConfigError
 from ..events import Apply, Grant, Joined, Ticket
 from ..protocols import parse
-from ..records import Handed, Header, Heard, Ordered, Record, Superseded
 from ..trace import contradiction
+from ..trace.records import Handed, Header, Heard, Ordered, Record, SupersededRecord
 
 _WARM_UP_STEPS = 2
 """Left out at the start of each member: the first steps fill caches and allocate."""
@@ -80,7 +80,7 @@ class Steps:
                 self._num_granted[ticket.member] += 1
                 is_at_once = self._last == ticket.member
                 self._granted[ticket[:2]] = _Granted(record.t_s, self._is_updated, is_at_once)
-            case Superseded() if not self._ordered.is_delayed:
+            case SupersededRecord() if not self._ordered.is_delayed:
                 member = record.ticket.member
                 factor = self._ordered.factor(self._worker_of.get(member, member))
                 self._share.hear(record.t_s, record.wasted_s, record.wasted_s / factor)

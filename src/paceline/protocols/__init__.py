@@ -4,19 +4,19 @@ A new protocol is one file here, one line in the table, and its claims in tests/
 contract test runs over the table.
 """
 
-from paceline.errors import ConfigError, unknown
-from paceline.protocols.adaptive import Adaptive
-from paceline.protocols.adaptive_local import AdaptiveLocal
-from paceline.protocols.asynchronous import Async
-from paceline.protocols.base import SyncProtocol
-from paceline.protocols.full_sync import FullSync
-from paceline.protocols.k_async import KAsync
-from paceline.protocols.k_batch_async import KBatchAsync
-from paceline.protocols.k_batch_sync import KBatchSync
-from paceline.protocols.k_sync import KSync
-from paceline.protocols.local_sgd import LocalSgd
-from paceline.protocols.stale_synchronous import StaleSynchronous
-from paceline.staleness import WHOLE, parse_staleness
+from ..errors import ConfigError, unknown
+from .adaptive import Adaptive
+from .adaptive_local import AdaptiveLocal
+from .asynchronous import Async
+from .base import SyncProtocol
+from .full_sync import FullSync
+from .k_async import KAsync
+from .k_batch_async import KBatchAsync
+from .k_batch_sync import KBatchSync
+from .k_sync import KSync
+from .local_sgd import LocalSgd
+from .stale_synchronous import StaleSynchronous
+from .staleness import WHOLE, parse_staleness
 
 PROTOCOLS: dict[str, type[SyncProtocol]] = {
     "full-sync": FullSync,

@@ -25,10 +25,10 @@ the exponential distribution's, and the constant is set by T(1) instead of a giv
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from paceline.events import Decision, Exhausted, Fact, Left, Pushed
-from paceline.fields import count
-from paceline.protocols.base import Gathering
-from paceline.protocols.progress import LossProgress
+from ..events import Decision, Exhausted, Fact, Left, Pushed
+from ..fields import count
+from .base import Gathering
+from .progress import LossProgress
 
 _MOST_TIMES = 16
 """Steps of each member that are remembered: enough for a mean, few enough to follow a change."""

@@ -17,11 +17,11 @@ chosen after each average, from pushes, not at fixed intervals of time.
 import math
 from typing import Any
 
-from paceline.events import Decision, Fact, Pushed
-from paceline.fields import count
-from paceline.protocols.base import Argument
-from paceline.protocols.local_sgd import LocalSgd
-from paceline.protocols.progress import LossProgress
+from ..events import Decision, Fact, Pushed
+from ..fields import count
+from .base import Argument
+from .local_sgd import LocalSgd
+from .progress import LossProgress
 
 
 class AdaptiveLocal(LocalSgd):

@@ -14,8 +14,8 @@ AISTATS 2018, section 2.
 
 from typing import Any
 
-from paceline.events import Apply, Decision, Fact, Joined, Pushed, Release
-from paceline.protocols.base import Rhythm, SyncProtocol
+from ..events import Apply, Decision, Fact, Joined, Pushed, Release
+from .base import Rhythm, SyncProtocol
 
 _WHOLE = (1.0,)
 

@@ -19,8 +19,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from paceline.errors import ConfigError
-from paceline.events import (
+from ..errors import ConfigError
+from ..events import (
     Apply,
     Cancel,
     Decision,
@@ -34,7 +34,7 @@ from paceline.events import (
     Stalled,
     Ticket,
 )
-from paceline.staleness import WHOLE, StalenessRule
+from .staleness import WHOLE, StalenessRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

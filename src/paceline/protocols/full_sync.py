@@ -15,8 +15,8 @@ Source: L. G. Valiant, "A bridging model for parallel computation", Communicatio
 "Slow and Stale Gradients Can Win the Race", AISTATS 2018, section 2. Changed: the hand-over.
 """
 
-from paceline.events import Cancel, Decision, Exhausted
-from paceline.protocols.base import Gathering, Rhythm
+from ..events import Cancel, Decision, Exhausted
+from .base import Gathering, Rhythm
 
 
 class FullSync(Gathering):

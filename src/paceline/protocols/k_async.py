@@ -15,8 +15,8 @@ Learning", ICDM 2016 (n-softsync); as here: S. Dutta, G. Joshi, S. Ghosh, P. Dub
 members live, a finished one pushes again.
 """
 
-from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering, Rhythm
+from ..events import Decision
+from .base import Argument, Gathering, Rhythm
 
 
 class KAsync(Gathering):

@@ -14,8 +14,8 @@ Optimization", NIPS 2015; as here: S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nag
 Stale Gradients Can Win the Race", AISTATS 2018, section 2.
 """
 
-from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering, Rhythm
+from ..events import Decision
+from .base import Argument, Gathering, Rhythm
 
 
 class KBatchAsync(Gathering):

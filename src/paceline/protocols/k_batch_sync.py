@@ -14,8 +14,8 @@ Race", AISTATS 2018, section 2. Changed: the mini-batches of superseded work ret
 unless the run drops them as the paper does.
 """
 
-from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering, Rhythm
+from ..events import Decision
+from .base import Argument, Gathering, Rhythm
 
 
 class KBatchSync(Gathering):

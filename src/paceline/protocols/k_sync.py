@@ -15,8 +15,8 @@ SGD", ICLR 2016 workshop (backup workers); S. Dutta, G. Joshi, S. Ghosh, P. Dube
 superseded work return to the epoch, unless the run drops them as the papers do.
 """
 
-from paceline.events import Decision
-from paceline.protocols.base import Argument, Gathering, Rhythm
+from ..events import Decision
+from .base import Argument, Gathering, Rhythm
 
 
 class KSync(Gathering):

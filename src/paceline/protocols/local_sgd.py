@@ -14,8 +14,8 @@ et al., "Communication-Efficient Learning of Deep Networks from Decentralized Da
 Changed: weights by samples, and lost work is handed on, both as in full-sync.
 """
 
-from paceline.protocols.base import Argument, Rhythm
-from paceline.protocols.full_sync import FullSync
+from .base import Argument, Rhythm
+from .full_sync import FullSync
 
 
 class LocalSgd(FullSync):

@@ -10,7 +10,7 @@ know what is decided from it.
 import math
 from typing import Any
 
-from paceline.fields import count, real
+from ..fields import count, real
 
 
 class LossProgress:

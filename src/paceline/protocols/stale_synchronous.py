@@ -16,8 +16,8 @@ leaves holds nobody back, and all clocks are level after an epoch.
 
 from typing import Any
 
-from paceline.events import Apply, Decision, Exhausted, Fact, Joined, Left, Pushed, Release
-from paceline.protocols.base import Argument, SyncProtocol
+from ..events import Apply, Decision, Exhausted, Fact, Joined, Left, Pushed, Release
+from .base import Argument, SyncProtocol
 
 _WHOLE = (1.0,)
 

@@ -19,7 +19,7 @@ FEWEST_EVALUATIONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """One run; ``docs/json.md`` describes every field."""
 
     seed: int
@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class Spread:
     """A figure over the seeds; None where it was not measured, or the target not reached."""
 
     median: float | None
@@ -70,33 +70,33 @@ FIGURES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class ComparedProtocol:
     """One protocol, over its seeds."""
 
     protocol: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RunOutcome, ...]
     failures: tuple[str, ...] = ()
     """Why runs under it ended without a result."""
 
-    def figure(self, name: str) -> Range:
+    def figure(self, name: str) -> Spread:
         """A number of its outcomes; a target that was not reached lies behind all others."""
         missing = math.inf if name == "target_s" else math.nan
         values = [missing if (v := getattr(one, name)) is None else v for one in self.outcomes]
         values = [value for value in values if not math.isnan(value)]
         if not values:
-            return Range(median=None, least=None, most=None)
+            return Spread(median=None, least=None, most=None)
         found = (statistics.median(values), min(values), max(values))
         median, least, most = (value if math.isfinite(value) else None for value in found)
-        return Range(median=median, least=least, most=most)
+        return Spread(median=median, least=least, most=most)
 
     @property
-    def typical(self) -> Outcome | None:
+    def typical(self) -> RunOutcome | None:
         """The run in the middle: by its time to the target, then by its last error."""
         ranked = sorted(self.outcomes, key=_rank)
         return ranked[(len(ranked) - 1) // 2] if ranked else None
 
 
-def _rank(one: Outcome) -> tuple[float, float]:
+def _rank(one: RunOutcome) -> tuple[float, float]:
     error = one.test_error if one.test_error is not None else one.test_loss
     return (
         math.inf if one.target_s is None else one.target_s,
@@ -115,7 +115,7 @@ class Comparison:
     is_simulated: bool
     target_accuracy: float | None
     repeats: int
-    contenders: tuple[Contender, ...]
+    contenders: tuple[ComparedProtocol, ...]
     folder: str
     interrupted_in: str = ""
     """The run that Ctrl-C ended; empty where none was."""
@@ -160,7 +160,7 @@ class Comparison:
         }
 
 
-def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Outcome:
+def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> RunOutcome:
     """What is compared of a run."""
     trained = _trained(summary)
     measured = [(trained(one.t), one.value) for one in summary.accuracies]
@@ -169,7 +169,7 @@ def outcome_of(summary: Summary, seed: int, target_accuracy: float | None) -> Ou
     reached = (
         t for t, accuracy in measured if target_accuracy is not None and accuracy >= target_accuracy
     )
-    return Outcome(
+    return RunOutcome(
         seed=seed,
         target_s=next(reached, None),
         test_error=errors[-1].value if errors else None,

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .compared import Comparison, Contender, finite
+from .compared import ComparedProtocol, Comparison, finite
 from .summary import Point
 from .terminal import Series, format_duration, loss_range, plot
 
@@ -107,7 +107,7 @@ def _remarks(one: Comparison) -> list[str]:
     return lines
 
 
-def _of_contender(one: Comparison, contender: Contender) -> list[str]:
+def _of_contender(one: Comparison, contender: ComparedProtocol) -> list[str]:
     lines = [f"failed: {failure}" for failure in contender.failures]
     if one.target_accuracy is None or not contender.outcomes:
         return lines

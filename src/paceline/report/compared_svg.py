@@ -8,7 +8,7 @@ a second diagram, and its label says so. This module must not know runs.
 """
 
 from .chart import Curve, Diagram, draw_chart
-from .compared import Comparison, Contender, Outcome, finite
+from .compared import ComparedProtocol, Comparison, RunOutcome, finite
 from .summary import Point
 from .terminal import format_duration
 
@@ -49,7 +49,7 @@ def _time_label(one: Comparison) -> str:
     return "seconds of training (evaluations do not count)"
 
 
-def _reached(one: Comparison, contender: Contender) -> str:
+def _reached(one: Comparison, contender: ComparedProtocol) -> str:
     if not contender.outcomes:
         return ", failed" if contender.failures else ", not run"
     if one.target_accuracy is None:
@@ -66,10 +66,10 @@ def _target(one: Comparison) -> tuple[float, str] | None:
     return 1.0 - one.target_accuracy, f"target: {1.0 - one.target_accuracy:.3g}"
 
 
-def _curve(one: Comparison, contender: Contender, *, is_loss: bool) -> Curve:
+def _curve(one: Comparison, contender: ComparedProtocol, *, is_loss: bool) -> Curve:
     """Its runs; the evaluations of the typical one have dots."""
 
-    def points(run: Outcome | None) -> tuple[Point, ...]:
+    def points(run: RunOutcome | None) -> tuple[Point, ...]:
         return () if run is None else finite(run.losses if is_loss else run.errors)
 
     typical = points(contender.typical)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ..files import Place
+from ..system.files import OpenFolder
 from .compared import Comparison
 from .compared_svg import draw_comparison
 from .summary import Summary, summarize
@@ -32,7 +32,7 @@ def write_report(run_dir: Path, identity: Sequence[int] | None = None) -> Summar
         ConfigError: there is no trace, or it is damaged.
     """
     summary = summarize(run_dir)
-    with closing(Place.open(run_dir, identity)) as place:
+    with closing(OpenFolder.open(run_dir, identity)) as place:
         place.replace(SUMMARY_NAME, _as_json(summary.to_json()))
         place.replace(CURVE_NAME, draw_curve(summary).encode())
     return summary
@@ -40,7 +40,7 @@ def write_report(run_dir: Path, identity: Sequence[int] | None = None) -> Summar
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
     """Write the files of a comparison into its folder."""
-    with closing(Place.open(folder)) as place:
+    with closing(OpenFolder.open(folder)) as place:
         place.replace(COMPARISON_NAME, _as_json(comparison.to_json()))
         place.replace(PICTURE_NAME, draw_comparison(comparison).encode())
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from ..plan import Plan
-from ..streams import Lasting
+from ..system.streams import Lasting
 from .summary import Summary
 from .terminal import format_duration, render_summary
 

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from typing import Any
 
 from ..errors import ConfigError
-from ..files import Place
+from ..system.files import OpenFolder
 
 _CSV = "metrics.csv"
 
@@ -36,7 +36,7 @@ class CsvLog(MetricsLog):
     version,t_s,name,value
     """
 
-    def __init__(self, place: Place, version: int | None = None) -> None:
+    def __init__(self, place: OpenFolder, version: int | None = None) -> None:
         kept = _rows_up_to(place, version)
         self._file = os.fdopen(place.fresh(_CSV), "w", encoding="utf-8", newline="")
         self._rows = csv.writer(self._file, lineterminator="\n")
@@ -52,7 +52,7 @@ class CsvLog(MetricsLog):
         self._file.close()
 
 
-def _rows_up_to(place: Place, version: int | None) -> list[list[str]]:
+def _rows_up_to(place: OpenFolder, version: int | None) -> list[list[str]]:
     """What the run that goes on wrote before; what came after its checkpoint is written again."""
     if version is None or not place.has(_CSV):
         return []
@@ -71,7 +71,7 @@ class TensorBoardLog(MetricsLog):
         ConfigError: tensorboardX is not installed.
     """
 
-    def __init__(self, place: Place, version: int | None = None) -> None:
+    def __init__(self, place: OpenFolder, version: int | None = None) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
@@ -97,6 +97,6 @@ LOGS: Mapping[str, type[CsvLog] | type[TensorBoardLog]] = {
 }
 
 
-def open_log(kind: str, place: Place, version: int | None = None) -> MetricsLog:
+def open_log(kind: str, place: OpenFolder, version: int | None = None) -> MetricsLog:
     """The log of this kind in the run's folder; ``version``: the run goes on from there."""
     return LOGS[kind](place, version)

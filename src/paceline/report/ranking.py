@@ -37,7 +37,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class RankedProtocol:
     """One protocol: its timing, and how far it came."""
 
     forecast: Forecast
@@ -87,7 +87,7 @@ class Advice:
     profile_steps: int
     step_s: float
     push_s: float
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RankedProtocol, ...]
     """The advised one first."""
     are_alike: bool
     """Whether the first two were not told apart by their losses."""
@@ -116,7 +116,7 @@ class Advice:
         }
 
 
-def _row(one: Candidate) -> dict[str, object]:
+def _row(one: RankedProtocol) -> dict[str, object]:
     forecast, standing = one.forecast, one.standing
     return {
         "protocol": forecast.protocol,

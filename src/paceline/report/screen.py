@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plan import Plan
-from ..streams import Lasting
+from ..system.streams import Lasting
 from .live import Progress, WorkerProgress, format_metrics, format_progress, tell_on_errors
 from .summary import Summary
 from .terminal import format_duration, render_summary

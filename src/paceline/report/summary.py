@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..core.stats import SlowWorker
 from ..errors import ConfigError
 from ..metrics import accuracy_among
-from ..records import Evaluated
-from ..stats import SlowWorker
 from ..trace import FILE_NAME, read_trace
+from ..trace.records import Evaluated
 from .tally import Tally
 
 _MOST_DEVICES = 64

@@ -9,8 +9,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ..core.stats import ServiceTimes
 from ..events import Apply, Discard, EpochEnd, Grant, Joined, Late, Pushed, Retire, Ticket
-from ..records import (
+from ..trace.records import (
     Ended,
     Evaluated,
     Handed,
@@ -20,9 +21,8 @@ from ..records import (
     Record,
     Resumed,
     Scaled,
-    Superseded,
+    SupersededRecord,
 )
-from ..stats import ServiceTimes
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Tally:
                 self.last_s = max(self.last_s, at_s)
             case Heard():
                 self.last_s = max(self.last_s, record.fact.at_s)
-            case Superseded():
+            case SupersededRecord():
                 self.superseded += 1
                 self.wasted_s += record.wasted_s
                 self.saved_s += record.saved_s

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..stats import SlowWorker
+from ..core.stats import SlowWorker
 from .summary import Point, SlowSummary, Summary, WorkerSummary
 
 WIDTH = 60

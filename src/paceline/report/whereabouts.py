@@ -26,8 +26,8 @@ from ..events import (
     Pushed,
     Retire,
 )
-from ..records import Handed, Header, Heard, Ordered, Record, Resumed
 from ..trace import FILE_NAME, contradiction, read_trace
+from ..trace.records import Handed, Header, Heard, Ordered, Record, Resumed
 
 OWN_ORDER = "own"
 """The kind of an order that only the user's sampler can draw."""

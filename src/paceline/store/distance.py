@@ -7,15 +7,15 @@
 one order, so when a push's turn has come the newest version is the one that it is applied to.
 Squares are summed in float64, so the scale does not depend on how tensors are laid out.
 
-Source: Dutta et al., AISTATS 2018, eq. 13 (see staleness.py). This module must not know protocols
-or who executes.
+Source: Dutta et al., AISTATS 2018, eq. 13 (see protocols/staleness.py). This module must not know
+protocols or who executes.
 """
 
 import torch
 from torch import Tensor
 
 from .layout import Layout
-from .update import Groups
+from .optimizer import Groups
 
 
 def allowed_scale(limit: float, squared_distance: float, groups: Groups) -> float:

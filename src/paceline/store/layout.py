@@ -22,7 +22,7 @@ ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorPlace:
     """One tensor in the block: ``offset`` in bytes, strides in elements (they may be permuted)."""
 
     name: str
@@ -62,7 +62,7 @@ class Place:
 class Section:
     """Places that lie side by side: ``[start, stop)`` in bytes."""
 
-    places: tuple[Place, ...]
+    places: tuple[TensorPlace, ...]
     start: int
     stop: int
 
@@ -90,7 +90,7 @@ class StateEntry:
 
     parameter: int
     key: str
-    place: Place
+    place: TensorPlace
     is_number: bool
     """A Python number in the optimizer's state, kept here as one float64."""
 
@@ -142,7 +142,7 @@ class Layout:
             for name, section in sections.items()
         }
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[TensorPlace]:
         yield from self.parameters.places
         yield from self.buffers.places
         yield from self.state.places
@@ -170,7 +170,7 @@ def _section(tensors: list[tuple[str, Tensor]], start: int) -> Section:
     offset = start
     for name, tensor in tensors:
         places.append(
-            Place(
+            TensorPlace(
                 name=name,
                 shape=tuple(tensor.shape),
                 strides=_dense_strides(tensor),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import LinkError
-from ..limits import available_bytes, describe_limits
+from ..system.limits import available_bytes, describe_limits
 from .fences import ordered
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ HALVES = frozenset((torch.bfloat16, torch.float16))
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Stretch:
     """A stretch of one dtype in a block or slot."""
 
     dtype: torch.dtype
@@ -40,11 +40,11 @@ def wide_bytes(layout: Layout) -> int:
     return 2 * halves + 2 * CHUNK_BYTES if halves else 0
 
 
-def _halves(layout: Layout) -> Iterator[Run]:
+def _halves(layout: Layout) -> Iterator[Stretch]:
     for section in (layout.parameters, layout.buffers):
         for run in section.runs():
             if run[0] in HALVES:
-                yield Run(*run)
+                yield Stretch(*run)
 
 
 class Sums:
@@ -58,7 +58,7 @@ class Sums:
     def __init__(self, layout: Layout, total: Tensor, wide: Tensor) -> None:
         self._total = total
         self._scratch = wide[max(0, len(wide) - 2 * CHUNK_BYTES) :]
-        self._wide: list[tuple[Run, Tensor]] = []
+        self._wide: list[tuple[Stretch, Tensor]] = []
         start = 0
         for run in _halves(layout):
             stop = start + 2 * (run.stop - run.start)
@@ -70,7 +70,7 @@ class Sums:
         """Whether an update must round some of them."""
         return bool(self._wide)
 
-    def of(self, run: Run) -> Tensor:
+    def of(self, run: Stretch) -> Tensor:
         """The sums of a run, in float32 where they come in 16 bits."""
         if run.dtype in HALVES:
             for whole, wide in self._wide:
@@ -78,7 +78,7 @@ class Sums:
                     return wide[(run.start - whole.start) // 2 : (run.stop - whole.start) // 2]
         return run.of(self._total)
 
-    def undo(self, run: Run, block: Tensor) -> Tensor:
+    def undo(self, run: Stretch, block: Tensor) -> Tensor:
         """Where the old sums of a run are kept meanwhile, of the same dtype.
 
         Args:
@@ -94,9 +94,9 @@ def wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype in HALVES else tensor.dtype
 
 
-def split(run: Run) -> list[Run]:
+def split(run: Stretch) -> list[Stretch]:
     """Chunks of a run."""
     return [
-        Run(run.dtype, start, min(start + CHUNK_BYTES, run.stop))
+        Stretch(run.dtype, start, min(start + CHUNK_BYTES, run.stop))
         for start in range(run.start, run.stop, CHUNK_BYTES)
     ]

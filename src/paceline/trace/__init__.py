@@ -20,7 +20,7 @@ from .reader import (
     read_header,
     read_trace,
     refuse_other_format,
-)  # fmt: skip
+)
 from .writer import Trace
 
 FILE_NAME = "trace.jsonl"

@@ -29,19 +29,9 @@ from ..events import (
     Stalled,
     Ticket,
 )
-from ..fields import (
-    boolean,
-    by_name,
-    count,
-    integer,
-    many,
-    number,
-    real,
-    refuse_constant,
-    text,
-)
-from ..files import open_to_read
-from ..records import (
+from ..fields import boolean, by_name, count, integer, many, number, real, refuse_constant, text
+from ..system.files import open_to_read
+from .records import (
     Ended,
     Evaluated,
     Handed,
@@ -55,9 +45,9 @@ from ..records import (
     Resumed,
     Scalar,
     Scaled,
-    Stopped,
+    StopRecord,
     Struck,
-    Superseded,
+    SupersededRecord,
 )
 from .sums import LONGEST_BYTES, lines_of, opened
 
@@ -217,8 +207,8 @@ def _ordered(make: Callable[[_Fields], Order]) -> Callable[[_Fields], Ordered]:
     return lambda fields: Ordered(t_s=real(fields["t"]), order=make(fields))
 
 
-def _superseded(fields: _Fields) -> Superseded:
-    return Superseded(
+def _superseded(fields: _Fields) -> SupersededRecord:
+    return SupersededRecord(
         t_s=real(fields["t"]),
         ticket=Ticket(count(fields["member"]), integer(fields["serial"]), -1),
         wasted_s=real(fields["wasted"]),
@@ -265,6 +255,6 @@ _READERS: Mapping[str, Callable[[_Fields], Record]] = {
     ),
     "note": lambda f: Noted(t_s=real(f["t"]), text=text(f["text"])),
     "rerouted": lambda f: Rerouted(t_s=real(f["t"]), path=text(f["path"])),
-    "stopped": lambda f: Stopped(t_s=real(f["t"])),
+    "stopped": lambda f: StopRecord(t_s=real(f["t"])),
     "end": lambda f: Ended(t_s=real(f["t"]), reason=text(f["reason"])),
 }  # fmt: skip

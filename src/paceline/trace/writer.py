@@ -17,22 +17,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
-from ..events import (
-    Apply,
-    Cancel,
-    Discard,
-    EpochEnd,
-    Grant,
-    Order,
-    Pushed,
-    Retire,
-    Ticket,
-)
-from ..files import Place, name_of, open_to_read
-from ..records import (
-    Scalar,
-)
+from ..events import Apply, Cancel, Discard, EpochEnd, Grant, Order, Pushed, Retire, Ticket
+from ..system.files import OpenFolder, name_of, open_to_read
 from .reader import FORMAT, read_header
+from .records import Scalar
 from .sums import lines_of, seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
@@ -49,7 +37,7 @@ class Trace:
         place: the folder of ``path``, if that is open already.
 
     Invariant: after ``close`` every line in the file is whole, and nothing stands after the end
-    (``tests/test_trace.py``).
+    (``tests/trace/test_trace.py``).
 
     Attributes:
         has_begun: whether a member joined: the plan was accepted.
@@ -58,9 +46,11 @@ class Trace:
         within: the identity of the folder that it lies in.
     """
 
-    def __init__(self, path: Path, *, goes_on: bool = False, place: Place | None = None) -> None:
+    def __init__(
+        self, path: Path, *, goes_on: bool = False, place: OpenFolder | None = None
+    ) -> None:
         self.path = path
-        with nullcontext(place) if place else closing(Place.open(path.parent)) as here:
+        with nullcontext(place) if place else closing(OpenFolder.open(path.parent)) as here:
             self.within = here.identity
             fd = here.again(path.name) if goes_on else here.fresh(path.name)
         self._file = os.fdopen(fd, "r+b", 0)
@@ -89,7 +79,10 @@ class Trace:
 
     def copy(self, path: Path) -> int:
         """Write all of it to another file, also what waits; its length in bytes. OSError: none."""
-        with closing(Place.open(path.parent)) as place, os.fdopen(place.new(path.name), "wb") as to:
+        with (
+            closing(OpenFolder.open(path.parent)) as place,
+            os.fdopen(place.new(path.name), "wb") as to,
+        ):
             self._copy_to(to)
             return to.tell()
 
@@ -105,7 +98,9 @@ class Trace:
         if os.fstat(self._file.fileno()).st_nlink:
             return
         folder = self.path.parent
-        with closing(Place.open(folder) if folder.exists() else Place.make(folder)) as place:
+        with closing(
+            OpenFolder.open(folder) if folder.exists() else OpenFolder.make(folder)
+        ) as place:
             other = os.fdopen(place.new(self.path.name), "r+b", 0)
             try:
                 self._copy_to(other)

@@ -1,17 +1,17 @@
 """Everything that members and the coordinator say to each other: a type a message, named fields.
 
     member -> coordinator      `FromMember`      wire/codec.py makes bytes of them and back
-    coordinator -> member      `ToMember`        wire/lane.py carries these, in order
+    coordinator -> member      `ToMember`        wire/channel.py carries these, in order
 
 Who hears a message is found by its type: the coordinator's side has one table of handlers
-(``engines/conductor.py``), a member's side is ``sessions/mailbox.py`` and whoever asked. The table
+(``run/controller.py``), a member's side is ``exchange/inbox.py`` and whoever asked. The table
 in docs/messages.md is made from this file. This module must not know what a message leads to.
 """
 
 from typing import NamedTuple, TypeAlias
 
 from ..events import Grant, Lease
-from ..passes import Place
+from ..passes import ScriptPlace
 from ..store.clip import UNCLIPPED, Clip
 
 Totals: TypeAlias = dict[str, tuple[float, float]]
@@ -118,7 +118,7 @@ class Arrive(NamedTuple):
     epoch: int
     batch_ends: tuple[int, ...] | None
     digest: str
-    place: Place
+    place: ScriptPlace
 
 
 class Push(NamedTuple):
@@ -175,7 +175,7 @@ class Rounds(NamedTuple):
     rows: tuple[Row, ...]
 
 
-class Interrupted(NamedTuple):
+class PeersLeft(NamedTuple):
     """The way between peers was left: this member's push, and those that it saw of all."""
 
     push: Entry | None
@@ -247,7 +247,7 @@ class Rested(NamedTuple):
     """The script has no more epochs; the answer is ``Goodbye``."""
 
     epoch: int
-    place: Place
+    place: ScriptPlace
 
 
 class FaultComes(NamedTuple):
@@ -299,7 +299,7 @@ class Laid(NamedTuple):
     first_epoch: int
     distance_limit: float
     version: int
-    place: Place
+    place: ScriptPlace
 
 
 class Adopt(NamedTuple):
@@ -453,7 +453,7 @@ class Stop(NamedTuple):
 
 
 FromMember: TypeAlias = (
-    Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | Interrupted
+    Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | PeersLeft
     | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
     | FaultComes | SettingsNow | AskStop | Done | Failed
 )  # fmt: skip

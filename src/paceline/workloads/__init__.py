@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TaskEntry:
     """One line of the table: the task NAME is made by the function NAME in ``NAME.py``."""
 
     name: str
@@ -36,22 +36,22 @@ class Entry:
         return made
 
 
-TASKS: dict[str, Entry] = {
+TASKS: dict[str, TaskEntry] = {
     entry.name: entry
     for entry in (
-        Entry(name="softmax", data_set="fashion-mnist"),
-        Entry(name="mlp", data_set="fashion-mnist"),
-        Entry(name="lenet", data_set="fashion-mnist"),
-        Entry(name="alexnet", data_set="fashion-mnist"),
-        Entry(name="resnet18", data_set="fashion-mnist"),
-        Entry(name="resnet50", data_set="fashion-mnist"),
-        Entry(name="transformer", data_set=None),
-        Entry(name="quadratic", data_set=None),
+        TaskEntry(name="softmax", data_set="fashion-mnist"),
+        TaskEntry(name="mlp", data_set="fashion-mnist"),
+        TaskEntry(name="lenet", data_set="fashion-mnist"),
+        TaskEntry(name="alexnet", data_set="fashion-mnist"),
+        TaskEntry(name="resnet18", data_set="fashion-mnist"),
+        TaskEntry(name="resnet50", data_set="fashion-mnist"),
+        TaskEntry(name="transformer", data_set=None),
+        TaskEntry(name="quadratic", data_set=None),
     )
 }
 
 
-def find_task(spec: str) -> Entry | None:
+def find_task(spec: str) -> TaskEntry | None:
     """The table's line for ``spec``, or None for a task of the user's own; imports nothing.
 
     Raises:

@@ -1,0 +1,304 @@
+"""A run that was cut off, and what it takes to go on with it.
+
+    --resume RUN -> its newest whole checkpoint -> settings that nobody gave -> what differs
+                                                 -> what cannot differ: refused by name
+
+Reading runs no code: JSON here, safetensors in the members. This module must not know engines,
+members or how a checkpoint is written.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import NAMES, Resolved, RunSettings, check
+from ..core.coordinator import Coordinator
+from ..core.ledger import Ledger
+from ..core.rest_state import audit, audit_members, next_member, recut
+from ..errors import ConfigError
+from ..fields import real
+from ..passes import ScriptPlace
+from ..protocols.base import SyncProtocol
+from ..run_dir import RUNS
+from ..trace import read_header, refuse_other_format
+from .shelf import FOLDER, Checkpoint, CheckpointFolder, damaged
+
+RUN, COORDINATOR = "run.json", "coordinator.json"
+
+_OF_THE_CALL = frozenset(
+    (
+        "resume", "run_dir", "name", "dry_run", "json", "checkpoint_every", "keep", "log",
+        "updates", "seconds", "target_accuracy", "fault",
+    )
+)  # fmt: skip
+"""Settings that say how to look at a run, where it lies, when to stop or what is to go wrong: they
+are not taken over, and nobody is told that they differ."""
+_OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init")
+"""Settings with which it would be another run."""
+_NUMBERS = {"version": int, "epoch": int, "trace_bytes": int}
+_TIMES = ("elapsed_s", "opened_s", "trained_s")
+_LONGEST_S = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """What a run goes on from.
+
+    Attributes:
+        folder: of the run.
+        checkpoint: the newest whole one.
+        saved: ``run.json`` of it.
+        state: of the coordinator at rest.
+    """
+
+    folder: Path
+    checkpoint: Checkpoint
+    saved: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+    @property
+    def version(self) -> int:
+        return int(self.saved["version"])
+
+    @property
+    def token(self) -> str | None:
+        """What no other run has; None: it began when runs had none."""
+        token: str | None = self.saved.get("token")
+        return token
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the script is in, or is about to begin."""
+        return int(self.saved["epoch"])
+
+    @property
+    def place(self) -> ScriptPlace:
+        """Where the script is then."""
+        return ScriptPlace.read(self.saved["place"])
+
+    @property
+    def first_member(self) -> int:
+        """The lowest number that no member of the run has had."""
+        return next_member(dict(self.state))
+
+    def refuse_another(self, identity: Mapping[str, Any]) -> None:
+        """Raise ConfigError where model or data are not those of the checkpoint."""
+        for name, was in self.saved["identity"].items():
+            now = identity.get(name)
+            if now != was:
+                raise ConfigError(
+                    f"{self.folder} cannot go on with another {name.replace('_', ' ')}: it has "
+                    f"{was}, this run {now}; start a new run, or use what it had"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a run comes from.
+
+    Attributes:
+        about: the program, as plain data: task or script, and its arguments.
+        resumption: what it goes on from; None: it begins.
+        note: why it begins again, for the trace; empty where it does not.
+    """
+
+    about: Mapping[str, Any]
+    resumption: Resumption | None = None
+    note: str = ""
+
+
+def find(settings: RunSettings) -> Resumption | None:
+    """The run that ``--resume`` names; None: it is not asked for, or ``auto`` finds none.
+
+    Raises:
+        ConfigError: there is no such run, it has no checkpoint, or all are damaged.
+    """
+    folder = locate(settings)
+    return None if folder is None else read(folder)
+
+
+def locate(settings: RunSettings) -> Path | None:
+    """The folder of that run; what lies in it is not looked at. None and ConfigError as there."""
+    if settings.resume is None:
+        return None
+    if settings.resume != "auto":
+        return _named(settings.resume)
+    folder = _itself(_own_folder(settings))
+    return folder if has_checkpoint(folder) else None
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the run in ``folder`` has ever written one; it may be damaged by now."""
+    return (folder / FOLDER).is_dir() and not CheckpointFolder(folder / FOLDER).is_empty
+
+
+def read(folder: Path) -> Resumption:
+    """The newest whole checkpoint of the run in ``folder``."""
+    if not (folder / FOLDER).is_dir():
+        raise ConfigError(f"{folder} has no checkpoint to go on from")
+    checkpoint = CheckpointFolder(folder / FOLDER).newest(lambda one: _check(folder, one))
+    return Resumption(
+        folder=folder,
+        checkpoint=checkpoint,
+        saved=checkpoint.json(RUN),
+        state=checkpoint.json(COORDINATOR),
+    )
+
+
+def adopt(resolved: Resolved) -> RunSettings:
+    """The settings of a run that goes on: those given now, and for the rest those it had."""
+    settings = resolved.settings
+    found = find(settings)
+    if found is None:
+        return settings
+    saved = found.saved["settings"]
+    changes = {
+        name: check(name, saved[name], str(found.checkpoint.path / RUN))
+        for name in NAMES
+        if name in saved and name not in _OF_THE_CALL and resolved.origins[name] == "default"
+    }
+    given = {one for one in ("batch_size", "mini_batch_size") if resolved.origins[one] != "default"}
+    if given:  # the other convention is not the saved one's to choose
+        for one in ("batch_size", "mini_batch_size"):
+            changes.pop(one, None)
+    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def refuse(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> None:
+    """Raise ConfigError where settings or the program make it another run."""
+    saved = found.saved["settings"]
+    for name in _OF_THE_MODEL:
+        now = getattr(settings, name)
+        was = saved.get(name)
+        if now != was and now is not None:
+            raise ConfigError(
+                f"{found.folder} cannot go on with {name} = {now}: it has {was}; leave it out, "
+                "or start a new run"
+            )
+    program = found.saved["about"]
+    for name in ("task", "script"):
+        if program.get(name) != about.get(name):
+            raise ConfigError(
+                f"{found.folder} cannot go on with another {name}: it has {program.get(name)}, "
+                f"this run {about.get(name)}; start a new run"
+            )
+
+
+def state_for(found: Resumption, ledger: Ledger, protocol: SyncProtocol) -> dict[str, Any]:
+    """The coordinator's state for this protocol and this number of workers.
+
+    What the protocol learned goes with it where it is of the same kind; batches that nobody has
+    begun are cut anew where an update has another number of pushes.
+
+    Raises:
+        ConfigError: what was saved is not what a coordinator saves.
+    """
+    was = str(found.saved["settings"].get("protocol", "")).partition(":")[0]
+    learned = protocol.learned if was == protocol.name else ()
+    try:
+        audit(dict(found.state), ledger.every_epoch)
+        old = found.state["protocol"]
+        state = {
+            **found.state,
+            "protocol": {**protocol.state(), **{name: old[name] for name in learned}},
+            "ledger": recut(found.state["ledger"], ledger.every_epoch),
+        }
+        Coordinator(copy.deepcopy(protocol), copy.deepcopy(ledger)).resume(state)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise damaged(found.checkpoint.path / COORDINATOR, repr(error)) from None
+    return state
+
+
+def differences(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -> list[str]:
+    """What is not as it was, a line each: ``workers: 2, now 4``."""
+    saved = found.saved["settings"]
+    rows = [
+        (name, saved.get(name), getattr(settings, name))
+        for name in NAMES
+        if name in saved and name not in _OF_THE_CALL
+    ]
+    rows.append(("arguments", found.saved["about"].get("arguments"), about.get("arguments")))
+    return [
+        f"{name}: {_word(was)}, now {_word(now)}"
+        for name, was, now in rows
+        if _word(was) != _word(now)
+    ]
+
+
+def _word(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _own_folder(settings: RunSettings) -> Path:
+    """Where ``auto`` looks: the folder that this run would have, or the latest one."""
+    if settings.run_dir is not None:
+        return Path(settings.run_dir)
+    return RUNS / (settings.name or "latest")
+
+
+def _itself(folder: Path) -> Path:
+    """Not ``runs/latest``, which may point to another run in a moment, but what it points to."""
+    return folder.resolve() if folder.is_symlink() else folder
+
+
+def _named(text: str) -> Path:
+    for folder in (Path(text), RUNS / text):
+        if (folder / "trace.jsonl").is_file():
+            return _itself(folder)
+    raise ConfigError(
+        f"there is no run {text!r} to go on with; name its folder, its name under {RUNS}/, "
+        "latest or auto"
+    )
+
+
+def _check(folder: Path, one: Checkpoint) -> None:
+    """Raise where a checkpoint's own files do not say what they should, or do not fit the trace."""
+    saved, state = one.json(RUN), one.json(COORDINATOR)
+    path = one.path / RUN
+    for name, kind in _NUMBERS.items():
+        value = saved.get(name)
+        if type(value) is not kind or value < 0:
+            raise damaged(path, f"{name} is {value!r}")
+    for name in _TIMES:
+        try:
+            if not 0.0 <= real(saved.get(name)) < _LONGEST_S:
+                raise ValueError(f"{saved[name]} seconds")
+        except (TypeError, ValueError) as error:
+            raise damaged(path, f"{name}: {error}") from None
+    try:
+        ScriptPlace.read(saved.get("place", ()))
+    except (TypeError, ValueError) as error:
+        raise damaged(path, f"place: {error}") from None
+    for name in ("settings", "about", "identity"):
+        if not isinstance(saved.get(name), dict):
+            raise damaged(path, f"{name} is missing")
+    for name in ("protocol", "ledger", "members", "stats"):
+        if not isinstance(state.get(name), dict):
+            raise damaged(one.path / COORDINATOR, f"{name} is missing")
+    try:
+        audit_members(state["members"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(one.path / COORDINATOR, repr(error)) from None
+    if state.get("version") != saved["version"]:
+        raise damaged(path, f"it is of version {saved['version']}, the coordinator of another")
+    trace = folder / "trace.jsonl"
+    refuse_other_format(trace)
+    _refuse_another(trace, one, saved.get("token"))
+    size = trace.stat().st_size if trace.is_file() else 0
+    if size < saved["trace_bytes"]:
+        raise damaged(trace, f"{size} bytes, the checkpoint was taken at {saved['trace_bytes']}")
+
+
+def _refuse_another(trace: Path, one: Checkpoint, token: object) -> None:
+    """Raise where a checkpoint is not of the run that the trace is of."""
+    try:
+        header = read_header(trace)
+    except ConfigError:  # nothing can be read of it: it is begun again with the checkpoint
+        return
+    if header.fields.get("token") != token:
+        raise ConfigError(f"the checkpoint {one.path} is of another run than {trace}")

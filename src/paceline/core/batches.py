@@ -1,0 +1,236 @@
+"""How an epoch falls into batches, one an update, and each batch into mini-batches, one a push.
+
+    positions   0 . . . . . . . . 1 . . . . . . . . 2 . .
+    batches     |------- 0 ------|------- 1 -------|- 2 -|      the last may be short, or left out
+    mini-batches|-- 0 --|-- 1 ---|-- 2 --|--- 3 ---|4 | 5|      here two pushes make an update
+
+It stands apart so that the ledger, the plan and an exchange between peers cut alike. It must not
+know who holds what.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from ..errors import ConfigError
+from ..events import Lease
+
+
+class Batches:
+    """The batches of one epoch; a value that never changes.
+
+    Args:
+        num_samples: positions an epoch has, >= 1.
+        batch_size: samples an update averages, >= parts.
+        parts: mini-batches a batch is cut into, one a push (the protocol's K).
+        ends: where the batches of the user's own batch sampler end, instead of the two above.
+        keep_remainder: whether a last batch that is not full is used (torch: not drop_last).
+    """
+
+    __slots__ = ("_batch_size", "_end", "_ends", "_parts", "num_batches")
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        parts: int,
+        *,
+        ends: Sequence[int] | None = None,
+        keep_remainder: bool = True,
+    ) -> None:
+        if parts < 1:
+            raise ConfigError(f"an update needs at least 1 push, got {parts}")
+        self._batch_size = batch_size
+        self._parts = parts
+        self._ends = None if ends is None else _checked(ends)
+        self._end = num_samples if self._ends is None else self._ends[-1]
+        if self._ends is None:
+            self._end = self._checked_end(num_samples, keep_remainder)
+        num_batches = -(-self._end // batch_size) if self._ends is None else len(self._ends)
+        self.num_batches = num_batches  # an epoch has; the length of the loader
+
+    def _checked_end(self, num_samples: int, keep_remainder: bool) -> int:
+        if num_samples < 1:
+            raise ConfigError(f"an epoch needs at least 1 sample, got {num_samples}")
+        if self._batch_size < self._parts:
+            raise ConfigError(
+                f"batch size must be >= {self._parts}, the pushes an update has, "
+                f"got {self._batch_size}; take a larger batch or fewer pushes an update"
+            )
+        end = num_samples if keep_remainder else num_samples - num_samples % self._batch_size
+        if end == 0:
+            raise ConfigError(
+                f"{num_samples} samples do not fill one batch of {self._batch_size}, and the "
+                f"remainder is left out; take a smaller batch or keep it (drop_last=False)"
+            )
+        return end
+
+    def with_ends(self, ends: Sequence[int]) -> "Batches":
+        """The same, with other batches of the user's own."""
+        return Batches(self._end, self._batch_size, self._parts, ends=ends)
+
+    @property
+    def end(self) -> int:
+        """Positions an epoch uses: a remainder that is left out does not count."""
+        return self._end
+
+    @property
+    def parts(self) -> int:
+        """Mini-batches that a batch is cut into."""
+        return self._parts
+
+    @property
+    def own_ends(self) -> list[int] | None:
+        """The ends that were given, or None."""
+        return None if self._ends is None else list(self._ends)
+
+    def cut_all(self, epoch: int, first_id: int = 0) -> list[Lease]:
+        """Every mini-batch of the epoch, in order."""
+        leases: list[Lease] = []
+        for batch in range(self.num_batches):
+            leases += self.cut(batch, epoch, first_id + len(leases))
+        return leases
+
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """The positions ``[start, stop)`` of a batch."""
+        if self._ends is None:
+            start = batch * self._batch_size
+            return start, min(start + self._batch_size, self._end)
+        return self._ends[batch - 1] if batch else 0, self._ends[batch]
+
+    def cut(self, batch: int, epoch: int, first_id: int) -> list[Lease]:
+        """The batch in `parts` ranges whose sizes differ by at most one; no empty ones."""
+        start, end = self.bounds(batch)
+        size = end - start
+        parts = min(self._parts, size)
+        leases, stop = [], start
+        for part in range(parts):
+            begin, stop = stop, start + size * (part + 1) // parts
+            leases.append(Lease(first_id + part, epoch, begin, stop))
+        return leases
+
+
+def _checked(ends: Sequence[int]) -> tuple[int, ...]:
+    if not ends or ends[0] < 1 or any(a >= b for a, b in pairwise(ends)):
+        raise ConfigError(
+            f"batches must have at least one sample each, got batches that end at {list(ends)[:8]}"
+        )
+    return tuple(ends)
+
+
+class Cuts:
+    """The leases of one epoch: cut a batch at a time, when the first of them is wanted."""
+
+    __slots__ = ("_epoch", "_first_id", "_next_batch", "_num_taken", "batches", "leases")
+
+    def __init__(self, batches: Batches, epoch: int, first_id: int) -> None:
+        self.batches = batches
+        self._epoch = epoch
+        self._first_id = first_id
+        # Before the first epoch there is nothing to cut.
+        self._next_batch = 0 if epoch >= 0 else batches.num_batches
+        self._num_taken = 0
+        self.leases: list[Lease] = []  # so far, in cut order, which is position order
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a lease has not been taken yet."""
+        return self._num_taken < len(self.leases) or self._next_batch < self.batches.num_batches
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next lease to be cut."""
+        return self._first_id + len(self.leases)
+
+    def take(self) -> Lease | None:
+        """The next lease that was never taken; None at the end of the epoch."""
+        if self._num_taken == len(self.leases):
+            if self._next_batch == self.batches.num_batches:
+                return None
+            self.leases += self.batches.cut(self._next_batch, self._epoch, self.next_id)
+            self._next_batch += 1
+        lease = self.leases[self._num_taken]
+        self._num_taken += 1
+        return lease
+
+    def num_left(self, at_most: int) -> int:
+        """How many can still be taken, counted up to this number."""
+        num_left, batch = len(self.leases) - self._num_taken, self._next_batch
+        while num_left < at_most and batch < self.batches.num_batches:
+            start, end = self.batches.bounds(batch)
+            num_left += min(self.batches.parts, end - start)
+            batch += 1
+        return min(num_left, at_most)
+
+    def index(self, lease_id: int) -> int:
+        """Where in `leases` this one is."""
+        return lease_id - self._first_id
+
+    def by_id(self, lease_id: int) -> Lease:
+        """The lease with this id."""
+        return self.leases[lease_id - self._first_id]
+
+    def at(self, position: int) -> Lease | None:
+        """The lease that holds a position of the epoch; None where none was cut yet."""
+        if not self.leases or not 0 <= position < self.leases[-1].stop:
+            return None
+        return self.leases[bisect_right(self.leases, position, key=lambda cut: cut.start) - 1]
+
+    def all(self) -> list[Lease]:
+        """All leases of the epoch in cut order, those to come included; changes nothing."""
+        cuts = list(self.leases)
+        for batch in range(self._next_batch, self.batches.num_batches):
+            cuts += self.batches.cut(batch, self._epoch, self._first_id + len(cuts))
+        return cuts
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON can carry it."""
+        return {
+            "batch_ends": self.batches.own_ends,
+            "parts": self.batches.parts,
+            "epoch": self._epoch,
+            "first_id": self._first_id,
+            "next_batch": self._next_batch,
+            "num_taken": self._num_taken,
+            "stops": [lease.stop for lease in self.leases],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], batches: Batches) -> "Cuts":
+        """What `state()` described; `batches` give the sizes."""
+        ends = state["batch_ends"]
+        cuts = cls(
+            batches if ends is None else batches.with_ends(ends), state["epoch"], state["first_id"]
+        )
+        cuts._next_batch, cuts._num_taken = state["next_batch"], state["num_taken"]
+        for start, stop in pairwise([0, *state["stops"]]):
+            cuts.leases.append(Lease(cuts.next_id, cuts._epoch, start, stop))
+        return cuts
+
+
+def express_rounds(
+    leases: Sequence[Lease], num_members: int, num_steps: int
+) -> list[list[list[Lease]]]:
+    """The rounds of an epoch in which nobody is slow: per round, per member, its leases.
+
+    Round j gives member r the leases [(j P + r) H, (j P + r + 1) H), with P members and H steps;
+    the last one, where there are fewer, deals them evenly. That is what releases in member order
+    cut, so members that exchange between themselves agree with the coordinator without asking it
+    (tests/core/test_coordinator.py holds it).
+    """
+    rounds = []
+    stop = 0
+    while stop < len(leases):
+        row = []
+        for rank in range(num_members):
+            start = stop
+            stop += even_share(len(leases) - start, num_members - rank, num_steps)
+            row.append(list(leases[start:stop]))
+        rounds.append(row)
+    return rounds
+
+
+def even_share(num_left: int, num_members: int, num_steps: int) -> int:
+    """Leases for the first of these members: its steps, or its even part of what is left."""
+    return min(num_steps, -(-num_left // num_members))

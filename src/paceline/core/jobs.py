@@ -1,0 +1,229 @@
+"""Which member executes which update, and in which order: Apply becomes jobs.
+
+A pushed gradient is added to the sum by the member that pushed it; the push that completes an
+update also finishes it. So the work of an update is done by members that would wait anyway, and
+the coordinator never touches a tensor. A job whose member died is handed to another one.
+A push is added when it arrives, so what the staleness rule leaves of it is given then, and held
+against the weights when the update is decided. This module must not know sockets or tensors.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import ProtocolError
+from ..events import Apply, Discard, EpochEnd, Fact, Grant, Late, Order, Pushed, Ticket
+from ..protocols.staleness import WHOLE, StalenessRule
+from ..store.clip import UNCLIPPED, Clip, clip_conflict
+from ..store.loss_scale import NO_OVERFLOW
+from ..wire.messages import FOUND_INF, Add, Copy, Finish, Job, Skip
+
+Send = Callable[[int, Job], None]
+_WEIGHT_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What came with a push beside the fact."""
+
+    fault: int
+    clip: Clip
+
+
+class Jobs:
+    """The jobs of one run.
+
+    Args:
+        send: sends a message to a member.
+        seats: the seat of each member.
+        num_done: how many jobs are done by now.
+        samples_per_update: what a whole update averages; sums are weighted with it in advance.
+        staleness: what a push is worth by its lag.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        seats: Mapping[int, int],
+        num_done: Callable[[], int],
+        samples_per_update: int,
+        staleness: StalenessRule = WHOLE,
+    ) -> None:
+        self._send = send
+        self._seats = seats
+        self._live = set(seats)
+        self._num_done = num_done
+        self._target = float(samples_per_update)
+        self._rule = staleness
+        self._number = 0
+        self._version = 0
+        self._summed: dict[Ticket, float] = {}
+        self._scales: list[float] = []  # of those, in the same order
+        self._faults = 0
+        self._overflow_version = NO_OVERFLOW
+        self._clip = UNCLIPPED
+        self._copy = 0
+        self._idle: set[int] = set()
+        self._open: deque[tuple[int, Job]] = deque()
+        """Jobs that may not be done yet, and who does them."""
+
+    def settle(self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None) -> None:
+        """Turn the answer to ``cause`` into jobs, before its grants are sent."""
+        pushed = cause if isinstance(cause, Pushed) else None
+        if pushed is not None:
+            self._idle.add(pushed.ticket.member)
+            if payload is not None and pushed.share and not _is_refused(pushed.ticket, orders):
+                self._take(pushed, payload, orders)
+        for order in orders:
+            if type(order) is Apply:
+                self._apply(order, pushed)
+        self._give_copy(orders, pushed)
+        for order in orders:
+            if type(order) is Grant:
+                self._idle.discard(order.ticket.member)
+
+    def ask_copy(self, number: int) -> None:
+        """Have the version of the next update pinned for this checkpoint; 0: no longer."""
+        self._copy = number
+
+    def _give_copy(self, orders: Sequence[Order], pushed: Pushed | None) -> None:
+        """Before the grants: who made the version still waits, and nobody changes it now.
+
+        Not at an epoch's end: there one may be taken before the next begins.
+        """
+        if self._copy and makes_border(orders):
+            member = pushed.ticket.member if pushed is not None else self._heir()
+            self._give(member, Copy(self._next(), self._copy))
+            self._copy = 0
+
+    def joined(self, member: int) -> None:
+        """A new member can be given jobs."""
+        self._live.add(member)
+
+    def is_held_by(self, member: int) -> bool:
+        """Whether this member has to do the next job."""
+        num_done = self._num_done()
+        return any(holder == member for holder, one in self._open if one.job == num_done + 1)
+
+    def needs(self, seat: int) -> bool:
+        """Whether what was pushed from this seat is still to be added, or to make an update."""
+        num_done = self._num_done()
+        return any(
+            isinstance(one, Add | Finish) and one.job > num_done and one.seat == seat
+            for _, one in self._open
+        )
+
+    def idle(self, member: int) -> None:
+        """This member waits for orders and can do jobs."""
+        self._idle.add(member)
+
+    def left(self, member: int) -> None:
+        """Hand the open jobs of a dead member to another one, in order."""
+        self._idle.discard(member)
+        self._live.discard(member)
+        self._prune()
+        if any(holder == member for holder, _ in self._open):
+            heir = self._heir()
+            for holder, one in self._open:
+                if holder == member:
+                    self._send(heir, one)
+            self._open = deque(
+                (heir if holder == member else holder, one) for holder, one in self._open
+            )
+
+    def forget(self) -> None:
+        """Drop what is summed but not applied: the run stops."""
+        self._summed.clear()
+        self._scales.clear()
+
+    def jump(self, version: int) -> None:
+        """The members made updates among themselves up to ``version``."""
+        self._version = version
+
+    def _take(self, pushed: Pushed, payload: Payload, orders: Sequence[Order]) -> None:
+        is_alone = any(type(o) is Apply and o.tickets == (pushed.ticket,) for o in orders)
+        is_first = not self._summed
+        if is_first:
+            self._faults, self._clip = 0, payload.clip
+            self._overflow_version = NO_OVERFLOW
+        self._faults |= payload.fault
+        if payload.fault == FOUND_INF:
+            self._overflow_version = max(self._overflow_version, pushed.ticket.version)
+        if payload.clip != self._clip:
+            seats = [self._seats[one.member] for one in (next(iter(self._summed)), pushed.ticket)]
+            raise clip_conflict(seats[0], self._clip, seats[1], payload.clip)
+        self._summed[pushed.ticket] = pushed.share
+        self._scales.append(self._rule.scale(self._version - pushed.ticket.version))
+        if not is_alone and not payload.fault:
+            weight = pushed.share / self._target
+            seat = self._seats[pushed.ticket.member]
+            job = Add(self._next(), seat, weight, self._scales[-1], is_first)
+            self._give(pushed.ticket.member, job)
+
+    def _apply(self, order: Apply, pushed: Pushed | None) -> None:
+        if set(order.tickets) != set(self._summed):
+            raise ProtocolError(
+                f"an update of {sorted(order.tickets)} was decided, "
+                f"but {sorted(self._summed)} were summed"
+            )
+        total = sum(self._summed.values())
+        self._check_weights(order, total)
+        is_alone = pushed is not None and order.tickets == (pushed.ticket,)
+        member = pushed.ticket.member if pushed is not None else self._heir()
+        scale = self._scales[0] if is_alone else self._target / total
+        self._summed.clear()
+        self._scales.clear()
+        self._version += 1
+        if self._faults:
+            self._give(member, Skip(self._next(), self._version, self._overflow_version))
+        else:
+            seat = self._seats[member] if is_alone else -1
+            self._give(member, Finish(self._next(), self._version, seat, scale, self._clip))
+
+    def _check_weights(self, order: Apply, total: float) -> None:
+        """Whether what was summed is what was decided."""
+        if self._rule is WHOLE:
+            return
+        weights = dict(zip(order.tickets, order.weights, strict=True))
+        for (ticket, share), scale in zip(self._summed.items(), self._scales, strict=True):
+            summed = scale * share / total
+            if abs(summed - weights[ticket]) > _WEIGHT_TOLERANCE:
+                raise ProtocolError(
+                    f"{ticket!r} was decided to weigh {weights[ticket]}, but {summed} was summed"
+                )
+
+    def _next(self) -> int:
+        """The number of a new job."""
+        self._number += 1
+        return self._number
+
+    def _give(self, member: int, job: Job) -> None:
+        self._open.append((member, job))
+        if len(self._open) > 64:
+            self._prune()
+        self._send(member, job)
+
+    def _prune(self) -> None:
+        num_done = self._num_done()
+        while self._open and self._open[0][1].job <= num_done:
+            self._open.popleft()
+
+    def _heir(self) -> int:
+        """Who does a job that has nobody: a member that waits, or one that soon will."""
+        if not self._live:
+            raise ProtocolError("a job is left over and nobody is alive to do it")
+        return min(self._idle or self._live)
+
+
+def makes_border(orders: Sequence[Order]) -> bool:
+    """Whether these orders make a version inside an epoch, where a checkpoint can be taken."""
+    kinds = {type(order) for order in orders}
+    return Apply in kinds and EpochEnd not in kinds
+
+
+def _is_refused(ticket: Ticket, orders: Sequence[Order]) -> bool:
+    for order in orders:
+        kind = type(order)
+        if (kind is Late or kind is Discard) and order.ticket[:2] == ticket[:2]:  # type: ignore[union-attr]
+            return True
+    return False

@@ -1,0 +1,8 @@
+"""The local engine: processes on this machine, shared memory between them.
+
+    engine        the contract, from the launcher's side
+    forkserver    the process that members are forked from     client    the launcher's end of it
+    process       a member from its fork to its end            stack     where it is while it hangs
+
+It must not know protocols or plans.
+"""

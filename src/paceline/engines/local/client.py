@@ -1,0 +1,279 @@
+"""The launcher's end of a fork server: begun by a run, ended with it, or kept warm for the next.
+
+    client  --socket-->  fork server --fork--> members
+
+    with warm():      runs in here, one after another, share one fork server: torch is imported
+        run(...)      once, and the next run begins in a hundredth of the time
+        run(...)
+    with begun_early():  torch is imported while this process still imports what a run needs
+        run(...)
+
+A fork server that is handed on has no members left, and takes over environment, folder and
+streams of the run that it comes to. This module must not know members, messages between them, or
+protocols.
+"""
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import AllGone, LinkError, WorkerError
+from ...system.limits import Toll, describe_limits
+from ...system.signals import held_back
+from ...system.vitals import ProcessState, read_vitals
+from ...wire.channel import socket_pair
+
+_START_S, _END_S = 120.0, 2.0
+_LOOK_S, _STOPPED_S = 0.5, 2.0
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Of a fork server: one thread, so that it can be forked; members set their own number."""
+
+
+_MOST_TRIES = 10
+_GONE = "the process that workers are forked from is gone"
+
+
+class ForkServerClient:
+    """One fork server, from here."""
+
+    def __init__(self) -> None:
+        self._end, theirs = socket_pair()
+        self._scratch = os.path.join(tempfile.gettempdir(), f"pace-{secrets.token_hex(4)}")
+        self._toll = Toll()
+        words = ["-m", "paceline.engines.local.forkserver", str(theirs.fileno()), self._scratch]
+        with held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, *words],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        theirs.close()
+        self._early: list[dict[str, int]] = []
+        """What it said while something else was waited for."""
+        self._has_members = False
+        self._is_new = True
+        self._next_look_s, self._stopped_s = 0.0, math.inf
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def ask_for(self, birth: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Let it fork a member.
+
+        Raises:
+            AllGone: it is gone.
+        """
+        self._has_members, self._is_new = True, False
+        with self._heard():
+            socket.send_fds(self._end, [json.dumps(birth).encode()], list(descriptors))
+
+    def kill(self, member: int) -> None:
+        """Let it end a member, and all that it had begun. AllGone: it is gone."""
+        with self._heard():
+            self._end.send(json.dumps({"kill": member}).encode())
+
+    def await_word(self, kind: str, within_s: float = _START_S) -> dict[str, int]:
+        """The next word of this kind; others are kept for `words`.
+
+        Raises:
+            AllGone: the fork server was killed.
+            WorkerError: it could not start, or said nothing in time.
+        """
+        end_s = time.monotonic() + within_s
+        while time.monotonic() < end_s:
+            self.woke_it()
+            ready, _, _ = select.select([self._end], [], [], 0.5)
+            data = b""
+            if ready:
+                with contextlib.suppress(ConnectionError):  # it left without reading
+                    data = self._end.recv(1 << 16)
+            if data:
+                message: dict[str, int] = json.loads(data)
+                if "unable" in message:
+                    raise _unable(message["unable"])
+                if kind in message:
+                    return message
+                self._early.append(message)
+            if (code := self._process.poll()) is not None:
+                if code < 0 or not self._is_new:
+                    raise self._gone(f" (killed by signal {-code})" if code < 0 else "")
+                raise WorkerError(
+                    "the process that workers are forked from did not start "
+                    f"(exit {code}); see the messages above"
+                )
+        raise WorkerError(f"workers could not be started within {within_s:.0f} s")
+
+    def early_words(self) -> list[dict[str, int]]:
+        """What was said and not yet heard."""
+        early, self._early = self._early, []
+        return early
+
+    def next_word(self) -> dict[str, int] | None:
+        """What it says now, without waiting.
+
+        Raises:
+            AllGone: it is gone.
+        """
+        try:
+            data = self._end.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise self._gone()
+        message: dict[str, int] = json.loads(data)
+        return message
+
+    def woke_it(self) -> bool:
+        """Whether somebody had stopped it, and it was let go on now; asked again and again.
+
+        Nobody else could: without it no worker begins, and no death is told.
+        """
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + _LOOK_S
+        is_stopped = read_vitals(self.pid).state is ProcessState.STOPPED
+        self._stopped_s = min(self._stopped_s, now_s) if is_stopped else math.inf
+        if now_s - self._stopped_s < _STOPPED_S:
+            return False
+        self._stopped_s = math.inf
+        os.kill(self.pid, signal.SIGCONT)
+        return True
+
+    # -- from run to run ------------------------------------------------------------------------
+
+    def hand_on(self) -> None:
+        """Come to another run: its environment, folder and streams are this process's now."""
+        if self._is_new:
+            return
+        settings = {"environment": {**os.environ, **_ENVIRONMENT}, "folder": os.getcwd()}
+        socket.send_fds(self._end, [json.dumps({"adopt": settings}).encode()], [1, 2])
+
+    def empty(self) -> bool:
+        """End all members; whether it can serve another run."""
+        try:
+            self._end.send(b'{"empty": 0}')
+            self.await_word("emptied", _END_S)
+        except (OSError, WorkerError):
+            return False
+        self._early.clear()
+        self._has_members = False
+        return True
+
+    def close(self) -> None:
+        """End it, and all members with it."""
+        self._end.close()
+        if not self._has_members:  # it may still be importing: nobody's child needs its care
+            self._process.kill()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._tidy()
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """AllGone: who is spoken to is gone."""
+        try:
+            yield
+        except ConnectionError:
+            raise self._gone() from None
+
+    def _tidy(self) -> None:
+        """Take away what one that was killed has left, whose members may be at work there."""
+        for _ in range(_MOST_TRIES):
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            if not os.path.lexists(self._scratch):
+                return
+            time.sleep(0.01)
+
+    def _gone(self, how: str = "") -> AllGone:
+        self._tidy()  # at once: this process may be killed, too
+        return AllGone(f"{_GONE}{how}{self._toll.explain()}")
+
+
+def _unable(reason: object) -> LinkError:
+    limits = describe_limits()
+    allowed = f" (memory that is allowed: {limits})" if limits else ""
+    return LinkError(f"workers cannot be begun: {reason}{allowed}")
+
+
+_is_warm = False
+_spare: list[ForkServerClient] = []
+"""None, or the one that waits for the next run."""
+
+
+@contextmanager
+def warm() -> Iterator[None]:
+    """Keep the fork server of a run for the next one, as long as this block lasts."""
+    global _is_warm
+    if _is_warm:
+        yield
+        return
+    _is_warm = True
+    try:
+        yield
+    finally:
+        _is_warm = False
+        while _spare:
+            _spare.pop().close()
+
+
+@contextmanager
+def begun_early() -> Iterator[None]:
+    """Begin the fork server of the run that this block will start; without one it ends at once."""
+    if not _spare:
+        _spare.append(ForkServerClient())
+    try:
+        yield
+    finally:
+        while _spare and not _is_warm:
+            _spare.pop().close()
+
+
+def kept() -> ForkServerClient | None:
+    """The fork server that waits for the next run."""
+    return _spare[0] if _spare else None
+
+
+def take() -> ForkServerClient:
+    """The fork server that was kept, or a new one; it says ``ready`` when it is."""
+    while _spare:
+        spare = _spare.pop()
+        try:
+            spare.hand_on()
+        except OSError:  # it has died meanwhile, or the environment is too large to send
+            spare.close()
+        else:
+            return spare
+    return ForkServerClient()
+
+
+def give_back(cradle: ForkServerClient) -> None:
+    """The run is over: all its members end."""
+    if _is_warm and not _spare and cradle.empty():
+        _spare.append(cradle)
+    else:
+        cradle.close()

@@ -1,0 +1,274 @@
+"""The process that members are forked from: it imported torch once and touched no device.
+
+    launcher --socket--> fork server --fork--> member, member, ...
+
+The user's process is never forked, so it may have used its accelerator. The fork server has one
+thread, watches the launcher through the socket and kills every member when it is gone; a member
+dies with the fork server. It is also told when one is stopped, as nobody else is, and kills one on
+request: its number cannot be another's by then, since the fork server has not let go of it.
+
+    launcher -> fork server    a birth, with descriptors      {"kill": member}
+                           {"empty": 0}: end all members  {"adopt": settings}: serve another run
+    fork server -> launcher    {"ready": pid}                 {"born": member, "pid": pid}
+                           {"unable": reason}: no member can be forked
+                           {"stopped": member}            {"continued": member}
+                           {"ended": member, "code": exit code}      {"emptied": 0}
+
+This module must not know what a member does.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import multiprocessing.process
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import sys
+from typing import Any, NoReturn
+
+from ...system.signals import die_with_parent, leave_to_the_launcher
+from ...system.streams import open_standard_streams
+from ...system.vitals import ProcessState, read_vitals
+from ..base import MemberSpec
+
+_MAX_BYTES = 1 << 20
+_UNABLE = 71
+"""The exit code of who could not be begun (EX_OSERR)."""
+_MOST_LETTERS = 500
+
+
+class Config(dict[str, Any]):
+    """What multiprocessing keeps for a process, where its folder is made when it is first used.
+
+    Nobody is left to take it away where launcher and fork server are both killed in one moment, and
+    none is made once the fork server is gone: the launcher has taken it away by then.
+
+    Attributes:
+        server: the fork server's process.
+    """
+
+    server = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        if key != "tempdir" or found is None:
+            return found
+        if read_vitals(self.server).state is ProcessState.ENDED:
+            _end_with_parent()
+            return None
+        return found if _is_there(found) else None
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        """For one that is begun anew, which may not know this class: the folder is there then."""
+        return dict, ({**self, "tempdir": self.get("tempdir")},)
+
+    def copy(self) -> "Config":
+        """For a process that is begun by this one."""
+        return Config(self)
+
+
+def _end_with_parent() -> None:
+    """End here if this is a process that a dead one has begun: what it made, nobody took away."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)
+
+
+def _is_there(folder: str) -> bool:
+    """Whether a folder of one's own is there now; where it cannot be, each makes one for itself."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+class ForkServer:
+    """Forks members on request and reports how they end.
+
+    Args:
+        scratch: the folder for what their own processes lay down, as the sockets by which a
+            DataLoader's workers hand on their batches; it goes with the fork server.
+    """
+
+    def __init__(self, launcher: socket.socket, scratch: str) -> None:
+        self._launcher = launcher
+        self._scratch = scratch
+        self._seats: dict[int, int] = {}
+        """pid -> member."""
+        self._wake_in, wake_out = os.pipe()
+        os.set_blocking(wake_out, False)
+        os.set_blocking(self._wake_in, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until the launcher is gone."""
+        try:
+            this = multiprocessing.process.current_process()
+            Config.server = os.getpid()
+            this._config = Config(this._config, tempdir=self._scratch)  # type: ignore[attr-defined]
+            self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
+            while True:
+                watched: list[Any] = [self._launcher, self._wake_in]
+                ready, _, _ = select.select(watched, [], [])
+                if self._wake_in in ready:
+                    os.read(self._wake_in, 4096)
+                    self._reap()
+                if self._launcher in ready and not self._serve():
+                    return
+        except ConnectionError:  # the launcher is gone already
+            return
+        finally:
+            self._kill_all()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def give_up(self, reason: str) -> NoReturn:
+        """No member can ever be forked here: say so and end."""
+        self._tell({"unable": reason[:_MOST_LETTERS]})
+        os._exit(_UNABLE)
+
+    def _serve(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._launcher, _MAX_BYTES, 8)
+        if not data:
+            return False
+        request = json.loads(data)
+        if "kill" in request:
+            self._kill(request["kill"])
+            return True
+        if "empty" in request:
+            self._kill_all()
+            self._tell({"emptied": 0})
+            return True
+        if "adopt" in request:
+            self._adopt(descriptors, **request["adopt"])
+            return True
+        birth = MemberSpec(**request)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -1
+            self._tell({"ended": birth.member, "code": _UNABLE, "unable": error.strerror})
+        if pid == 0:
+            self._become(birth, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if pid > 0:
+            self._seats[pid] = birth.member
+            self._tell({"born": birth.member, "pid": pid})
+        return True
+
+    def _adopt(self, streams: list[int], environment: dict[str, str], folder: str) -> None:
+        """Serve another run of the same launcher."""
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        self._tell({"ready": os.getpid()})
+
+    def _become(self, birth: MemberSpec, descriptors: list[int]) -> None:
+        """In the child: never returns."""
+        code = 70
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._launcher.close()
+            os.close(self._wake_in)
+            from .process import run_member
+
+            code = run_member(birth, descriptors)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                word = "stopped" if os.WIFSTOPPED(status) else "continued"
+                self._tell({word: self._seats.get(pid, -1)})
+                continue
+            if os.WIFSIGNALED(status):  # it was killed: what it had begun goes with it
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            member = self._seats.pop(pid, None)
+            if member is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._tell({"ended": member, "code": code})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it closes while the last ones end
+            self._launcher.send(json.dumps(message).encode())
+
+    def _kill(self, member: int) -> None:
+        """End a member that was given up, and all that it had begun."""
+        for pid, number in self._seats.items():
+            if number == member:
+                _kill_group(pid)
+
+    def _kill_all(self) -> None:
+        for pid in self._seats:
+            _kill_group(pid)
+        for pid in self._seats:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue
+        self._seats.clear()
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _import_all() -> None:
+    """Before the fork: once for all members."""
+    import numpy  # noqa: F401
+    import torch
+    import torch._dynamo  # noqa: F401  the first optimizer would import it, in every member
+
+    from ...script import worker  # noqa: F401
+    from . import process  # noqa: F401
+
+
+def main() -> None:
+    """Entry of ``python -m paceline.engines.local.forkserver FD SCRATCH``."""
+    leave_to_the_launcher()
+    die_with_parent()  # else it would import for seconds, and see only then that it is alone
+    open_standard_streams()
+    launcher, scratch = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    if select.select([launcher], [], [], 0.0)[0] and not launcher.recv(1, socket.MSG_PEEK):
+        return
+    server = ForkServer(launcher, scratch)
+    try:
+        _import_all()
+    except Exception as error:  # too little memory, or an installation that is broken
+        server.give_up(f"{type(error).__name__}: {error}")
+    threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+    assert threads == 1, f"the fork server must have one thread to be forked, it has {threads}"
+    # From here on it sees that by the socket, and ends all members first; if it is not stopped.
+    die_with_parent(signal.SIGCONT)
+    server.run()
+    os._exit(0)  # at once: torch would take a second to unload itself
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""A member from its fork to its end: its output, its signals, its program, its last words.
+
+This module must not know protocols or messages beyond ``Done`` and ``Failed``.
+"""
+
+import ctypes
+import os
+import pickle
+import runpy
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ...context import Context
+from ...errors import AllGone, ConfigError, PacelineError
+from ...exchange.base import Perished, Stopped
+from ...exchange.distributed import DistributedExchange
+from ...exchange.peers import PeerExchange
+from ...exchange.through_store import StoreExchange
+from ...program import Program, ScriptProgram, TaskProgram
+from ...store.control import Control
+from ...store.memory import SharedMemory
+from ...system.files import OpenFolder
+from ...system.limits import describe_limits
+from ...system.signals import die_with_parent
+from ...system.streams import Lasting
+from ...wire.channel import Channel, member_channel
+from ...wire.messages import Done, Failed
+from ..base import RENDEZVOUS, MemberSpec
+from .stack import is_foreign, look_when_hurried, show_standing
+
+_PR_SET_TIMERSLACK = 29
+_MAX_LINES = 12
+_NO_GROUP = ("MASTER_ADDR expected", "Default process group has not been initialized")
+"""What torch says where its own process group is asked for and there is none."""
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
+"""What torch and the system say."""
+_HINT_OF_GROUP = (
+    "paceline launch makes no process group of torch's own: leave that line out where the script "
+    "calls paceline.connect() (pace.worker, pace.num_workers, pace.is_main, pace.sum)"
+)
+_HINT_OF_END = (
+    "next() of the prepared loader ends with this worker's mini-batches of the epoch, which may be "
+    "fewer or more than len(loader), the updates of all: write for batch in loader, or begin anew "
+    "at StopIteration"
+)
+
+
+def run_member(birth: MemberSpec, descriptors: list[int]) -> int:
+    """Run the program on this seat; the exit code."""
+    import torch
+
+    from ...script import worker
+
+    os.setpgid(0, 0)
+    _be_a_member()
+    _redirect(birth)
+    lane = member_channel(socket.socket(fileno=descriptors[0]))
+    os.environ.update(birth.environment)
+    sys.path += [entry for entry in birth.search_path if entry not in sys.path]
+    torch.set_num_threads(birth.threads)
+    control = Control(SharedMemory(descriptors[1]), birth.num_seats)
+    arena = SharedMemory(descriptors[2])
+    show_standing(descriptors[3])
+    context = Context.read(birth.context)
+    kind = DistributedExchange if context.path == "collective" else PeerExchange
+    session = kind(
+        lane, control, arena,
+        seat=birth.seat, member=birth.member, is_newcomer=context.is_newcomer,
+    )  # fmt: skip
+    if isinstance(session, DistributedExchange):
+        session.rendezvous = str(Path(birth.log).parent / RENDEZVOUS)
+    worker.start_context(session, context)
+    look_when_hurried(torch.inference_mode(mode=False)(session.copy_now))  # not as where it is busy
+    program = SharedMemory(descriptors[4])
+    return perform(lambda: run_program(load_program(program), context), lane, birth, session)
+
+
+def perform(
+    run: Callable[[], None], lane: Channel, birth: MemberSpec, session: StoreExchange
+) -> int:
+    """Run, and tell the coordinator how it ended.
+
+    Code that cannot do without batches fails where a stop has left a pass over the loader empty:
+    that is no failure of the run.
+    """
+    try:
+        run()
+    except Stopped:
+        return 0
+    except SystemExit as end:
+        if end.code in (None, 0):
+            lane.send(Done())
+            return 0
+        lane.send(Failed(_exit_words(end, birth), "worker"))
+        return 1
+    except (BrokenPipeError, ConnectionResetError):
+        return 1
+    except Perished:
+        raise
+    except BaseException as error:
+        if session.is_cut_short and isinstance(error, Exception):
+            session.say(_words_of_cut(error, birth.seat))
+            lane.send(Done())
+            return 0
+        report = Path(birth.log).with_suffix(".error")
+        with suppress(OSError), _logs_of(birth) as logs:  # what it says goes to the launcher, too
+            logs.write(report.name, traceback.format_exc().encode(errors="replace"))
+        kinds = {ConfigError: "you", AllGone: "all"}
+        whose = next((word for kind, word in kinds.items() if isinstance(error, kind)), "worker")
+        lane.send(Failed(last_words(error, birth.seat, report), whose))
+        return 1
+    lane.send(Done())
+    return 0
+
+
+def run_program(program: Program, context: Context) -> None:
+    """Run the user's script as ``__main__``, or train a task with the standard loop."""
+    if isinstance(program, TaskProgram):
+        from ...trainer import train_here
+
+        train_here(program.task, context)
+        return
+    assert isinstance(program, ScriptProgram)
+    sys.argv = [program.path, *program.args]
+    if program.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(program.path, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str(Path(program.path).resolve().parent))
+    runpy.run_path(program.path, run_name="__main__")
+
+
+def load_program(memory: SharedMemory) -> Program:
+    """What the launcher of this very run laid there, where nobody else could."""
+    program: Program = pickle.loads(memory.buffer)
+    memory.close()
+    return program
+
+
+def _words_of_cut(error: Exception, seat: int) -> str:
+    last = _own_frames(error)[-1]
+    return (
+        f"worker {seat} ended in {last.name} at {Path(last.filename).name}:{last.lineno} "
+        f"({type(error).__name__}): the run was stopped, so its loader had nothing left to give"
+    )
+
+
+def last_words(error: BaseException, seat: int, report: Path) -> str:
+    """At most 12 lines: the worker, where it was, the user's own frames, and where to read on."""
+    if isinstance(error, PacelineError):
+        return str(error)
+    frames = _own_frames(error)
+    last = frames[-1]
+    lines = [f"worker {seat} failed at {last.filename}:{last.lineno} in {last.name}:"]
+    for frame in frames[-3:]:
+        lines.append(f"  {Path(frame.filename).name}:{frame.lineno} {frame.name}")
+        if frame.line:  # a notebook's cell has no file to read it from
+            lines.append(f"    {frame.line.strip()}")
+    message = str(error).strip().splitlines() or [""]
+    lines.append(f"{type(error).__name__}: {message[0]}")
+    lines += [f"  {line}" for line in message[1:2]]
+    lines += [f"  {note}" for note in getattr(error, "__notes__", ())[:1]]
+    if isinstance(error, StopIteration):
+        lines.append(_HINT_OF_END)
+    if any(word in str(error) for word in _NO_GROUP):
+        lines.append(_HINT_OF_GROUP)
+    if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
+        lines.append(f"memory that is allowed here: {describe_limits() or 'all that there is'}")
+    lines.append(f"the other workers were ended; the whole traceback: {report}")
+    return "\n".join(lines[:_MAX_LINES])
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the user's own code, outermost first; if there are none, the last two."""
+    traced = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traced if not is_foreign(frame.filename)]
+    if isinstance(error, SyntaxError) and error.filename:
+        where = traceback.FrameSummary(error.filename, error.lineno, "its text", line=error.text)
+        frames.append(where)
+    return frames or traced[-2:]
+
+
+def _exit_words(end: SystemExit, birth: MemberSpec) -> str:
+    """A script that ended itself: its message or exit code, where, and its log."""
+    frames = [one for one in traceback.extract_tb(end.__traceback__) if not is_foreign(one[0])]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    how = f"exit {end.code}" if isinstance(end.code, int) else str(end.code)
+    return (
+        f"worker {birth.seat}: the script ended itself{place}: {how}\n"
+        f"the other workers were ended; its log: {birth.log}"
+    )
+
+
+def _be_a_member() -> None:
+    """Be killed when the fork server is gone (Linux; elsewhere the closed lane ends a member)."""
+    if sys.platform == "linux":
+        die_with_parent()
+        # A sleep ends when it is over, not up to 50 us later.
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        _let_forks_die_too(os.getpid())
+    # A batch system sends them to every process: the launcher decides when the run ends. A handler
+    # that does nothing, since what a script begins would inherit that they are ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # else a library's read or wait fails with EINTR
+
+
+def _let_forks_die_too(member: int) -> None:
+    """What a member forks, as a DataLoader does, is killed with it; by itself it looks every 5 s.
+
+    The kernel sends the signal when the forking *thread* ends, so only forks of the main thread
+    set it: a thread of the user's may end long before what it forked.
+    """
+    is_from_main = [False]
+
+    def before() -> None:
+        is_from_main[0] = threading.get_native_id() == member
+
+    def after() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is ended by whoever forked it
+        sys.excepthook = _but_for_receivers_gone(sys.excepthook)
+        if is_from_main[0]:
+            die_with_parent()
+            if os.getppid() != member:  # it died in between
+                os._exit(1)
+
+    os.register_at_fork(before=before, after_in_child=after)
+
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def _but_for_receivers_gone(hook: Hook) -> Hook:
+    """What says a failure, but for one: who was to have a batch of a DataLoader's worker has died.
+
+    ``multiprocessing.resource_sharer`` has a traceback for that; the death itself is told.
+    """
+
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        files = {Path(one.filename).name for one in traceback.extract_tb(trace)}
+        if not (isinstance(error, EOFError | OSError) and "resource_sharer.py" in files):
+            hook(kind, error, trace)
+
+    return say
+
+
+@contextmanager
+def _logs_of(birth: MemberSpec) -> Iterator[OpenFolder]:
+    log = Path(birth.log)
+    with closing(OpenFolder.open(log.parents[1], Context.read(birth.context).run_identity)) as run:
+        logs = run.make_inner(log.parent.name)
+    with closing(logs):
+        yield logs
+
+
+def _redirect(birth: MemberSpec) -> None:
+    try:
+        with _logs_of(birth) as logs:
+            descriptor = logs.append(Path(birth.log).name)
+    except OSError:  # the folder was taken away, or exchanged, while the run goes on
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.reconfigure(line_buffering=True)
+        setattr(sys, name, Lasting(stream))  # a full disk does not end who prints

@@ -1,0 +1,140 @@
+"""Where in its program a member is, asked from outside while it hangs.
+
+    launcher --signal--> member: its frames, written by a handler in C --> file --> words
+
+The handler runs also while other C code holds the interpreter's lock, so a member that hangs in a
+library still shows the line that called it; a stopped process runs nothing, and the kernel says
+so. By another signal a member that is busy by itself is asked to look what there is to do. This
+module must not know why somebody asks.
+"""
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from ...system.vitals import ProcessState, catches, read_vitals
+
+_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (9 if hasattr(signal, "SIGRTMIN") else 0)
+"""One that neither the C library nor batch systems use."""
+_HURRY = _SIGNAL + 1 if hasattr(signal, "SIGRTMIN") else None
+"""The one by which a member is asked to look what there is to do."""
+_HALF_DONE = os.path.join("torch", "optim")
+"""In there schedulers and optimizers are between two states."""
+_PACKAGE = Path(__file__).parents[2]
+_CALLS, _IS_SCRIPT = os.path.join("local", "process.py"), "trainer.py"
+"""Files of Paceline's own: the one that calls a script, and one that is as good as a script."""
+_ANSWER_S = 0.3
+_MOST_ASKED, _BETWEEN_LINES = 3, "???"
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>\S+)')
+
+
+class StackProbe:
+    """What one member shows of itself.
+
+    Attributes:
+        pid: of the member, 0 before it is known.
+        fd: the descriptor that the member gets for `show_standing`.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed with the member
+        self.fd = self._file.fileno()
+        self._seen = 0
+
+    def describe(self, does: str = "is") -> str:
+        """Where it is: ``it sleeps at data.py:88 in __getitem__``; asks and waits a moment.
+
+        Args:
+            does: what it does there.
+        """
+        vitals = read_vitals(self.pid)
+        if vitals.state is ProcessState.STOPPED:
+            return f"it is stopped (kill -CONT {self.pid} lets it go on)"
+        if vitals.state is ProcessState.TRACED:
+            return f"process {vitals.tracer} traces it"
+        if vitals.state is ProcessState.DISK:
+            return str(ProcessState.DISK.value)
+        if vitals.state is ProcessState.ENDED:
+            return "it has just ended"
+        for _ in range(_MOST_ASKED):
+            frames = self._ask() if self.pid and catches(self.pid, _SIGNAL) else []
+            if not frames:
+                return "it does not answer" if does == "is" else f"it {does}, and does not answer"
+            file, line, name = next((one for one in frames if not is_foreign(one[0])), frames[0])
+            if line != _BETWEEN_LINES:
+                break
+        return f"it {does} at {Path(file).name}:{line} in {name}"
+
+    def _ask(self) -> list[tuple[str, str, str]]:
+        """Its frames, innermost first."""
+        try:
+            os.kill(self.pid, _SIGNAL)
+        except (ProcessLookupError, PermissionError):
+            return []
+        end_s = time.monotonic() + _ANSWER_S
+        text, before = b"", b"?"
+        while time.monotonic() < end_s and not (text and text == before):
+            time.sleep(0.01)
+            text, before = os.pread(self.fd, 1 << 16, self._seen), text
+        self._seen += len(text)
+        return [
+            (one["file"], one["line"], one["name"])
+            for one in _FRAME.finditer(text.decode(errors="replace"))
+        ]
+
+    def hurry(self) -> None:
+        """Let it look what there is to do, where its script's own code runs."""
+        if _HURRY is not None and self.pid and catches(self.pid, _HURRY):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, _HURRY)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def show_standing(descriptor: int) -> None:
+    """In a member: answer the question where it is, on this descriptor, from now on."""
+    faulthandler.register(_SIGNAL, file=descriptor, all_threads=False)
+
+
+def look_when_hurried(look: Callable[[], None]) -> None:
+    """In a member: ``look`` when it is asked to, between two lines of the script's own code.
+
+    Python calls a handler between two of its instructions, in the main thread. Where that is inside
+    Paceline nothing is done: it looks by itself, or soon returns, and is asked again.
+    """
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if _is_in_own_code(frame):
+            with contextlib.suppress(OSError):  # the launcher may be gone
+                look()
+
+    if _HURRY is not None:
+        signal.signal(_HURRY, hear)
+
+
+def _is_in_own_code(frame: FrameType | None) -> bool:
+    here = str(_PACKAGE) + os.sep
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _HALF_DONE in name:
+            return False
+        if name.startswith(here) and not name.endswith(_IS_SCRIPT):
+            return name.endswith(_CALLS)
+        frame = frame.f_back
+    return True
+
+
+def is_foreign(filename: str) -> bool:
+    """Whether a frame is of Paceline, of Python or of an installed package: not the user's."""
+    here = str(_PACKAGE) + os.sep
+    return filename.startswith((here, "<frozen", sys.base_prefix)) or "site-packages" in filename

@@ -1,0 +1,11 @@
+"""A member's side of a run: the same verbs whatever carries the bytes.
+
+    base            the contract
+    solo            one worker: the user's optimizer on the user's parameters
+    through_store   every order comes from the coordinator: every protocol
+    peers           between peers in shared memory, two barriers a round: full-sync and local-sgd
+    distributed     the same through ``torch.distributed``, one accelerator a worker
+
+Their parts: inbox (what a member hears), jobs (its part in updates), barrier and shares (between
+peers), evaluation, snapshot, turns, beginning, unedited, rounds_told. None of them knows protocols.
+"""

@@ -1,0 +1,154 @@
+"""Where peers meet: a line of numbers that each shows the others, and barriers between.
+
+    member 0   show | barrier | read all lines | ... | barrier
+    member 1   show |         | read all lines | ... |
+
+A line is written by its own member alone, between barriers, so all read the same. This module must
+not know what is decided from the lines, nor gradients.
+"""
+
+import time
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from ..store.clip import UNCLIPPED, Clip, clip_conflict
+from ..store.control import Control
+from .base import Clock, are_at_odds, conflict
+
+_WAIT_S = 0.1
+
+
+class Line(NamedTuple):
+    """What a member shows its peers about a push; all float64."""
+
+    num_samples: float
+    weight: float
+    loss: float
+    fault: float
+    compute_s: float
+    wait_s: float
+    push_s: float
+    squared_norm: float
+    """Of its share of the mean gradient; written after the others have read the rest."""
+    max_norm: float
+    max_value: float
+    hyper: float
+    bad_version: float
+    """The version at which its share of the mean was not finite; -1: none."""
+    leaves: float
+    """Not 0: it has to leave for the coordinator."""
+    snapshot: float
+    """Number of the checkpoint that it was asked for last."""
+
+    @property
+    def clip(self) -> Clip:
+        return Clip(self.max_norm, self.max_value)
+
+
+_SQUARED_NORM, _BAD_VERSION = (Line._fields.index(one) for one in ("squared_norm", "bad_version"))
+
+
+class GivenUp(BaseException):
+    """A member is gone, so this barrier is given up."""
+
+
+class Barrier:
+    """The lines and the barriers of one run, as its member at ``seat`` uses them.
+
+    Args:
+        clock: the seconds that barriers take are added to its ``wait_s``.
+    """
+
+    def __init__(self, control: Control, seat: int, clock: Clock) -> None:
+        self._control = control
+        self._seat = seat
+        self._clock = clock
+        self._phase = 0
+
+    def begin(self, phase: int) -> None:
+        """All peers stand at this many barriers."""
+        self._phase = phase
+        self._control[self._control.arrived[self._seat]] = phase
+
+    def show(self, line: Line) -> None:
+        """Write this member's line."""
+        control, place = self._control, self._control.numbers[self._seat]
+        for i, value in enumerate(line):
+            control.set_double(place + i, value)
+
+    def lines(self) -> list[Line]:
+        """The lines of all seats."""
+        control = self._control
+        return [
+            Line(*(control.double(place + i) for i in range(len(Line._fields))))
+            for place in control.numbers
+        ]
+
+    def show_norm(self, squared_norm: float) -> None:
+        """Of this member's share of the mean gradient, for the barrier that comes next."""
+        self._set(_SQUARED_NORM, squared_norm)
+
+    def show_bad(self, version: int) -> None:
+        """This member's share of the mean is not finite at this version."""
+        self._set(_BAD_VERSION, float(version))
+
+    def squared_norms(self) -> list[float]:
+        return self._column(_SQUARED_NORM)
+
+    def is_bad(self, version: int) -> bool:
+        """Whether somebody's share is not finite at this version."""
+        return float(version) in self._column(_BAD_VERSION)
+
+    def arrive(self) -> int:
+        """Reach the next barrier, and do not wait there; its number."""
+        self._phase += 1
+        self._control.set_and_wake(self._control.arrived[self._seat], self._phase)
+        return self._phase
+
+    def barrier(self) -> None:
+        """Wait until all have arrived as often as this member; GivenUp when one never will.
+
+        Only a member that is gone is given up: where it stands is final, so all others give up at
+        the same barrier.
+        """
+        control, phase = self._control, self.arrive()
+        start = time.perf_counter()
+        for index, gone in zip(control.arrived, control.gone, strict=True):
+            while not control.wait_while(index, lambda value: value < phase, _WAIT_S):
+                if control[gone] and control[index] < phase:
+                    raise GivenUp
+        self._clock.wait_s += time.perf_counter() - start
+
+    def _set(self, column: int, value: float) -> None:
+        self._control.set_double(self._control.numbers[self._seat] + column, value)
+
+    def _column(self, column: int) -> list[float]:
+        control = self._control
+        return [control.double(place + column) for place in control.numbers]
+
+
+def check_settings(lines: Sequence[Line]) -> None:
+    """Raise ConfigError where the optimizers of two who pushed have different settings."""
+    shown = {seat: int(line.hyper) for seat, line in enumerate(lines) if line.weight}
+    if len(set(shown.values())) < 2:
+        return
+    for one, other in combinations(shown, 2):
+        if are_at_odds(shown[one], shown[other]):
+            raise conflict(one, other)
+
+
+def common_clip(lines: Sequence[Line]) -> Clip:
+    """What those who pushed clip their update to.
+
+    Raises:
+        ConfigError: two want different things.
+    """
+    asked = {seat: line.clip for seat, line in enumerate(lines) if line.weight}
+    if not asked:
+        return UNCLIPPED
+    first, clip = next(iter(asked.items()))
+    for other, its in asked.items():
+        if its != clip:
+            raise clip_conflict(first, clip, other, its)
+    return clip

@@ -1,0 +1,257 @@
+"""A session: one member's part of a run, the same verbs whatever carries the bytes.
+
+    open_epoch -> [ grant -> compute -> push ] ... -> None at the end of the epoch
+
+``push`` returns when the next grant is here and the model holds the parameters it names, or when
+the epoch or the run is over; ``extend`` asks for one mini-batch more, ``give_back`` returns the
+work undone, ``leave_epoch`` ends the epoch for all. One worker alone has none of these. Members:
+
+    solo       one worker: the user's optimizer steps on the user's parameters
+    mediated   through the store, order by order from the coordinator: every protocol
+    express    between peers in shared memory, no message on the way: full-sync and local-sgd
+    collective the same between accelerators, one a worker, through ``torch.distributed``
+
+This module must not know processes, sockets or the loop that uses it.
+"""
+
+import abc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from ..conditions.faults import Fault
+from ..core.batches import Batches
+from ..errors import ConfigError, WorkerError
+from ..passes import START, ScriptPlace
+from ..store.clip import UNCLIPPED, Clip
+from ..store.loss_scale import LossScale
+from ..wire.messages import Totals
+
+
+class Superseded(BaseException):
+    """The work in flight was abandoned; a BaseException: ``except Exception`` lets it by."""
+
+
+class Stopped(BaseException):
+    """The run ends now: raised out of a member that still waits for something."""
+
+
+class Perished(BaseException):
+    """A member of one process among others was killed: its thread ends as a process would."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a member reports with a push.
+
+    Attributes:
+        num_samples: whose gradients are in it.
+        weight: its share of an update against the other pushes; 0: there is no gradient.
+        kept, unused: ids of leases, see ``Pushed``.
+    """
+
+    num_samples: int = 0
+    weight: float = 0.0
+    kept: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
+    loss: float = float("nan")
+    found_inf: bool = False
+    inv_scale: float = 1.0
+    clip: Clip = UNCLIPPED
+    """Of the averaged gradient."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Where a member's seconds went since its last push."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    push_s: float = 0.0
+    add_s: float = 0.0
+    """Of those of pushing: adding the last push to the sum of its update."""
+    begun_s: float = field(default=0.0)
+    """When the work in flight began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What an epoch of the prepared loader is.
+
+    Attributes:
+        batch_size: global: samples an update averages (per local step).
+        parts: mini-batches that a batch is cut into.
+    """
+
+    num_samples: int
+    batch_size: int
+    parts: int
+    keep_remainder: bool
+
+    def batches(self, ends: Sequence[int] | None = None) -> Batches:
+        return Batches(
+            self.num_samples,
+            self.batch_size,
+            self.parts,
+            ends=ends,
+            keep_remainder=self.keep_remainder,
+        )
+
+
+def not_finite(seat: int, name: str, step: int, version: int, loss: float | None) -> WorkerError:
+    """The error for a gradient that is inf or nan; ``loss`` is None where nobody recorded it."""
+    said = "" if loss is None else f", loss {loss:g}"
+    return WorkerError(
+        f"worker {seat}: the gradient of {name!r} is not finite at step {step} (version {version}"
+        f"{said}); lower the learning rate, clip the gradient, or go on without such updates: "
+        "--nonfinite skip"
+    )
+
+
+_STEPS_SHIFT, _MOST_STEPS = 32, 1 << 20
+
+
+def settings_word(digest: int, num_steps: int = 0) -> int:
+    """What a push tells of its optimizer's settings; 0, which this never is: they may differ.
+
+    Args:
+        digest: of 32 bits.
+        num_steps: of its own optimizer that the member had taken, where each steps by itself.
+    """
+    return (1 + num_steps % _MOST_STEPS) << _STEPS_SHIFT | digest
+
+
+def are_at_odds(word: int, other: int) -> bool:
+    """Whether two came to other settings by as many steps of their own."""
+    return word >> _STEPS_SHIFT == other >> _STEPS_SHIFT and word != other
+
+
+def conflict(worker: int, other: int) -> ConfigError:
+    """Two workers pushed into one update with different optimizer settings."""
+    return ConfigError(
+        f"workers {worker} and {other} pushed into one update with different optimizer settings "
+        "(lr, momentum, ...); change them in all workers at the same place, best between epochs, "
+        "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler); a metric "
+        "that it is stepped with must be the same in all: pace.evaluate(fn, loader)"
+    )
+
+
+class Exchange(abc.ABC):
+    """One member's part of a run."""
+
+    seat: int = 0
+    num_workers: int = 1
+    num_steps: int = 1
+    """Local steps a push (local-sgd's H)."""
+    is_in_step: bool = False
+    """Whether the script is inside a step block: only there may ``check`` raise."""
+    is_cut_short: bool = False
+    """Whether the script is in a pass over its loader that the end of the run left empty."""
+    last_norm: float = float("nan")
+    """Norm of the averaged gradient of the update that used the last push; nan: not known."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this member prints and saves."""
+        return True
+
+    def check(self) -> None:
+        """Raise ``Superseded`` when the work in flight is abandoned."""
+        return
+
+    @abc.abstractmethod
+    def superseded(self) -> None:
+        """The step was left: wait for the next grant."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return False
+
+    @property
+    def version(self) -> int:
+        """Version of the parameters that the model holds."""
+        return 0
+
+    @property
+    def serial(self) -> int:
+        """Grows with every work that is granted, and with every one that is called off."""
+        return 0
+
+    def applied(self, version: int) -> int:
+        """Updates up to ``version`` that were not skipped: what schedules count."""
+        return version
+
+    @property
+    def scale(self) -> LossScale | None:
+        """The loss scale of that version; None: each worker's own."""
+        return None
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for so long; Superseded when the work in flight is abandoned meanwhile."""
+        time.sleep(seconds)
+
+    begins: tuple[int, ScriptPlace] = (0, START)
+    """The epoch to begin with, and where the script is there: a worker may join a run under way."""
+    place: Callable[[], ScriptPlace]
+    """Where the script is now; set by the worker."""
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds since the run's first epoch opened."""
+        return 0.0
+
+    def beat(self) -> None:
+        """A sign of life, where a member is busy with something that is no step."""
+        return
+
+    def befall(self, fault: Fault) -> None:
+        """Let this fault happen now, to this member; nothing goes wrong for one worker alone."""
+        return
+
+    def rest(self, epoch: int) -> None:
+        """The script has no more epochs; the next one would be ``epoch``."""
+        return
+
+    def ask_to_stop(self) -> None:
+        """End the whole run at the next step border."""
+        return
+
+    def hear_stop(self) -> None:
+        """The script leaves its epochs: the end that it asked for between two comes first."""
+        return
+
+    @abc.abstractmethod
+    def census(self, num_samples: int, batch_size: int) -> "EvaluationRanges":
+        """Share out an evaluation among all members."""
+
+    @abc.abstractmethod
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sum over members; all must call it between epochs."""
+
+    def once(self) -> AbstractContextManager[bool]:
+        """A block that one member goes through before all others; True for that one."""
+        return nullcontext(True)
+
+    def log(self, values: dict[str, float]) -> None:
+        """Record values of the user's for the run's log."""
+        return
+
+    def close(self) -> None:
+        return None
+
+
+class EvaluationRanges(abc.ABC):
+    """An evaluation that members share: each sample once, redone where a member dies."""
+
+    @abc.abstractmethod
+    def next(self) -> tuple[int, int] | None:
+        """The next range of positions to evaluate, or None when all are taken."""
+
+    @abc.abstractmethod
+    def report(self, totals: Totals) -> None:
+        """Hand in the totals of the range that ``next`` gave."""
+
+    @abc.abstractmethod
+    def totals(self) -> Totals:
+        """The totals over all samples, the same in all members."""

@@ -1,0 +1,61 @@
+"""Who evaluates which part of a data set: one member alone, or all, asked range by range.
+
+This module must not know what is counted.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..wire.messages import Counted, CountTotals, Range, Totals
+from .base import EvaluationRanges
+
+if TYPE_CHECKING:  # a worker alone has neither
+    from ..wire.channel import Channel
+    from .inbox import Inbox
+
+
+def ranges_of(
+    num_samples: int, batch_size: int, ends: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
+    """The positions of each batch: ``[start, stop)``; ``ends``: of batches of the user's own."""
+    stops = ends or [*range(batch_size, num_samples, batch_size), num_samples]
+    return [(a, b) for a, b in zip([0, *stops], stops, strict=False) if a < b]
+
+
+class LocalRanges(EvaluationRanges):
+    """An evaluation by one member alone."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._ranges = iter(ranges)
+        self._totals: Totals = {}
+
+    def next(self) -> tuple[int, int] | None:
+        return next(self._ranges, None)
+
+    def report(self, totals: Totals) -> None:
+        for name, (value, count) in totals.items():
+            old = self._totals.get(name, (0.0, 0.0))
+            self._totals[name] = (old[0] + value, old[1] + count)
+
+    def totals(self) -> Totals:
+        return self._totals
+
+
+class SharedRanges(EvaluationRanges):
+    """An evaluation whose ranges come from the coordinator."""
+
+    def __init__(self, lane: "Channel", mail: "Inbox") -> None:
+        self._lane = lane
+        self._mail = mail
+        self._start = -1
+
+    def next(self) -> tuple[int, int] | None:
+        start, stop = self._mail.expect(Range)
+        self._start = start
+        return None if start < 0 else (start, stop)
+
+    def report(self, totals: Totals) -> None:
+        self._lane.send(Counted(self._start, totals))
+
+    def totals(self) -> Totals:
+        return self._mail.expect(CountTotals).totals

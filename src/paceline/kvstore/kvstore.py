@@ -1,0 +1,285 @@
+"""Values by key that threads and processes push to and pull from: no trainer, no server.
+
+The store is memory, and whoever pushes does the work, so nothing has to run beside its users and
+nothing is left when they end. This file is what a user holds, and checks what a user can get
+wrong; entry.py says how a push stays whole when its process dies. It must not know of training.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from multiprocessing.reduction import DupFd
+from typing import Any, Self, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..store.memory import SharedMemory
+from ..store.region import Region
+from ..system.limits import available_bytes
+from .checks import Values, check_key, check_like, check_tensor, each_once, pairs_of, total_of
+from .entries import Cells
+from .entry import Cell
+from .index import lay_out_region, region_bytes
+from .updaters import NAMED, Optimize, Rule, UpdateFunction, make_rule
+
+_MOST_BYTES = 64 * 2**30
+"""Of address space, where the machine does not say how much memory is free."""
+
+
+class KVStore:
+    """Tensors by key, in memory that several threads and processes share.
+
+    A push applies the updater to the stored value and raises the key's version by one; a pull
+    copies one whole version. Values of 1 MiB and more are split over all shards, so that several
+    processes work on one key at once; smaller keys lie on one shard each. A process that dies in
+    the middle of a push has changed nothing and holds up nobody.
+
+    Pass the store to processes of ``multiprocessing`` (fork or spawn) as an argument. Others get
+    ``store.fd``, by ``subprocess.Popen(pass_fds=[store.fd])`` or
+    ``multiprocessing.reduction.send_handle``, and call ``KVStore.attach(fd)``.
+
+    Args:
+        num_shards: locks that keys are spread over, >= 1.
+        capacity_bytes: the most memory it may take (a key takes up to three times its size, and
+            the same for an optimizer's state), >= 1; pages are taken when they are used. None:
+            half of what is free.
+        updater: "sum" (value += pushed), "assign", or a function (key, pushed, stored) that
+            changes ``stored`` in place.
+        patience_s: how long to wait for a process that holds a shard before LinkError, > 0.
+
+    Example:
+        >>> store = KVStore(num_shards=2)
+        >>> store.init("w", torch.zeros(3))
+        >>> store.push("w", [torch.ones(3), torch.ones(3)])
+        1
+        >>> store.pull("w")
+        tensor([2., 2., 2.])
+        >>> store.close()
+
+    Source: Mu Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
+    2014, sections 3 and 4: push, pull and user-defined updates by key; here within one machine.
+    """
+
+    _held: Cells | None
+    """None once it is closed."""
+
+    def __init__(
+        self,
+        num_shards: int = 4,
+        *,
+        capacity_bytes: int | None = None,
+        updater: str | UpdateFunction = "sum",
+        patience_s: float = 60.0,
+    ) -> None:
+        if num_shards < 1:
+            raise ConfigError(f"num_shards must be >= 1, got {num_shards}")
+        if capacity_bytes is not None and capacity_bytes < 1:
+            raise ConfigError(f"capacity_bytes must be >= 1, got {capacity_bytes}")
+        if not patience_s > 0:
+            raise ConfigError(f"patience_s must be > 0, got {patience_s}")
+        if capacity_bytes is None:
+            capacity_bytes = min(available_bytes() // 2, _MOST_BYTES)
+        rule = make_rule(updater)
+        region = Region(SharedMemory.create(region_bytes(num_shards, capacity_bytes)))
+        lay_out_region(region, num_shards, rule.name)
+        self._open(region, rule, patience_s)
+
+    @classmethod
+    def attach(
+        cls,
+        fd: int,
+        *,
+        updater: str | UpdateFunction | None = None,
+        patience_s: float = 60.0,
+    ) -> Self:
+        """The store behind another process's ``store.fd``, which stays open.
+
+        Args:
+            updater: the store's own, if it is a function; "sum" and "assign" are found out. After
+                ``set_optimizer`` there, call it with the same arguments here.
+        """
+        rule = make_rule(updater) if updater is not None else None
+        return cls._opened(Region.attach(os.dup(fd)), rule, patience_s)
+
+    # -- the interface of MXNet's KVStore ----------------------------------------------------------
+
+    @overload
+    def init(self, key: str, value: Tensor) -> None: ...
+    @overload
+    def init(self, key: Mapping[str, Tensor]) -> None: ...
+    def init(self, key: str | Mapping[str, Tensor], value: Tensor | None = None) -> None:
+        """Add a key with its first value (version 0), or many: ``init({"w": w, "b": b})``.
+
+        Raises:
+            ConfigError: a key is there already (nothing is added), or the store is full (of many
+                keys, those that had room are added).
+        """
+        pairs = pairs_of(key, value)
+        for name, one in pairs:
+            check_key(name)
+            check_tensor(name, one)
+        with torch.no_grad():
+            self._cells.add(dict(pairs))
+
+    @overload
+    def push(self, key: str, value: Values) -> int: ...
+    @overload
+    def push(self, key: Mapping[str, Values]) -> dict[str, int]: ...
+    def push(
+        self, key: str | Mapping[str, Values], value: Values | None = None
+    ) -> int | dict[str, int]:
+        """Update a key with a tensor, or with the sum of a list of them; many keys by a dict.
+
+        Returns the version that this push made. Nothing is pushed if anything is wrong.
+        """
+        cells, versions = self._cells, {}
+        with torch.no_grad():
+            found = [(cells.find(name), one) for name, one in pairs_of(key, value)]
+            ready = [(cell, total_of(cell.record, one)) for cell, one in found]
+            for cell, pushed in ready:
+                versions[cell.record.key] = cells.push(cell, pushed)
+        return versions[key] if isinstance(key, str) else versions
+
+    @overload
+    def pull(self, key: str, out: None = None) -> Tensor: ...
+    @overload
+    def pull(self, key: str, out: Values) -> Values: ...
+    @overload
+    def pull(self, key: list[str] | tuple[str, ...]) -> dict[str, Tensor]: ...
+    @overload
+    def pull(self, key: Mapping[str, Values]) -> dict[str, Values]: ...
+    def pull(
+        self,
+        key: str | list[str] | tuple[str, ...] | Mapping[str, Values],
+        out: Values | None = None,
+    ) -> Any:
+        """One whole version of a key, as a new tensor or copied into ``out``.
+
+        Many keys by a list, or by a dict of key and ``out``; each is one version, and different
+        keys may be of different pushes. ``out`` may be a list of tensors: all get the same.
+        """
+        if isinstance(key, str):
+            return self._pull(self._cells.find(key), out)
+        if out is not None:
+            raise ConfigError("out goes with one key; for many: store.pull({key: out, ...})")
+        outs = dict(key) if isinstance(key, Mapping) else each_once(key)
+        cells = {name: self._cells.find(name) for name in outs}
+        return {name: self._pull(cells[name], outs[name]) for name in outs}
+
+    def set_optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> None:
+        """Treat what is pushed as gradients: ``set_optimizer(torch.optim.SGD, lr=0.1)``.
+
+        The optimizer's state lies in the store. Every process says the same; processes that get
+        the store as an argument afterwards know it.
+        """
+        if isinstance(kind, Optimizer):
+            name = type(kind).__name__
+            raise ConfigError(
+                f"set_optimizer wants the class and its settings, not a finished {name}: "
+                f"set_optimizer(torch.optim.{name}, lr=...)"
+            )
+        self._cells.set_rule(Optimize(kind, options))
+
+    def set_updater(self, updater: str | UpdateFunction) -> None:
+        """Change what a push does: "sum", "assign" or a function (key, pushed, stored)."""
+        self._cells.set_rule(make_rule(updater))
+
+    # -- what is in it -----------------------------------------------------------------------------
+
+    def keys(self) -> list[str]:
+        """All keys, in the order in which they were added, by whomever."""
+        self._cells.directory.refresh()
+        return list(self._cells.directory.records)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def version(self, key: str) -> int:
+        """Pushes that the key has had."""
+        return self._cells.find(key).version
+
+    @property
+    def num_shards(self) -> int:
+        return self._cells.directory.num_shards
+
+    def shard_bytes(self) -> list[int]:
+        """Per shard: bytes of the values that it guards."""
+        self._cells.directory.refresh()
+        return self._cells.directory.loads_bytes()
+
+    def used_bytes(self) -> int:
+        """Memory that the store really takes, all told."""
+        return self._cells.region.used_bytes()
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the memory, to be handed to other processes."""
+        return self._cells.region.fd
+
+    def close(self) -> None:
+        """Let go of it; the memory is freed when the last process has."""
+        if self._held is not None:
+            self._held.region.close()
+        self._held = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._held is None:
+            return "KVStore(closed)"
+        return f"KVStore(num_shards={self.num_shards}, {len(self)} keys)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cells = self._cells
+        return _unpickled, (type(self), DupFd(cells.region.fd), cells.rule, self._patience_s)
+
+    @classmethod
+    def _opened(cls, region: Region, rule: Rule | None, patience_s: float) -> Self:
+        store = cls.__new__(cls)
+        store._open(region, rule, patience_s)
+        return store
+
+    def _open(self, region: Region, rule: Rule | None, patience_s: float) -> None:
+        cells = Cells(region, rule, patience_s)
+        if rule is None and cells.directory.rule in NAMED:
+            cells.rule = make_rule(cells.directory.rule)
+        self._held = cells
+        self._patience_s = patience_s
+
+    @property
+    def _cells(self) -> Cells:
+        if self._held is None:
+            raise ConfigError("the store is closed")
+        return self._held
+
+    def _pull(self, cell: Cell, out: Values | None) -> Values:
+        record = cell.record
+        if out is None:
+            out = torch.empty(record.shape, dtype=record.dtype)
+        outs = [out] if isinstance(out, Tensor) else list(out)
+        for one in outs:
+            check_like(record, one, "out")
+
+        def copy(block: Tensor) -> None:
+            for one in outs:
+                one.copy_(block)
+
+        with torch.no_grad():
+            cell.read(copy)
+        return out
+
+
+def _unpickled(kind: type[KVStore], fd: Any, rule: Rule | None, patience_s: float) -> KVStore:
+    """The store in another process; ``fd`` is a descriptor on its way there."""
+    return kind._opened(Region(SharedMemory(fd.detach())), rule, patience_s)

@@ -1,0 +1,283 @@
+"""One run from its settings to its summary: the folder, the engine, the members, the end.
+
+    settings + program -> folder -> engine, members -> conductor -> trace -> summary
+
+This module must not know how orders are carried out or how a summary is computed.
+"""
+
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from ..checkpoints.every import parse_every
+from ..checkpoints.resumption import Origin, Resumption, adopt, differences, locate, read, refuse
+from ..conditions.delays import parse_delays, parse_slowness
+from ..conditions.faults import FaultPlan
+from ..config import MOST_PROCESSES, RunSettings, resolve
+from ..data.choice import choose
+from ..engines.base import RENDEZVOUS, Engine
+from ..engines.local.engine import LocalEngine
+from ..errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
+from ..program import Program, TaskProgram
+from ..protocols import parse
+from ..report.files import write_report
+from ..report.live import Observer
+from ..report.logs import MetricsLog, open_log
+from ..report.summary import Summary, summarize
+from ..run.controller import Controller
+from ..run.spawn import member_specs
+from ..run_dir import RunFolder
+from ..system.files import OpenFolder
+from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
+from ..system.tail import Tail
+from ..trace import FILE_NAME, Trace
+from ..workloads import find_task
+from .claim import WRITTEN, claim
+from .lives import Lives
+
+if TYPE_CHECKING:  # it knows torch, the launcher starts without
+    from ..workloads.base import Task
+
+
+def train(
+    task: "str | Task",
+    *,
+    workers: int | None = None,
+    protocol: str | None = None,
+    **settings: Any,
+) -> Summary | None:
+    """Train ``task`` with ``workers`` processes on this machine and return what came of it.
+
+    A dry run returns None.
+
+    Works from a script, a shell or a notebook; the calling process is never forked, and functions
+    that were defined in a cell work.
+
+    Args:
+        task: a built-in name, ``package.module:attribute``, or a ``Task``.
+        workers: processes; None: 1, or as many as the run had that ``resume`` names.
+        protocol: when gradients are combined: ``full-sync``, ``k-sync:3``, ...; None: full-sync,
+            or what the run had.
+        settings: any other setting of a run (``epochs=3``, ``batch_size=128``,
+            ``resume="auto"``, ...).
+
+    Raises:
+        ConfigError: a setting is unknown or cannot work.
+        WorkerError: a worker failed.
+    """
+    from ..report.live import choose_observer  # here: the command chooses its own
+
+    flags = {"workers": workers, "protocol": protocol, **settings}
+    chosen = adopt(resolve({k: v for k, v in flags.items() if v is not None}, is_call=True))
+    observer = choose_observer(chosen.json)
+    try:
+        return launch_run(TaskProgram(task=task), chosen, observer)
+    finally:
+        observer.close()
+
+
+def launch_run(program: Program, settings: RunSettings, observer: Observer) -> Summary | None:
+    """Run ``program``; the summary of what came of it, None after a dry run.
+
+    Raises:
+        ConfigError: something asked for does not exist or cannot work.
+        WorkerError: a worker failed; all others were ended.
+        LinkError: its end could not be written to its folder, or there is too little memory.
+        KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
+            had begun. One that had not, or was refused, leaves no folder.
+    """
+    if settings.workers > MOST_PROCESSES:
+        raise ConfigError(
+            f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
+            "paceline simulate takes them in virtual time"
+        )
+    parse(settings.protocol, settings.workers, settings.staleness)
+    parse_delays(settings.delay, settings.workers)
+    parse_slowness(settings.slow, settings.workers)
+    FaultPlan.parse(settings.fault, settings.workers)
+    parse_every(settings.checkpoint_every)
+    _find_data(program, observer)
+    if settings.dry_run:
+        origin = _origin(program, settings, observer, locate(settings))
+        with (
+            tempfile.TemporaryDirectory(prefix="paceline-") as scratch,
+            closing(OpenFolder.open(Path(scratch))) as place,
+        ):
+            _run(program, Lives(settings, origin, place), observer)
+        return None
+    with closing(claim(settings, program.name, observer.note)) as folder:
+        return _launch(program, settings, observer, folder)
+
+
+def _launch(
+    program: Program, settings: RunSettings, observer: Observer, folder: RunFolder
+) -> Summary:
+    """Run in a folder that is held; what is refused there leaves it as it was."""
+    found = folder.path if folder.goes_on else None
+    origin = _origin(program, settings, observer, found)
+    lives = Lives(settings, origin, folder.place)
+    try:
+        _live(program, lives, observer)
+    except BaseException as error:
+        if not lives.has_begun:
+            if found is None and not _has_words(folder.path, error):
+                folder.discard(WRITTEN)
+            raise
+        _report_of_failed(lives, error, observer)
+        raise
+    try:
+        summary = _report(lives, observer)
+    except ConfigError as damage:
+        raise LinkError(f"the run came to its end, but {damage}") from None
+    observer.finished(summary)
+    return summary
+
+
+def _report(lives: Lives, observer: Observer) -> Summary:
+    """What came of a run, also written into its folder where that can be."""
+    folder = lives.place.path
+    try:
+        return write_report(folder, lives.within)
+    except OSError as error:
+        observer.note(f"the report cannot be written to {folder}: {error.strerror}")
+        return summarize(folder)
+
+
+def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) -> None:
+    """What came of a run that ended so; a report that cannot be made does not hide why it did."""
+    try:
+        summary = _report(lives, observer)
+    except ConfigError as damage:
+        observer.note(str(damage))
+        return
+    if isinstance(error, KeyboardInterrupt):
+        observer.finished(summary)
+        raise Interrupted(summary, getattr(error, "signal", signal.SIGINT)) from None
+    if isinstance(error, LinkError):  # it came to its end
+        observer.finished(summary)
+
+
+def _origin(
+    program: Program, settings: RunSettings, observer: Observer, folder: Path | None
+) -> Origin:
+    """Where the run comes from; what is not as it was is said, what cannot be is refused."""
+    about = program.describe()
+    if folder is None:
+        return Origin(about=about)
+    found = read(folder)
+    refuse(found, settings, about)
+    if found.checkpoint.note:
+        observer.note(found.checkpoint.note)
+    for line in differences(found, settings, about):
+        observer.note(f"not as it was: {line}")
+    return Origin(about=about, resumption=found)
+
+
+def _has_words(folder: Path, error: BaseException) -> bool:
+    """Whether somebody should look into the folder of a run that never began."""
+    is_failure = isinstance(error, WorkerError)
+    return is_failure or any(
+        one.is_file() and one.stat().st_size for one in folder.glob("logs/*.log")
+    )
+
+
+def _find_data(program: Program, observer: Observer) -> None:
+    """Fetch a built-in task's data where it is not here; an unknown task ends here."""
+    if isinstance(program, TaskProgram) and isinstance(program.task, str):
+        entry = find_task(program.task)
+        if entry is not None and entry.data_set:
+            choose(entry.data_set, fetch_missing=True, say=observer.note)
+
+
+def _live(program: Program, lives: Lives, observer: Observer) -> None:
+    """Run, and where all workers are lost, again, as far as ``--respawn`` wants that."""
+    while (end := _run(program, lives, observer)) is not None:
+        observer.note(lives.go_on(*end))
+
+
+def _run(
+    program: Program, lives: Lives, observer: Observer
+) -> tuple[AllGone, int, Sequence[str]] | None:
+    """One life of a run; where all workers were lost that end, how far it came, and its faults."""
+    settings, origin, place = lives.settings, lives.origin, lives.place
+    protocol = parse(settings.protocol, settings.workers, settings.staleness)
+    _make_logs(place, settings)
+    seats: dict[int, tuple[int, int]] = {}
+    conductor: Controller | None = None
+    asked: list[int] = []
+
+    def stop_softly(number: int) -> bool:
+        if conductor is None or not seats or asked:
+            return False
+        asked.append(number)
+        conductor.interrupt(REASONS[signal.Signals(number)])
+        return True
+
+    with ExitStack() as ends:
+        ends.enter_context(ended_by_signals(stop_softly))
+        births = list(member_specs(program, settings, protocol, place, origin.resumption))
+        goes_on = origin.resumption is not None and not settings.dry_run
+        path = place.path / FILE_NAME
+        trace = ends.enter_context(closing(Trace(path, goes_on=goes_on, place=place)))
+        log = _open_log(settings, place, origin.resumption)
+        if log is not None:
+            ends.enter_context(closing(log))
+        tail = Tail([Path(birth.log) for birth in births], observer.printed)
+        ends.callback(tail.show)  # after the engine's end, when nobody prints any more
+        engine = ends.enter_context(closing(_make_engine(settings)))
+        conductor = Controller(engine, protocol, settings, trace, observer, log, tail, origin)
+        ends.enter_context(closing(conductor))
+        ends.callback(lives.lived, trace)
+        try:
+            seats.update(engine.start(births, cloudpickle.dumps(program)))
+            conductor.conduct(seats)
+        except BaseException as error:
+            conductor.fail(_ending(error))
+            if asked and isinstance(error, AllGone | KeyboardInterrupt):
+                raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
+            if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
+                raise
+            return error, conductor.version, conductor.happened
+    if asked:
+        raise SignalInterrupt(asked[0])
+    return None
+
+
+def _make_logs(place: OpenFolder, settings: RunSettings) -> None:
+    """The files for what workers print; where one cannot be, that is said before they begin."""
+    with closing(place.make_inner("logs")) as logs:
+        logs.remove_file(RENDEZVOUS)  # of a life that was cut off: who comes now would wait for it
+        for seat in range(settings.workers if settings.engine == "local" else 0):
+            os.close(logs.append(f"worker-{seat}.log"))
+
+
+def _open_log(
+    settings: RunSettings, place: OpenFolder, resumption: Resumption | None
+) -> MetricsLog | None:
+    if not settings.log:
+        return None
+    return open_log(settings.log, place, None if resumption is None else resumption.version)
+
+
+def _ending(error: BaseException) -> str:
+    """Why a run that did not come to its end ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    first = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
+    return f"failed: {first}"
+
+
+def _make_engine(settings: RunSettings) -> Engine:
+    if settings.engine == "inline":
+        from ..engines.inline import (
+            InlineEngine,  # here: it needs torch, this process otherwise not
+        )
+
+        return InlineEngine(settings.workers)
+    return LocalEngine(settings.workers)

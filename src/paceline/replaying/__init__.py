@@ -1,0 +1,1 @@
+"""A run made again from its folder, bit for bit."""

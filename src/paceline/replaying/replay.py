@@ -1,0 +1,181 @@
+"""A run recomputed from its folder, bit for bit: its task, its trace, the model it left.
+
+    trace header -> task, protocol and its staleness rule, ledger, craft
+    records      -> simulation/replay.py: decisions and gradients made again, the first difference
+    at the end   -> the parameters beside those of the run's model.safetensors
+
+Equal to the last bit on the machine of the run, with its number of threads; other processors and
+other versions of torch add floats in other orders. Nothing in the folder is executed: the task is
+found by its name. What the trace cannot tell is refused by name before anything is computed.
+This module must not know terminals.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..checkpoints.model_file import load_tensors, save_model
+from ..core.coordinator import Coordinator
+from ..core.ledger import Ledger
+from ..errors import ConfigError
+from ..events import Apply
+from ..protocols import parse
+from ..simulation.peers import PeersCraft
+from ..simulation.replay import Difference, RecordedRun, pulled_versions
+from ..trace import FILE_NAME, contradiction, read_header, read_trace
+from ..trace.records import Header, Ordered, Scalar
+from ..workloads import load_task
+from .repeatable import refuse
+
+_MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What came of it.
+
+    Attributes:
+        version: the updates that were made again.
+        difference: the first one, in words; empty where all is equal.
+        is_model_equal: every bit of the parameters is that of the run's model; None where the
+            replay ended before the run did, or the run left no model.
+        metrics: means over the test data at ``version``; empty where there is none.
+    """
+
+    version: int
+    pushes: int
+    difference: str
+    is_model_equal: bool | None
+    metrics: Mapping[str, float]
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.difference and self.is_model_equal is not False
+
+    def to_json(self) -> dict[str, object]:
+        """The result of ``paceline replay --json``."""
+        return {
+            "version": self.version,
+            "pushes": self.pushes,
+            "is_equal": self.is_equal,
+            "difference": self.difference or None,
+            "is_model_equal": self.is_model_equal,
+            "metrics": dict(self.metrics),
+        }
+
+
+_MOST_THREADS = 4096
+
+
+def replay(
+    run_dir: Path,
+    *,
+    until: int | None = None,
+    save: Path | None = None,
+    on_progress: Callable[[int], None] = lambda version: None,
+) -> Replayed:
+    """Make a run again from its trace.
+
+    Args:
+        until: stop when so many updates are made, and look.
+        save: where to put the model as it is then (safetensors).
+
+    Raises:
+        ConfigError: the folder holds no run that can be made again; it says why.
+    """
+    if until is not None and until < 0:
+        raise ConfigError(f"--until is a version, >= 0, got {until}")
+    path = run_dir / FILE_NAME
+    header, records = read_header(path), read_trace(path)
+    refuse(run_dir, header, read_trace(path), until)
+    threads = max(1, header.number("threads", 1))
+    if threads > _MOST_THREADS:
+        raise contradiction(f"a worker computed with {threads} threads")
+    craft, run = _prepare(header, run_dir)
+    difference = ""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        run.run(records, until, on_progress)
+    except Difference as error:
+        difference = str(error)
+    finally:
+        torch.set_num_threads(before)
+    version = run.coordinator.version
+    if until is not None and version < until and not difference:
+        raise ConfigError(f"{run_dir} ended at version {version}; --until {until} is beyond it")
+    totals = craft.evaluate()
+    craft.load_newest()
+    if save is not None:
+        save_model(craft.model, save)
+    is_whole = not difference and (until is None or _ended_at(run_dir) == version)
+    return Replayed(
+        version=version,
+        pushes=run.pushes,
+        difference=difference,
+        is_model_equal=_is_equal(craft, run_dir / _MODEL) if is_whole else None,
+        metrics={name: value / count for name, (value, count) in totals.items() if count},
+    )
+
+
+def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
+    """The craft and the coordinator that the header describes."""
+    spec = header.text("program").partition(" ")[2]
+    workers = header.number("workers")
+    protocol = parse(header.text("protocol"), workers)
+    task = load_task(spec, workers, header.text("init") or None)
+    batch_size = header.number("batch_size")
+    rates = header.texts("learning_rates")
+    nonfinite = header.text("nonfinite", "error")
+    craft = PeersCraft(
+        task,
+        protocol,
+        num_workers=workers,
+        batch_size=batch_size,
+        lr=float(rates[0]) if rates else None,
+        seed=header.number("seed"),
+        nonfinite=nonfinite,
+    )
+    expected: dict[str, tuple[Scalar, Scalar]] = {
+        "samples": (header.number("num_samples"), craft.num_samples),
+        "parameters": (header.number("num_parameters"), craft.replica.layout.num_parameters),
+        "data": (header.text("source"), craft.splits.source),
+    }
+    for what, (was, now) in expected.items():
+        if was != now:
+            raise ConfigError(
+                f"{run_dir} cannot be made again: {what} {was} then, {now} now; use the same data "
+                "and the same code"
+            )
+    ledger = Ledger(
+        craft.num_samples,
+        batch_size,
+        protocol.num_pushes,
+        keep_remainder=not header.fields.get("drop_last"),
+        dropped="skip" if header.text("dropped") == "skip" else "requeue",
+    )
+    coordinator = Coordinator(protocol, ledger)
+    return craft, RecordedRun(
+        coordinator,
+        craft,
+        pulled_versions(read_trace(run_dir / FILE_NAME)),
+        header.number("lookahead"),
+    )
+
+
+def _ended_at(run_dir: Path) -> int:
+    """The version at which the run ended."""
+    records = read_trace(run_dir / FILE_NAME)
+    return sum(isinstance(one, Ordered) and isinstance(one.order, Apply) for one in records)
+
+
+def _is_equal(craft: PeersCraft, path: Path) -> bool | None:
+    """Whether the model is the saved one in every bit; None where none was saved."""
+    if not path.exists():
+        return None
+    saved, now = load_tensors(path), craft.model.state_dict()
+    return saved.keys() == now.keys() and all(
+        torch.equal(saved[name], value) for name, value in now.items()
+    )

@@ -1,0 +1,72 @@
+"""Leaving a step between two layers: hooks that look at one word.
+
+Backward is left in the post-accumulate hooks (replica/replica.py); here are the forward ones. In
+a compiled model module hooks would break the graph, so there a step is left between forward,
+backward and step only. This module must not know who cancels, or why.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether calling the model runs a compiled graph."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def grain(model: nn.Module) -> str:
+    """Where work in flight can be left, in words for the plan."""
+    return "between passes (compiled)" if is_compiled(model) else "between layers"
+
+
+def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
+    """Call ``check`` before each layer's forward; it may raise to leave the step.
+
+    Nothing stays on a layer that a copy of the model, or its pickle, would take along.
+    """
+    compiled: Any = getattr(model, "_compiled_call_impl", None)
+    if compiled is not None:  # around it: a hook inside would break the graph
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            check()
+            return compiled(*arguments, **options)
+
+        model._compiled_call_impl = watched
+        return
+    if hasattr(model, "_orig_mod"):
+        _watch_wrapper(model, check)
+        return
+    if any(is_compiled(one) for one in model.modules()):
+        return  # left in backward: a hook for all modules would break the graph of that part
+    for module in model.modules():
+        if not any(True for _ in module.children()):
+            _checks[module] = check
+    if not _installed:
+        _installed.append(register_module_forward_pre_hook(_check_layer))
+
+
+def _watch_wrapper(model: nn.Module, check: Callable[[], None]) -> None:
+    """Torch's wrapper of a compiled model leaves its ``forward`` behind when it is copied."""
+    forward: Any = model.forward
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        check()
+        return forward(*arguments, **options)
+
+    model.forward = watched
+
+
+_checks: "weakref.WeakKeyDictionary[nn.Module, Callable[[], None]]" = weakref.WeakKeyDictionary()
+_installed: list[Any] = []
+"""The hook on all modules, once a model is watched."""
+
+
+def _check_layer(module: nn.Module, _: Any) -> None:
+    if (check := _checks.get(module)) is not None:
+        check()
+    elif not _checks and _installed:  # the models are gone
+        _installed.pop().remove()

@@ -1,0 +1,266 @@
+"""One member's copy of the model: its parameters, buffers and gradients as flat memory.
+
+The user's objects stay what they are; only the memory under them is moved, so that a pull is one
+copy and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while
+it is still warm. This module must not know where the slot leads to.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..store.layout import Layout, bind, lay_out
+from ..store.optimizer_copy import has_hooks, state_rows
+from .held import HeldMemory
+
+Hyper = tuple[tuple[Any, ...], ...]
+
+
+class Replica:
+    """The model and optimizer of one member.
+
+    Args:
+        model: any module with at least one trainable parameter, on one device.
+        optimizer: the user's, over (some of) the model's parameters.
+        rule: the optimizer that is applied to pushes: the user's, or one that averages.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, rule: Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        named = list(model.named_parameters())
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.buffers = [buffer for _, buffer in model.named_buffers()]
+        self.device = _only_device([*self.parameters, *self.buffers])
+        rows = state_rows(rule, self.parameters)
+        self.layout: Layout = lay_out(named, model.named_buffers(), rows)
+        self.held = HeldMemory(model, self.layout)
+        self._home: Tensor | None = None
+        self._slot: Tensor | None = None
+        self._grads: list[Tensor] = []
+        self._left: list[tuple[int, int]] = []
+        """Per gradient: its counter of changes when a hook left it, and where it lies."""
+        self.num_hooked = 0
+        """Grows with every gradient that a backward pass leaves."""
+        self._check: Callable[[], None] = _nothing
+        self._handles: list[Any] = []
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    def write_to(self, block: Tensor) -> None:
+        """Copy the parameters and buffers into ``block`` (bytes)."""
+        places = (*self.layout.parameters.places, *self.layout.buffers.places)
+        for tensor, place in zip([*self.parameters, *self.buffers], places, strict=True):
+            place.view(block).copy_(tensor.detach())
+
+    def live_in(self, block: Tensor) -> None:
+        """Let the parameters be views into ``block``; nothing is copied."""
+        bind(self.parameters, self.layout.parameters, block)
+        self.held.lie_in(block)
+
+    def live_alone(self) -> Tensor:
+        """Let parameters and buffers be views into private memory, which is returned."""
+        if self._home is None:
+            size = self.layout.slot_bytes
+            self._home = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        self.write_to(self._home)
+        self.live_in(self._home)
+        bind(self.buffers, self.layout.buffers, self._home)
+        return self._home
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    def push_into(self, slot: Tensor, check: Callable[[], None]) -> None:
+        """From now on gradients are copied into ``slot`` as they are computed.
+
+        ``check`` is called before each copy and may raise to leave the step.
+        """
+        self._slot = slot
+        self._check = check
+        is_local = self.device.type == "cpu"
+        self._outgoing = (
+            slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
+        )
+        before, self._grads, self._left = self._grads, [], []
+        for number, parameter in enumerate(self.parameters):
+            view = self._place(number)
+            self._grads.append(view)
+            if before and parameter.grad is before[number]:
+                parameter.grad = view.copy_(before[number])
+            self._left.append((view._version, view.data_ptr()))
+        self._drop_hooks()
+        for number, parameter in enumerate(self.parameters):
+            if parameter.is_floating_point() or parameter.is_complex():
+                self._handles.append(_register(parameter, self._hook(number)))
+
+    def _place(self, number: int) -> Tensor:
+        """Where this gradient is gathered, with a counter of changes of its own."""
+        return self.layout.parameters.places[number].alone(self._outgoing)
+
+    def turn_to(self, slot: Tensor, views: list[Tensor]) -> None:
+        """The next `collect` or `send` goes to this slot, in memory of the model's device.
+
+        Cheaper than `push_into`, where nobody calls work off and gradients are copied at its end.
+
+        Args:
+            views: of the slot, one for each gradient.
+        """
+        self._slot = self._outgoing = slot
+        self._grads = views
+
+    def _hook(self, number: int) -> Callable[[Tensor], None]:
+
+        def copy_out(parameter: Tensor) -> None:
+            self._check()
+            view, gradient = self._grads[number], parameter.grad
+            if gradient is not view and gradient is not None:
+                view.copy_(gradient)
+                parameter.grad = view
+            self._left[number] = (view._version, self._left[number][1])
+            self.num_hooked += 1
+
+        return copy_out
+
+    def is_as_left(self, number: int, gradient: Tensor) -> bool:
+        """Whether this ``.grad`` is what a hook, or ``take_over``, has left, as torch counts it."""
+        version, address = self._left[number]
+        return (
+            gradient is self._grads[number]
+            and gradient._version == version
+            and gradient.data_ptr() == address
+        )
+
+    def take_over(self, number: int, gradient: Tensor) -> None:
+        """This ``.grad``, changed or replaced by somebody, is what goes out."""
+        view, address = self._grads[number], self._left[number][1]
+        if gradient is not view or gradient.data_ptr() != address:
+            view = self._grads[number] = self._place(number)
+            self.parameters[number].grad = view.copy_(gradient.detach())
+        self._left[number] = (view._version, address)
+
+    def _drop_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def outgoing(self) -> Tensor:
+        """Where gradients are gathered, on the model's device; the slot itself on a CPU."""
+        return self._outgoing
+
+    def gather(self, present: memoryview) -> None:
+        """Every gradient in its place in ``outgoing``, missing ones zero and marked."""
+        for number, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            view = self._grads[number]
+            if gradient is None:
+                if present[number] or parameter.requires_grad:
+                    view.zero_()
+                present[number] = 0
+                continue
+            present[number] = 1
+            if gradient is not view:
+                if gradient.is_sparse:
+                    raise ConfigError(
+                        f"parameter {self.names[number]!r} has a sparse gradient; sparse gradients "
+                        "cannot be carried: build the embedding with sparse=False"
+                    )
+                view.copy_(gradient)
+
+    def collect(self, present: memoryview) -> None:
+        """Make the slot whole: gradients gathered, buffers beside them."""
+        self.gather(present)
+        self.send()
+
+    def send(self) -> None:
+        """Copy what was gathered, and the buffers, into the slot."""
+        assert self._slot is not None
+        self.held.take_buffers()
+        for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
+            place.view(self._slot).copy_(buffer)
+        if self._outgoing is not self._slot:
+            size = self.layout.parameters.stop
+            self._slot[:size].copy_(self._outgoing[:size])
+
+    def scale_gradients(self, factor: float) -> None:
+        for view in self._grads:
+            if view.is_floating_point():
+                view.mul_(factor)
+
+    def drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # -- hyper-parameters -----------------------------------------------------------------------
+
+    def hyper(self) -> Hyper:
+        """The values of the optimizer's groups: lr, momentum, ... (not the parameters)."""
+        return tuple(
+            tuple(value for key, value in group.items() if key != "params")
+            for group in self.optimizer.param_groups
+        )
+
+
+def _register(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> Any:
+    """Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only."""
+    was_trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    register: Any = parameter.register_post_accumulate_grad_hook
+    handle = register(hook)
+    parameter.requires_grad_(was_trained)
+    return handle
+
+
+def _nothing() -> None:
+    return None
+
+
+def _only_device(tensors: Sequence[Tensor]) -> torch.device:
+    devices = {tensor.device for tensor in tensors}
+    if not devices:
+        raise ConfigError("the model has no parameters: there is nothing to train")
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(
+            f"the model lies on several devices ({names}); a worker's model must lie on one: "
+            "model.to(pace.device)"
+        )
+    return devices.pop()
+
+
+def refuse_hooks(optimizer: Optimizer) -> None:
+    """An update is made by whoever comes last, or by each worker on its share of the parameters."""
+    if has_hooks(optimizer):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has step hooks, which would see a share of the parameters "
+            "or run in another worker: do in the loop what they do, before or after "
+            "optimizer.step(); to clip, pace.clip_grad_norm_(model.parameters(), max_norm)"
+        )
+
+
+def refuse_what_cannot_be_carried(model: nn.Module, optimizer: Optimizer) -> None:
+    """Say by name what no session can carry, one worker's included: the script is for all."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS calls the model several times a step through a closure; that cannot be carried "
+            "to several workers: use SGD, Adam or another first-order optimizer"
+        )
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(
+                f"module {name!r} ({type(module).__name__}) makes sparse gradients; they cannot "
+                "be carried: build it with sparse=False"
+            )
+    known = set(model.parameters())
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in known:
+                raise ConfigError(
+                    f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that is "
+                    "not the model's; build it from model.parameters() after the model is final"
+                )

@@ -1,0 +1,15 @@
+"""The deciding side of a run: events in, the coordinator asked, orders and messages out.
+
+    controller      hears every event, and has a handler for each
+    state           one run: its coordinator, trace and members; roster: who takes part
+    describe, spawn what members prepared, the plan that follows; what each is told
+    epochs          the borders of epochs              pushes   what members tell of their work
+    peers           rounds among themselves            calls    evaluations and sums of all
+    checkpointing   when, of what, by whom             progress what an observer is shown
+    departures, respawn                                ends and new lives
+    liveness, silence, explained                       who gives no sign of life, and what is said
+    shutdown, early_stop                               the end that a user asks for, or a metric
+    faults          those that were ordered
+
+It must not know processes, sockets, tensors or terminals.
+"""

@@ -1,0 +1,212 @@
+"""Calls that all members make together: an evaluation they share, a sum over workers.
+
+    Count -> Range -> Counted -> Range -> ... -> CountTotals        SumValues -> Summed
+
+A member that dies takes nothing along: its range goes to another, its sum is not waited for. Each
+position is counted once, and totals are summed in the order of positions, so they do not depend on
+who was faster. This module must not know pushes or epochs.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from ..errors import ConfigError
+from ..exchange.evaluation import ranges_of
+from ..wire.messages import Count, Counted, CountTotals, Range, Summed, SumValues, Totals
+from .state import RunState
+
+
+class EvaluationBook:
+    """The ranges of one evaluation.
+
+    Args:
+        num_samples: positions 0..num_samples.
+        batch_size: positions a range.
+        ends: where ranges end that are not all of one size.
+        seat_of: member -> the worker's number, for what is said.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        ends: Sequence[int] | None = None,
+        *,
+        seat_of: Callable[[int], int] = int,
+    ) -> None:
+        self.num_samples = num_samples
+        self._seat_of = seat_of
+        self._free = deque(ranges_of(num_samples, batch_size, ends))
+        self._held: dict[int, tuple[int, int]] = {}
+        self._counted: dict[int, Totals] = {}
+        self._names: dict[int, set[frozenset[str]]] = {}
+        """Per member: what each of its ranges was measured by."""
+        self._num_ranges = len(self._free)
+        self.waiting: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._counted) == self._num_ranges
+
+    def take(self, member: int) -> tuple[int, int] | None:
+        """The next range for ``member``; None when none is free."""
+        if not self._free:
+            return None
+        self._held[member] = self._free.popleft()
+        return self._held[member]
+
+    def counted(self, member: int, start: int, totals: Totals) -> None:
+        """A range is done.
+
+        Raises:
+            ConfigError: members measure by different names, so that totals would be of a part.
+        """
+        self._held.pop(member, None)
+        self._counted[start] = totals
+        self._names.setdefault(member, set()).add(frozenset(totals))
+        self._refuse_other_names(member)
+
+    def _refuse_other_names(self, member: int) -> None:
+        """Names may follow from the data (one a class): then they differ within a member, too."""
+        if len(self._names[member]) > 1:
+            return
+        (own,) = self._names[member]
+        for other, names in self._names.items():
+            if len(names) == 1 and own not in names:
+                (theirs,) = names
+                raise ConfigError(
+                    f"workers evaluate by different names: {_listed(theirs - own)} in worker "
+                    f"{self._seat_of(other)}, {_listed(own - theirs)} in worker "
+                    f"{self._seat_of(member)}; totals would be over a "
+                    "part of the data: give the same names in every worker, (0.0, 0) where there "
+                    "is nothing to count"
+                )
+
+    def left(self, member: int) -> None:
+        """What a dead member held is free again."""
+        held = self._held.pop(member, None)
+        if held is not None:
+            self._free.appendleft(held)
+        if member in self.waiting:
+            self.waiting.remove(member)
+
+    def totals(self) -> Totals:
+        sums: Totals = {}
+        for start in sorted(self._counted):
+            for name, (value, count) in self._counted[start].items():
+                old = sums.get(name, (0.0, 0.0))
+                sums[name] = (old[0] + value, old[1] + count)
+        return sums
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "nothing more"
+
+
+class Calls:
+    """The calls under way.
+
+    Args:
+        evaluated: called with the totals of an evaluation.
+    """
+
+    def __init__(self, run: RunState, evaluated: Callable[[Totals], None]) -> None:
+        self._run = run
+        self._evaluated = evaluated
+        self._census: EvaluationBook | None = None
+        self._asked: Count | None = None
+        self._sums: dict[int, tuple[float, ...]] = {}
+        self._alone: dict[int, EvaluationBook] = {}
+        """Of newcomers, before their first epoch: the others have done the same without them."""
+
+    def count(self, member: int, message: Count) -> None:
+        shape = message[:3]
+        if not self._run.roster[member].has_arrived:
+            self._alone[member] = EvaluationBook(*shape)
+            self._next_range_alone(member)
+            return
+        if self._census is None:
+            seat_of = lambda one: self._run.roster[one].seat  # noqa: E731
+            self._census, self._asked = EvaluationBook(*shape, seat_of=seat_of), message
+        first = self._census.num_samples
+        if message.num_samples != first:
+            raise ConfigError(
+                f"workers evaluate different data: {first} and {message.num_samples} samples"
+            )
+        if self._asked != message:
+            raise ConfigError(
+                "workers evaluate different samples or batches: the loader's sampler has random "
+                "numbers of its own, or lists what has no order; let it draw from torch, random or "
+                "numpy.random themselves, which are seeded alike for an evaluation"
+            )
+        self._next_range(member)
+
+    def counted(self, member: int, message: Counted) -> None:
+        if member in self._alone:
+            self._alone[member].counted(member, message.start, message.totals)
+            self._next_range_alone(member)
+            return
+        assert self._census is not None
+        self._census.counted(member, message.start, message.totals)
+        self._next_range(member)
+
+    def sum(self, member: int, message: SumValues) -> None:
+        if not self._run.roster[member].has_arrived:
+            self._run.engine.tell(member, Summed(message.values))
+            return
+        self._sums[member] = message.values
+        self._close_sums()
+
+    def left(self, member: int) -> None:
+        """A member is gone: others do its range, nobody waits for its sum."""
+        self._alone.pop(member, None)
+        if self._census is not None:
+            self._census.left(member)
+            self._close_census()
+        self._close_sums()
+
+    def is_waiting(self, member: int) -> bool:
+        """Whether this member has done its part and waits for others."""
+        in_census = self._census is not None and member in self._census.waiting
+        return in_census or member in self._sums
+
+    def _next_range_alone(self, member: int) -> None:
+        book, tell = self._alone[member], self._run.engine.tell
+        one = book.take(member)
+        tell(member, Range(*(one or ())))
+        if one is None:
+            tell(member, CountTotals(self._alone.pop(member).totals()))
+
+    def _next_range(self, member: int) -> None:
+        census = self._census
+        assert census is not None
+        one = census.take(member)
+        if one is not None:
+            self._run.engine.tell(member, Range(*one))
+            return
+        census.waiting.append(member)
+        self._close_census()
+
+    def _close_census(self) -> None:
+        census, tell = self._census, self._run.engine.tell
+        if census is None:
+            return
+        while census.waiting and (one := census.take(census.waiting[0])) is not None:
+            tell(census.waiting.pop(0), Range(*one))
+        if not census.is_complete or not set(self._run.crew) <= set(census.waiting):
+            return
+        totals = census.totals()
+        self._census = None
+        self._evaluated(totals)  # where this ends the run, all hear so before they go on
+        for number in census.waiting:
+            tell(number, Range())
+            tell(number, CountTotals(totals))
+
+    def _close_sums(self) -> None:
+        if self._sums and all(number in self._sums for number in self._run.crew):
+            columns = zip(*(self._sums[number] for number in sorted(self._sums)), strict=True)
+            total = tuple(sum(column) for column in columns)
+            waiting = sorted(self._sums)
+            self._sums.clear()
+            for number in waiting:
+                self._run.engine.tell(number, Summed(total))

@@ -1,0 +1,431 @@
+"""Checkpoints as the conductor sees them: when one is asked for, of what it is made, who writes it.
+
+    ask -> [ a border: the coordinator's state is taken ] + [ a member: "copied" ] -> desk -> answer
+
+    border    after an update inside an epoch, which members or jobs find by themselves
+    between   all members have arrived, and wait until the copy is made
+    at_stop   the run ends here; at_end  the script has no more epochs
+
+Whatever goes wrong with one of them is said in one line; the run goes on. The last one, for which
+there is no other time, is tried whatever went wrong before, and goes elsewhere where the run's
+folder takes nothing. This module must not know what a member remembers, nor how files are written.
+"""
+
+import dataclasses
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.desk import Answer, WriteQueue
+from ..checkpoints.every import Due, parse_every
+from ..checkpoints.resumption import COORDINATOR, RUN
+from ..checkpoints.shelf import FOLDER, CheckpointFolder
+from ..core.jobs import makes_border
+from ..events import Order
+from ..protocols.base import SyncProtocol
+from ..trace import FILE_NAME
+from ..wire.messages import Copied, ShelfMoved, Snap
+from .state import RunState
+
+_HURRY_S = 0.3
+_COPY_S = 1.5
+"""For which nobody is ended who was asked to copy."""
+_RETRY_S = 5.0
+"""After a failure: a full disk is not asked at every border."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A checkpoint under way."""
+
+    number: int
+    aside: Path
+    is_last: bool = False
+    files: dict[str, Any] = field(default_factory=dict)
+    """Of the coordinator, once the border has come."""
+    version: int = -1
+    missing: set[int] = field(default_factory=set)
+    """Members that have not written their own part yet."""
+    is_pinned: bool = False
+    asked_s: float = math.inf
+    """When its pinner was asked."""
+    pinner: int = -1
+    """Who pins the version; -1: a job does, which another member takes over where one dies."""
+
+
+class Checkpointing:
+    """The checkpoints of one run.
+
+    Args:
+        about: what runs: the program, as ``resumption`` compares it.
+        identity: what a checkpoint cannot be used without: the model's layout, the data's size.
+        pinned: where in the engine's memory a version is pinned, from and to, in bytes.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        protocol: SyncProtocol,
+        about: Mapping[str, Any],
+        identity: Mapping[str, Any],
+        pinned: tuple[int, int],
+    ) -> None:
+        settings = run.settings
+        every = parse_every(settings.checkpoint_every)
+        self.is_on = not every.is_never
+        self._run = run
+        self._protocol = protocol
+        self._saved = {"about": dict(about), "identity": dict(identity), "token": run.token}
+        self._own = CheckpointFolder(
+            run.trace.path.parent / FOLDER, settings.keep, run.trace.within
+        )
+        self._shelf = self._own
+        """Where the next one goes."""
+        self._told: dict[int, tuple[object, ...]] = {}
+        """member -> where it writes, where that is not the folder that the run began with."""
+        self._first = self._place
+        self._desk = WriteQueue(run.engine.memory)
+        self._pinned = pinned
+        self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
+        self._draft: _Draft | None = None
+        self._last_number = 0
+        has_one = run.resumption is not None
+        self._last_place = (run.coordinator.version, run.script_epoch) if has_one else (-1, -1)
+        """Version and epoch of the last one that was taken."""
+        self._retry_at_s = 0.0
+        self._elsewhere: Path | None = None
+        """The folder for the last one, where the run's own could not take it."""
+        self._lost = ""
+        """Why the last one is not where it should be."""
+        self._is_elsewhere = False
+        """Whether it is there instead."""
+        if run.resumption is not None:
+            try:
+                self._shelf.rewind(run.resumption.checkpoint.number)
+            except OSError as error:
+                self._say_failed(error.strerror or str(error))
+
+    @property
+    def unsaved(self) -> str:
+        """Why the end of the run is not in its folder, and what there is; empty: it is there."""
+        if not self._lost:
+            return ""
+        folder = self._run.trace.path.parent
+        text = f"the end of the run could not be written to {folder}: {self._lost}"
+        if self._is_elsewhere:
+            where = self._elsewhere
+            return f"{text}; it lies in {where}; what goes on from it: --resume {where}"
+        older = CheckpointFolder(folder / FOLDER)
+        has = "has none" if older.is_empty else "has an older one"
+        return f"{text}; it is in no checkpoint; {older.folder} {has}"
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether members must not go on: a version is being pinned between epochs."""
+        return self._draft is not None and bool(self._draft.files)
+
+    # -- when -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Ask for one at the next border if it is due; hear what became of the last."""
+        self._hear_desk()
+        self._hurry()
+        run = self._run
+        if not self.is_on or self._draft is not None or self._desk.is_busy or run.ending:
+            return
+        now_s = run.now_s()
+        if run.is_open and self._due.by_step(now_s, run.coordinator.version):
+            self._draft = self._begin(now_s)
+            if self._draft is not None:
+                run.engine.ask_copy(self._draft.number)
+
+    def _hurry(self) -> None:
+        """The run ends, and who is to copy that may be busy with a script's own code for long."""
+        run, draft = self._run, self._draft
+        if draft is not None and draft.is_last and run.now_s() - draft.asked_s > _HURRY_S:
+            for member in filter(self.wait_for, run.live):
+                run.engine.hurry(member)
+
+    def at_orders(self, orders: list[Order]) -> None:
+        """Through the store: the border has come with these orders, which are not sent yet."""
+        if self._draft is not None and not self._draft.files and makes_border(orders):
+            self._capture(self._draft)
+
+    def at_round(self, number: int) -> None:
+        """Between peers: after this round they took checkpoint ``number``.
+
+        The one on seat 0 pinned the version, or died before it could and nobody did.
+        """
+        draft, run = self._draft, self._run
+        if draft is None or draft.number != number or draft.files:
+            return
+        run.engine.ask_copy(0)  # or a job would pin another version where peers go by the store
+        draft.pinner = run.roster.on_seat(0).number
+        if draft.is_pinned or run.roster[draft.pinner].is_alive:
+            self._capture(draft)
+        else:
+            self._drop()
+
+    def between(self, epoch: int) -> None:
+        """All members have arrived at ``epoch``; they wait where one is due."""
+        run = self._run
+        if self.is_on and self._due.by_epoch(run.now_s(), run.coordinator.version, epoch):
+            self._snap(is_last=False)
+
+    def at_stop(self) -> None:
+        """The run ends here: what was in flight has returned, and all members wait."""
+        if self._draft is None or not self._draft.is_last:
+            self._snap(is_last=True)
+
+    # -- who ------------------------------------------------------------------------------------
+
+    def copied(self, member: int, message: Copied) -> None:
+        draft = self._draft
+        number, version, is_pinned, fault = message
+        if draft is None or draft.number != number:
+            return
+        if fault:
+            self._fail(fault)
+            return
+        draft.missing.discard(member)
+        draft.is_pinned |= is_pinned
+        if is_pinned and draft.files and version != draft.version:
+            self._fail(f"a worker pinned version {version}")
+        else:
+            self._hand_in_if_whole()
+
+    def left(self, member: int) -> None:
+        """A member is gone, perhaps with what it should have pinned or written."""
+        draft = self._draft
+        if draft is None or not draft.files:
+            return
+        draft.missing.discard(member)
+        if draft.pinner == member and not draft.is_pinned:
+            self._drop()
+            if draft.is_last:
+                self._snap(is_last=True)
+        else:
+            self._hand_in_if_whole()
+
+    def wait_for(self, member: int) -> bool:
+        """Whether a checkpoint, and whoever waits for that, cannot go on without this member."""
+        draft = self._draft
+        if draft is None or not draft.files:
+            return False
+        return member in draft.missing or (draft.pinner == member and not draft.is_pinned)
+
+    def is_late(self, member: int) -> bool:
+        """Whether it had time for its part, and there is another who could copy."""
+        run, draft = self._run, self._draft
+        if draft is None or not self.wait_for(member):
+            return False
+        others = [one for one in run.roster.live if not one.is_done and one.number != member]
+        is_due = draft.asked_s == math.inf or run.now_s() - draft.asked_s > _COPY_S
+        return bool(others) and is_due
+
+    def close(self, *, is_cut_off: bool = False) -> None:
+        """The run is over: the last one is written, and nothing stays behind.
+
+        Args:
+            is_cut_off: nobody was waited for any more.
+        """
+        if self._draft is not None:
+            self._drop()
+        place = (self._run.coordinator.version, self._run.script_epoch)
+        if is_cut_off and self.is_on and place != self._last_place:
+            self._lost = self._lost or "no worker came to copy it"
+        self._desk.close()
+        self._hear_desk()
+
+    # -- what -----------------------------------------------------------------------------------
+
+    def _snap(self, *, is_last: bool) -> None:
+        """Everybody waits: one of them pins what stands."""
+        run = self._run
+        run.engine.ask_copy(0)
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            self._shelf.drop(draft.aside)
+            self._last_place = (-1, -1)
+        live = [one.number for one in run.roster.live if not one.is_done]
+        place = (run.coordinator.version, run.script_epoch)
+        if not self.is_on or not live or place == self._last_place:
+            return
+        self._desk.finish()  # it reads what is pinned, where the next one will lie
+        self._draft = self._begin_last() if is_last else self._begin(run.now_s())
+        if self._draft is not None:
+            self._capture(self._draft, first=run.liveliest(live))
+
+    def _begin(self, now_s: float) -> _Draft | None:
+        if now_s < self._retry_at_s:
+            return None
+        try:
+            return self._draft_in(self._own_shelf())
+        except OSError as error:
+            self._say_failed(error.strerror or str(error))
+            return None
+
+    def _begin_last(self) -> _Draft | None:
+        """Where there is room for it: once it is under way there is no time for another."""
+        size = self._pinned[1] - self._pinned[0]
+        self._lost = ""
+        try:
+            return self._draft_in(self._own_shelf(), last_bytes=size)
+        except OSError as error:
+            self._lost = error.strerror or str(error)
+        try:
+            name = self._run.trace.path.parent.name
+            self._elsewhere = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+            self._shelf = CheckpointFolder(self._elsewhere / FOLDER, self._run.settings.keep)
+            return self._draft_in(self._shelf, last_bytes=size)
+        except OSError:
+            self._leave_elsewhere()
+            return None
+
+    def _leave_elsewhere(self) -> None:
+        """Nothing came of it there."""
+        if self._elsewhere is not None:
+            shutil.rmtree(self._elsewhere, ignore_errors=True)
+            self._elsewhere = None
+
+    def _own_shelf(self) -> CheckpointFolder:
+        """In the run's folder, which is there again if it was deleted. OSError: it cannot be."""
+        self._run.trace.mark()
+        self._own.within = self._run.trace.within
+        self._shelf = self._own
+        return self._shelf
+
+    @property
+    def _place(self) -> ShelfMoved:
+        within = self._shelf.within
+        return ShelfMoved(str(self._shelf.folder), None if within is None else tuple(within))
+
+    def _tell_place(self) -> None:
+        """Members write their parts where the next one goes: a deleted folder is another now."""
+        place = self._place
+        for number in self._run.live:
+            if self._told.get(number, self._first) != place:
+                self._told[number] = place
+                self._run.engine.tell(number, place)
+
+    def _draft_in(self, shelf: CheckpointFolder, *, last_bytes: int = 0) -> _Draft:
+        """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
+        aside = shelf.begin(self._last_number + 1)
+        self._last_number = int(aside.name.rpartition("-")[2])
+        try:
+            if last_bytes:
+                shelf.reserve(self._last_number, last_bytes)
+        except OSError:
+            shelf.drop(aside)
+            raise
+        self._tell_place()
+        return _Draft(number=self._last_number, aside=aside, is_last=last_bytes > 0)
+
+    def _capture(self, draft: _Draft, first: int | None = None) -> None:
+        """The run as it is at this border; members that have something of their own are told.
+
+        Args:
+            first: who pins the version; None: that is found already.
+        """
+        run = self._run
+        version, now_s = run.coordinator.version, run.now_s()
+        try:
+            other = self._elsewhere
+            traced = run.trace.mark() if other is None else run.trace.copy(other / FILE_NAME)
+        except OSError as error:
+            self._fail(str(error))
+            return
+        draft.version = version
+        draft.files = {
+            COORDINATOR: run.coordinator.resting_state(),
+            RUN: {
+                **self._saved,
+                "version": version,
+                "epoch": run.script_epoch,
+                "place": list(run.place),
+                "elapsed_s": now_s,
+                "opened_s": run.watch.opened_s,
+                "trained_s": run.watch.trained_s(now_s),
+                "trace_bytes": traced,
+                "update_rule": self._protocol.update_rule,
+                "settings": dataclasses.asdict(run.settings),
+            },
+        }
+        self._due.taken(now_s, version, run.script_epoch)
+        self._last_place = (version, run.script_epoch)
+        remembers_all = self._protocol.update_rule == "mean"
+        are_told = first is not None or not run.are_express
+        if first is not None:
+            draft.pinner, draft.asked_s = first, now_s
+        if remembers_all:
+            draft.missing = {one.number for one in run.roster.live if not one.is_done}
+        self._tell_place()
+        for number in draft.missing if are_told else ():
+            if number != first:
+                run.engine.tell(number, Snap(draft.number, version, False))
+        if first is not None:
+            run.engine.tell(first, Snap(draft.number, version, True))
+        self._hand_in_if_whole()
+
+    def _hand_in_if_whole(self) -> None:
+        draft = self._draft
+        if draft is None or not draft.files or not draft.is_pinned or draft.missing:
+            return
+        self._draft = None
+        request = {
+            "aside": str(draft.aside),
+            "shelf": str(self._shelf.folder),
+            "keep": self._run.settings.keep,
+            "files": draft.files,
+            "sync": [str(self._shelf.folder.parent / FILE_NAME)],
+            "within": self._shelf.within,
+        }
+        self._desk.hand_in(request, is_last=draft.is_last)
+        answers = self._hear_desk()
+        if draft.is_last and "failed" in answers[-1]:
+            self._lost = self._lost or answers[-1]["failed"]
+            self._leave_elsewhere()
+        elif draft.is_last:
+            self._is_elsewhere = bool(self._lost)
+
+    # -- what became of it ----------------------------------------------------------------------
+
+    def _hear_desk(self) -> list[Answer]:
+        answers = self._desk.answers()
+        for answer in answers:
+            if "failed" in answer:
+                self._say_failed(answer["failed"])
+            else:
+                self._due.wrote(answer["took_s"])
+        if answers and self._draft is None and not self._desk.is_busy:
+            self._run.engine.memory.release(*self._pinned)
+        return answers
+
+    def _fail(self, reason: str) -> None:
+        self._drop(reason)
+        self._say_failed(reason)
+
+    def _drop(self, reason: str = "the worker that was to copy it is gone") -> None:
+        draft, self._draft = self._draft, None
+        self._last_place = (-1, -1)
+        if draft is not None:
+            self._run.engine.ask_copy(0)
+            self._shelf.drop(draft.aside)
+            if draft.is_last:
+                self._lost = self._lost or reason
+                self._leave_elsewhere()
+
+    def _say_failed(self, reason: str) -> None:
+        run = self._run
+        self._retry_at_s = run.now_s() + _RETRY_S
+        self._last_place = (-1, -1)
+        older = (
+            "the run goes on with the last one" if not self._shelf.is_empty else "the run goes on"
+        )
+        run.say_once(
+            f"a checkpoint could not be written to {self._shelf.folder}: {reason}; {older}"
+        )

@@ -1,0 +1,336 @@
+"""What every engine runs: events in, the coordinator asked, orders out, the trace written.
+
+    engine.events -> message -> handler -> fact -> run (coordinator, trace) -> engine.carry_out
+
+Here a run begins, with the description and the plan, and is watched. Its epochs' borders are in
+``epochs.py``, its members' ends in ``departures.py``; what lies between in ``pushes.py``,
+``peers.py`` and ``calls.py``. This module must not know processes, sockets, tensors or terminals.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..checkpoints.resumption import Origin
+from ..config import RunSettings
+from ..engines import base
+from ..engines.base import Engine, Event, HelperWoken, MemberStalled, ProcessLeft
+from ..errors import ConfigError, LinkError
+from ..events import Ticket
+from ..passes import START
+from ..protocols.base import SyncProtocol
+from ..report.live import Observer
+from ..report.logs import MetricsLog
+from ..trace import Trace
+from ..wire import messages as said
+from ..wire.messages import Copied, Describe, LogValues, Note, PushScaled, Stop, Totals
+from .calls import Calls
+from .checkpointing import Checkpointing
+from .departures import Departures, Output
+from .describe import Description, check_size, make_plan
+from .early_stop import EarlyStop
+from .epochs import EpochBorders
+from .faults import OuterFaults
+from .liveness import Liveness
+from .peers import Peers
+from .pushes import Pushes
+from .respawn import Beginners, Newcomers
+from .roster import RosterEntry
+from .shutdown import Shutdown
+from .state import RunState
+
+_TICK_S = 0.1
+_FOUR_LINES = """\
+the script ended without paceline.connect() and prepare(): it trained nothing that Paceline could \
+share out. Add the four lines:
+    pace = paceline.connect()
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for epoch in pace.epochs(10): ...
+        with pace.step(): ..."""
+
+
+class Controller:
+    """One run from the first member's description to the last member's end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        protocol: SyncProtocol,
+        settings: RunSettings,
+        trace: Trace,
+        observer: Observer,
+        log: MetricsLog | None,
+        output: Output,
+        origin: Origin,
+    ) -> None:
+        self.interruption = ""
+        self._early_stop = ""
+        """Why the run is to end as soon as it has begun."""
+        self._protocol = protocol
+        self._output = output
+        self._origin = origin
+        self._run = RunState(engine, settings, trace, observer, log, origin.resumption)
+        self._peers = Peers(self._run, lambda number: self._snapshots.at_round(number))
+        self._calls = Calls(self._run, self._evaluated)
+        self._descriptions: dict[int, Description] = {}
+        self._newcomers = Newcomers(self._run, self._peers)
+        self._gate = EpochBorders(self._run, self._peers, self._newcomers, self.stop)
+        self._beginners = Beginners(self._run)
+        self._ends = Departures(
+            self._run, self._gate, self._peers, self._calls, output, self._begin_again
+        )
+        self._stalls = Liveness(self._run, self._peers, self._is_resting)
+        self._run.liveliest = self._stalls.liveliest
+        self._curfew = Shutdown(self._run, self._peers, self._holds_up)
+        self._strikes = OuterFaults(self._run)
+        self._wishes = EarlyStop(settings, observer)
+        self._snapshots: Checkpointing
+        self._handlers = self._make_table()
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def conduct(self, seats: dict[int, tuple[int, int]]) -> None:
+        """Run to the end. ``seats``: member -> (seat, pid)."""
+        run = self._run
+        for number, (seat, pid) in seats.items():
+            run.roster.join(number, seat, pid)
+        try:
+            self._hear_all()
+        finally:
+            self._strikes.close()
+        if run.has_begun:
+            self._snapshots.close(is_cut_off=self._curfew.is_over)
+        self._wishes.close()
+        run.trace.end(run.now_s(), run.ending or "finished")
+        run.look_at_output()
+        if not self._descriptions:
+            raise ConfigError(_FOUR_LINES)
+        if run.has_begun and (text := self._snapshots.unsaved):
+            raise LinkError(text)
+
+    def _hear_all(self) -> None:
+        run = self._run
+        next_tick_s = 0.0
+        while not self._curfew.is_over and any(not one.is_done for one in run.roster.live):
+            for event in run.engine.events(_TICK_S):
+                self.handle(event)
+            now_s = time.perf_counter()
+            if now_s >= next_tick_s:
+                next_tick_s = now_s + _TICK_S
+                self._tick()
+
+    def handle(self, event: Event) -> None:
+        member, message = event
+        self._handlers[type(message)](member, message)
+        if type(message) is ProcessLeft:
+            self._newcomers.replace(member)
+        if not self._run.has_begun:
+            self._refuse_half()
+
+    def _make_table(self) -> dict[type, Callable[[int, Any], None]]:
+        """Who hears what members say, and what the engine tells of them."""
+        pushes, ends = Pushes(self._run), self._ends
+        return {
+            said.Describe: self._described,
+            said.Arrive: self._gate.arrive,
+            said.Push: pushes.pushed,
+            said.Extend: pushes.extend,
+            said.GiveBack: pushes.give_back,
+            said.LeaveEpoch: pushes.leave_epoch,
+            said.StepLeft: pushes.superseded,
+            said.Rounds: self._peers.heard,
+            said.PeersLeft: self._peers.interrupted,
+            said.Mended: self._peers.mended,
+            said.Count: self._calls.count,
+            said.Counted: self._calls.counted,
+            said.SumValues: self._calls.sum,
+            said.Copied: self._copied,
+            said.Rested: self._gate.rest,
+            said.LogValues: self._log,
+            said.Note: self._note,
+            said.PushScaled: self._scaled,
+            said.AskStop: lambda *_: self.stop("the script asked for it"),
+            said.Done: ends.done,
+            said.Failed: ends.failed,
+            base.ProcessLeft: ends.left,
+            said.FaultComes: self._strikes.heard,
+            said.SettingsNow: self._newcomers.note_settings,
+            base.ProcessBorn: self._newcomers.born,
+            base.ProcessStopped: self._stalls.stopped,
+            base.ProcessContinued: self._stalls.continued,
+            base.MemberStalled: self._set_aside,
+            base.HelperWoken: self._woken,
+        }
+
+    def stop(self, reason: str) -> None:
+        """End the run at the next step border."""
+        run = self._run
+        if run.ending:
+            return
+        if not run.has_begun:
+            self._early_stop = reason
+            return
+        run.ending = reason
+        self._curfew.stopped(run.now_s())
+        if run.are_express:
+            run.engine.alarm()
+        elif run.is_open:
+            run.send_stop()
+        else:  # between epochs nobody is torn out of an evaluation: the answers go on
+            self._gate.end_here()
+
+    def interrupt(self, reason: str) -> None:
+        """The user asks for the end: stop at the next step border."""
+        self.interruption = reason
+
+    def fail(self, reason: str) -> None:
+        """The run ends without having come to its end: say so in what was begun of it."""
+        run = self._run
+        if run.has_begun:
+            run.trace.end(run.now_s(), reason)
+
+    @property
+    def version(self) -> int:
+        """How far the run has come; -1: it has not begun."""
+        return self._run.coordinator.version if self._run.has_begun else -1
+
+    @property
+    def happened(self) -> list[str]:
+        """Faults that were ordered and have come."""
+        return self._run.happened
+
+    def close(self) -> None:
+        """Write what is still to be written; may be called twice."""
+        if self._run.has_begun:
+            self._snapshots.close()
+
+    def _tick(self) -> None:
+        run = self._run
+        run.trace.flush()
+        run.look_at_output()
+        self._output.show()
+        if self.interruption:
+            if not run.has_begun:
+                raise KeyboardInterrupt
+            self.stop(self.interruption)
+            self._curfew.asked(run.now_s())
+        self._stalls.tick(run.now_s())
+        if not run.has_begun:
+            return
+        self._snapshots.tick()
+        self._curfew.tick(run.now_s())
+        seconds = run.settings.seconds
+        if seconds is not None and run.is_open and run.now_s() - run.watch.opened_s >= seconds:
+            self.stop(f"{seconds:g} seconds are over")
+        self._strikes.tick(run.now_s())
+        self._newcomers.tick()
+        run.watch.show(run.now_s())
+
+    # -- before the first epoch -----------------------------------------------------------------
+
+    def _described(self, member: int, message: Describe) -> None:
+        run = self._run
+        if run.has_begun:
+            first = self._descriptions[min(self._descriptions)]
+            self._newcomers.described(member, Description.read(message.text), first)
+            return
+        self._descriptions[member] = Description.read(message.text)
+        self._refuse_half()
+        if len(self._descriptions) < len(run.live):
+            check_size(self._descriptions[member], self._protocol.num_pushes)
+            return
+        first = self._descriptions[min(self._descriptions)]
+        for number, other in self._descriptions.items():
+            if difference := first.difference(other):
+                raise ConfigError(f"workers 0 and {run.roster[number].seat} have {difference}")
+        run.plan = make_plan(first, self._protocol, run.settings, run.engine.traits)
+        identity = first.identity(run.plan, self._protocol)
+        if self._origin.resumption is not None:
+            self._origin.resumption.refuse_another(identity)
+        else:
+            run.trace.header(**run.header(first, run.plan))
+        run.observer.plan(run.plan)
+        if run.settings.dry_run:
+            run.ending = "dry run"
+            run.tell_all(Stop(0))
+            return
+        run.begin(first, run.plan, self._protocol)
+        if self._origin.note:
+            run.trace.note(run.now_s(), self._origin.note)
+        pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
+        self._snapshots = Checkpointing(run, self._protocol, self._origin.about, identity, pinned)
+        self._gate.snapshots = self._snapshots
+        run.at_orders, run.end_here = self._snapshots.at_orders, self._gate.end_here
+        run.tell_all(run.laid(first.arena_bytes, 0, START))
+        if self._early_stop:
+            self.stop(self._early_stop)
+
+    def _refuse_half(self) -> None:
+        """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
+        run = self._run
+        ended = [one.seat for one in run.roster.members.values() if one.is_over]
+        if ended and self._descriptions and not run.ending:
+            waiting = run.roster[min(self._descriptions)].seat
+            raise ConfigError(
+                f"worker {ended[0]}'s script ended without prepare(), in which worker {waiting} "
+                "waits for it: call paceline.connect() and prepare() in all workers alike"
+            )
+
+    # -- beside the pushes ----------------------------------------------------------------------
+
+    def _evaluated(self, totals: Totals) -> None:
+        run = self._run
+        epoch = run.coordinator.epoch
+        run.trace.evaluated(run.now_s(), epoch, run.coordinator.version, totals)
+        metrics = {name: value / count for name, (value, count) in totals.items() if count}
+        run.record({f"test_{name}": value for name, value in metrics.items()})
+        run.watch.evaluated(epoch, metrics)
+        self._wishes.look(metrics, self.stop)
+
+    def _note(self, member: int, message: Note) -> None:
+        self._run.say_once(message.text)
+
+    def _woken(self, member: int, message: HelperWoken) -> None:
+        self._run.say(f"{message.what} was stopped; it was let go on")
+
+    def _log(self, member: int, message: LogValues) -> None:
+        self._run.trace.log(self._run.now_s(), member, message.values)
+        self._run.record(message.values)
+
+    def _scaled(self, member: int, message: PushScaled) -> None:
+        serial, version, scale = message
+        self._run.trace.scaled(self._run.now_s(), Ticket(member, serial, version), scale)
+
+    # -- ends -----------------------------------------------------------------------------------
+
+    def _copied(self, member: int, message: Copied) -> None:
+        self._snapshots.copied(member, message)
+        self._gate.go_on_if_waiting()
+
+    def _is_resting(self, member: int) -> bool:
+        """Whether this member waits for the others, before the first epoch or between two."""
+        if not self._run.has_begun:
+            return member in self._descriptions
+        if self._snapshots.wait_for(member):
+            return False
+        if self._gate.owes_stop:
+            return not self._run.engine.signs(member).has_job
+        return member in self._gate or self._calls.is_waiting(member)
+
+    def _holds_up(self, member: int) -> bool:
+        """Whether the others cannot end in order before this member does something."""
+        return self._stalls.holds_up(member) or self._snapshots.is_late(member)
+
+    def _begin_again(self, one: RosterEntry) -> int | None:
+        """Before the run has begun: who takes the place of this member, if anybody does."""
+        number = self._beginners.replace(one)
+        if number is not None:
+            self._descriptions.pop(one.number, None)
+        return number
+
+    def _set_aside(self, member: int, message: MemberStalled) -> None:
+        """An engine without shared memory says that a member is silent: it ends when it returns."""
+        run = self._run
+        if run.is_open and run.stalled(member):
+            self.handle((member, ProcessLeft("replaced after a stall", 0)))
+            run.engine.tell(member, Stop(run.coordinator.version))

@@ -1,0 +1,173 @@
+"""How members end: done, failed or gone; and who is the main one then.
+
+    Done         its script is over       Failed    its last words, before its process ends
+    ProcessLeft  its process is gone -> its work returns, the others go on; or the run ends with it
+
+This module must not know processes, sockets, tensors or terminals.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..engines.base import ProcessLeft
+from ..errors import AllGone, ConfigError, WorkerError
+from ..wire.messages import BeMain, Done, Failed
+from .calls import Calls
+from .epochs import EpochBorders
+from .peers import Peers
+from .roster import RosterEntry
+from .state import RunState
+
+_ERRORS: dict[str, type[WorkerError] | type[ConfigError]] = {
+    "worker": WorkerError,
+    "you": ConfigError,
+    "all": AllGone,
+}
+"""Whose a member's failure is: its own, the user's, or none that anybody can go on after."""
+
+
+class Output(Protocol):
+    """What the main worker prints."""
+
+    def show(self) -> None:
+        """Show what is new."""
+
+    def follow(self, seat: int) -> None:
+        """From now on this worker is the main one."""
+
+
+class Departures:
+    """The ends of one run's members."""
+
+    def __init__(
+        self,
+        run: RunState,
+        gate: EpochBorders,
+        peers: Peers,
+        calls: Calls,
+        output: Output,
+        begin_again: Callable[[RosterEntry], int | None],
+    ) -> None:
+        self._run = run
+        self._gate = gate
+        self._peers = peers
+        self._calls = calls
+        self._output = output
+        self._begin_again = begin_again
+        self._words: dict[int, WorkerError | ConfigError] = {}
+        """Last words of members that failed."""
+        self._main: int | None = None
+        """Once it has moved."""
+
+    def done(self, member: int, message: Done) -> None:
+        """Its script is over; the others go on, and do what it held."""
+        run = self._run
+        one = run.roster[member]
+        one.is_done, one.is_over, one.end = True, True, "its script ended"
+        if run.is_open and not run.ending and not run.are_express:
+            run.observer.note(
+                f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
+                "others go on without it"
+            )
+            run.hear_left(member)
+        self._gate.end_if_all_rested()
+
+    def failed(self, member: int, message: Failed) -> None:
+        run = self._run
+        error = _ERRORS[message.whose](message.text)
+        if message.whose == "all" or run.settings.on_worker_error == "fail" or not run.has_begun:
+            raise error
+        self._words[member] = error  # its process ends now, and says so
+        run.observer.note(message.text.replace("the other workers were ended; ", ""))
+
+    def left(self, member: int, message: ProcessLeft) -> None:
+        run = self._run
+        one = run.roster[member]
+        if not one.is_alive:
+            return
+        one.is_alive, one.end = False, message.reason
+        if one.is_starting:
+            run.observer.note(
+                f"worker {one.seat} did not come back ({message.reason}); see its log"
+            )
+            return
+        if not (run.has_begun or run.ending or one.is_done):
+            self._left_early(one)
+            return
+        self._calls.left(member)
+        self._gate.has_no_rest(member)
+        if run.has_begun:
+            self._refuse_to_go_on_without(one)
+            self._gate.snapshots.left(member)  # before: the main one may be busy from then on
+        if self._is_main(member) and not one.is_done:
+            self._choose_main()
+        if one.is_done or run.ending:
+            one.is_done = True
+            if run.ending or run.are_express or member not in run.coordinator_members:
+                self._note_end(member)
+                run.hand_on(member)  # the others may wait for the version that they stop at
+            else:  # others may go on, and none of their work may be given to it
+                run.hear_left(member)
+            self._peers.take_over_if_all_interrupted()
+            if run.has_begun:
+                self._gate.go_on_if_waiting()
+            return
+        if not run.live:
+            self._note_end(member)
+            raise self._lost(one)
+        run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
+        self._gate.left(member)
+        if run.are_express:
+            run.engine.alarm()
+            self._peers.take_over_if_all_interrupted()
+        else:
+            if member in run.coordinator_members:
+                run.hear_left(member)
+            self._gate.open_if_all_arrived()
+            self._gate.end_if_all_rested()
+
+    def _left_early(self, one: RosterEntry) -> None:
+        """It is gone before the run has begun: another one begins, or nothing does."""
+        number = self._begin_again(one)
+        if number is None:
+            general = WorkerError(f"worker {one.seat} ended: {one.end}; see its log")
+            raise self._words.get(one.number, general)
+        if self._is_main(one.number):
+            self._main = number
+
+    def _lost(self, one: RosterEntry) -> WorkerError | ConfigError:
+        """Nobody is left: how the last one ended."""
+        words = self._words.get(one.number)
+        if words is not None and not self._run.settings.respawn:
+            return words
+        text = str(words or f"worker {one.seat} ended: {one.end}; see its log")
+        return AllGone(text) if self._run.settings.respawn else WorkerError(text)
+
+    def _refuse_to_go_on_without(self, one: RosterEntry) -> None:
+        """Raise AllGone where it had begun an update and those who are left never joined."""
+        run = self._run
+        heirs = [other for other in run.roster.live if other.has_joined and not other.is_done]
+        if run.live and not heirs and run.engine.signs(one.number).has_job:
+            self._note_end(one.number)
+            raise AllGone(
+                f"worker {one.seat} ended: {one.end}, in the middle of an update, and whoever came "
+                "back had not joined yet to go on with it; see its log, and --resume"
+            )
+
+    def _note_end(self, member: int) -> None:
+        """The end of a member from which nothing follows any more."""
+        run = self._run
+        if member in run.coordinator_members:
+            run.trace.left(run.now_s(), member, run.roster[member].end)
+
+    def _is_main(self, member: int) -> bool:
+        return member == (min(self._run.roster.members) if self._main is None else self._main)
+
+    def _choose_main(self) -> None:
+        """The main worker is gone: the one on the lowest live seat prints and saves from now on."""
+        live = self._run.roster.live
+        if live:
+            main = min(live, key=lambda one: one.seat)
+            self._main = main.number
+            self._output.follow(main.seat)  # before it is told: what it prints then is shown
+            self._run.engine.tell(main.number, BeMain())

@@ -1,0 +1,231 @@
+"""What a member tells about its model and data, and the plan that follows from it.
+
+The plan is shown before the first step; whatever cannot work is refused here. This module must
+not know processes or terminals.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import RunSettings
+from ..data.likeness import Likeness, are_others
+from ..engines.base import Traits
+from ..errors import ConfigError
+from ..plan import Plan
+from ..protocols.base import SyncProtocol
+from ..protocols.staleness import WHOLE
+from ..system.cores import num_cores
+from .spawn import choose_path
+
+_REMEDY = (
+    "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
+    "no fixed order: write random_split(data, lengths, torch.Generator().manual_seed(0)), "
+    "sorted(files), and leave out a split by worker: Paceline shares the samples out"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One member's words about what it prepared; all members' must agree."""
+
+    digest: str
+    task: str
+    source: str
+    program: str
+    threads: int
+    device: str
+    num_parameters: int
+    update_bytes: int
+    arena_bytes: int
+    pinned_bytes: int
+    """At the arena's end: what a checkpoint is written from, and given back after it."""
+    num_samples: int
+    batch_size: int
+    """Global: samples an update averages (per local step)."""
+    drop_last: bool
+    has_own_batches: bool
+    order: str
+    """Whether the order of an epoch can be drawn again: "in order", "shuffled" or "own"."""
+    lookahead: int
+    """Mini-batches that the loader fetches ahead."""
+    learning_rates: tuple[float, ...]
+    epochs: int
+    grain: str
+    can_share: bool
+    """Whether the model can live in shared memory between peers."""
+    notes: tuple[str, ...]
+    could_try: tuple[str, ...] = ()
+    """What ``--fast auto`` would try, where it was not asked for."""
+    rounding: tuple[str, ...] = ()
+    """What is in effect that rounds otherwise than plain code does."""
+    samples: tuple[Likeness, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> "Description":
+        values = json.loads(text)
+        for name in ("learning_rates", "notes", "could_try", "rounding"):
+            values[name] = tuple(values[name])
+        values["samples"] = tuple(Likeness(*one) for one in values["samples"])
+        return cls(**values)
+
+    def difference(self, other: "Description") -> str:
+        """What another member prepared otherwise, in words; empty: nothing that is known."""
+        if self.num_samples != other.num_samples:
+            return f"different data: {self.num_samples} and {other.num_samples} samples{_REMEDY}"
+        if self.digest != other.digest:
+            return (
+                "different models or batches (names, shapes or sizes differ); build them the "
+                "same way in every worker"
+            )
+        number = are_others(self.samples, other.samples)
+        return "" if number is None else f"different data: sample {number} differs{_REMEDY}"
+
+    def write(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def identity(self, plan: Plan, protocol: SyncProtocol) -> dict[str, Any]:
+        """What a checkpoint of the run cannot be used without, by the words of a message."""
+        return {
+            "task": self.task,
+            "kind of update": protocol.update_rule,
+            "model or optimizer": self.digest.partition("-")[0],
+            "number of samples": self.num_samples,
+            "batch size": plan.samples_per_update,
+            "last batch": "left out" if self.drop_last else "kept",
+        }
+
+    def header(self, plan: Plan, settings: RunSettings) -> dict[str, Any]:
+        """What the first line of the trace says about the run."""
+        return {
+            "task": self.task,
+            "source": self.source,
+            "protocol": plan.protocol,
+            "staleness": plan.staleness,
+            "workers": settings.workers,
+            "engine": plan.engine,
+            "path": plan.path,
+            "batch_size": plan.samples_per_update,
+            "mini_batch_size": plan.mini_batch_size,
+            "pushes_per_update": plan.pushes_per_update,
+            "num_samples": self.num_samples,
+            "seed": settings.seed,
+            "order": self.order,
+            "device": self.device,
+            "learning_rates": list(self.learning_rates),
+            "num_parameters": self.num_parameters,
+            "update_bytes": self.update_bytes,
+            "epochs": plan.epochs,
+            "could_try": list(self.could_try),
+            "delay": list(settings.delay),
+            "slow": list(settings.slow),
+            "cores": num_cores(),
+            "program": self.program,
+            "threads": self.threads,
+            "rounding": list(self.rounding),
+            "lookahead": self.lookahead,
+            "drop_last": self.drop_last,
+            "init": settings.init,
+            "dropped": settings.dropped,
+            "nonfinite": settings.nonfinite,
+        }
+
+
+def make_plan(
+    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
+) -> Plan:
+    """Settle every number of the run, or say what cannot work."""
+    parts, batch = protocol.num_pushes, first.batch_size
+    check_size(first, parts)
+    updates, epochs, total = _length(first, protocol, settings)
+    return Plan(
+        task=first.task,
+        source=first.source,
+        workers=settings.workers,
+        device=first.device,
+        engine=traits.name,
+        path=_path(first, protocol, settings, traits),
+        protocol=str(protocol),
+        mini_batch_size=-(-batch // parts),
+        pushes_per_update=parts,
+        samples_per_update=batch,
+        updates_per_epoch=updates,
+        epochs=epochs,
+        updates_total=total,
+        lr=first.learning_rates[0] if first.learning_rates else math.nan,
+        num_parameters=first.num_parameters,
+        update_bytes=first.update_bytes * parts,
+        shared_bytes=first.arena_bytes,
+        grain=first.grain,
+        notes=_notes(first, protocol),
+        staleness=str(protocol.staleness),
+    )
+
+
+def check_size(first: Description, parts: int) -> None:
+    """Whether there are samples for all mini-batches of an update."""
+    has_few = first.num_samples < parts
+    if not has_few and first.batch_size >= parts:
+        return
+    few = "samples" if has_few else "samples an update"
+    remedy = "fewer workers or a smaller K"
+    raise ConfigError(
+        f"{min(first.num_samples, first.batch_size)} {few} cannot be shared by {parts} "
+        "mini-batches; use " + (remedy if has_few else f"{remedy}, or a larger --batch-size")
+    )
+
+
+def _length(
+    first: Description, protocol: SyncProtocol, settings: RunSettings
+) -> tuple[int, int | None, int | None]:
+    """Updates an epoch, epochs, and updates in all, as far as they are known."""
+    per_epoch = first.num_samples / (first.batch_size * protocol.num_steps)
+    updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
+    epochs = settings.epochs or first.epochs
+    total = updates * epochs if epochs else None
+    if settings.updates is not None:
+        total = min(total, settings.updates) if total else settings.updates
+    return updates, epochs, total
+
+
+def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
+    """What is worth saying of this run before it begins."""
+    notes, batch, parts = list(first.notes), first.batch_size, protocol.num_pushes
+    if batch % parts:
+        sizes = sorted({batch // parts, batch // parts + 1}, reverse=True)
+        notes.append(
+            f"{batch} samples make {parts} mini-batches of {sizes[0]} and {sizes[1]}; "
+            "each is weighted by its samples"
+        )
+    if protocol.is_adaptive:
+        notes.append(
+            f"{protocol} changes the pushes or steps of an update as the loss falls: the "
+            "updates are those at its first choice"
+        )
+    if first.program.startswith("script ") and not protocol.is_spmd and protocol.num_workers > 1:
+        notes.append(
+            f"under {protocol} each worker's loop counts its own batches: enumerate(loader) gives "
+            "no number of updates, pace.version does"
+        )
+    if protocol.idle_rule:
+        notes.append(protocol.idle_note())
+    elif protocol.staleness is not WHOLE:
+        notes.append(f"staleness {protocol.staleness}: {protocol.staleness.summary}")
+    return tuple(notes)
+
+
+def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits) -> str:
+    """How gradients move: between peers where protocol, engine and model allow it."""
+    reasons = {
+        f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
+        f"engine {traits.name} runs its members in turn": traits.is_spmd,
+        f"the model lies on {first.device}": first.can_share,
+    }
+    wrong = [reason for reason, is_right in reasons.items() if not is_right]
+    if settings.path in ("peers", "collective") and wrong:
+        raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
+    if wrong or settings.path == "store":
+        return "store"
+    return "collective" if choose_path(settings, protocol) == "collective" else "peers"

@@ -1,0 +1,253 @@
+"""The borders of epochs: members arrive, wait for each other, and go in together.
+
+    Arrive -> all here? -> one order? -> a checkpoint, where due -> newcomers join -> OpenEpoch
+    Rested -> all here? -> the last checkpoint -> Goodbye
+    the run stops       -> the last checkpoint -> Stop
+
+Nobody is told that it is over before the last version is copied: where the one that was to do it
+dies, another can.
+
+Leases are positions in the order that all drew: where two members hold different ones, some samples
+would be used twice and others never, and the ledger could not know. So members arrive with a digest
+of it: those that were there before must agree, a newcomer that differs is sent away. This module
+must not know processes, sockets, tensors or samplers.
+"""
+
+from collections.abc import Callable, Mapping
+
+from ..errors import ConfigError
+from ..wire.messages import Arrive, EndEpoch, Ending, Goodbye, OpenEpoch, Rested, SentAway, Stop
+from .checkpointing import Checkpointing
+from .peers import Peers
+from .respawn import Newcomers
+from .state import RunState
+
+_REMEDY = (
+    "so some samples would be used twice and others never: the loader's sampler has random "
+    "numbers of its own (random.Random(), np.random.default_rng()) or lists what has no order (a "
+    "set, os.listdir); let it draw from torch, random or numpy.random themselves, which are "
+    "seeded alike for every epoch, or seed its own in set_epoch(epoch)"
+)
+
+
+class Orders:
+    """The orders of one run's epochs."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._opened = -1, ""
+
+    def is_other(self, member: int, epoch: int, digest: str) -> bool:
+        """Whether a newcomer drew another order than the open epoch's; it is sent away then."""
+        if self._opened in ((epoch, digest), (-1, "")) or self._opened[0] != epoch:
+            return False
+        self._send_away(member)
+        return True
+
+    def compare(self, epoch: int, digests: Mapping[int, str]) -> bool:
+        """Whether the epoch can open: all live members drew one order.
+
+        Raises:
+            ConfigError: members that were there before drew different ones.
+        """
+        run = self._run
+        old = [number for number in run.live if number in run.coordinator_members] or run.live
+        first = old[0]
+        for number in old:
+            if digests[number] != digests[first]:
+                seats = (run.roster[first].seat, run.roster[number].seat)
+                raise ConfigError(
+                    f"workers {seats[0]} and {seats[1]} drew different orders for epoch "
+                    f"{epoch + 1}, {_REMEDY}"
+                )
+        others = [number for number in run.live if digests[number] != digests[first]]
+        for number in others:
+            self._send_away(number)
+        self._opened = epoch, digests[first]
+        return not others
+
+    def _send_away(self, member: int) -> None:
+        run = self._run
+        run.observer.note(
+            f"worker {run.roster[member].seat} came back and drew another order of the samples "
+            "than the others: its sampler has random numbers of its own; it is sent away"
+        )
+        run.engine.tell(member, SentAway())
+
+
+class EpochBorders:
+    """Who waits at the border of an epoch.
+
+    Args:
+        stop: ends the run at the next step border, for this reason.
+
+    Attributes:
+        snapshots: the run's checkpoints; set when it begins.
+        owes_stop: whether members wait to be told that the run is over.
+    """
+
+    snapshots: Checkpointing
+
+    def __init__(
+        self, run: RunState, peers: Peers, newcomers: Newcomers, stop: Callable[[str], None]
+    ) -> None:
+        self._run = run
+        self._peers = peers
+        self._newcomers = newcomers
+        self._stop = stop
+        self._orders = Orders(run)
+        self._arrived: dict[int, Arrive] = {}
+        self._rested: dict[int, Rested] = {}
+        self.owes_stop = False
+
+    def __contains__(self, member: int) -> bool:
+        return member in self._arrived or member in self._rested
+
+    def end_here(self) -> None:
+        """The run stops: nobody goes in any more, and all are told when its end is copied."""
+        self.snapshots.at_stop()
+        self.owes_stop = True
+        if self.snapshots.is_waited_for:
+            self._run.tell_all(Ending())
+        self.go_on_if_waiting()
+
+    def left(self, member: int) -> None:
+        """It is gone: the others do not wait for it."""
+        self._arrived.pop(member, None)
+
+    def has_no_rest(self, member: int) -> None:
+        """It is gone, and needs no goodbye."""
+        self._rested.pop(member, None)
+
+    def arrive(self, member: int, message: Arrive) -> None:
+        run = self._run
+        if run.ending:
+            if not self.owes_stop:
+                run.engine.tell(member, Stop(run.coordinator.version))
+            return
+        if not run.roster[member].has_arrived:
+            if self._orders.is_other(member, message.epoch, message.digest):
+                return
+            if self._newcomers.arrived(member, message.epoch):
+                return
+        if run.is_open:
+            raise self.left_early(member)
+        self._arrived[member] = message
+        self.open_if_all_arrived()
+        self._refuse_more_epochs()
+
+    def open_if_all_arrived(self) -> None:
+        run, live = self._run, self._run.live
+        if not live or any(number not in self._arrived for number in live):
+            return
+        epochs = {self._arrived[number].epoch for number in live}
+        if len(epochs) > 1:
+            raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
+        epoch, batch_ends, _, place = self._arrived[live[0]]
+        if not self._orders.compare(
+            epoch, {number: self._arrived[number].digest for number in live}
+        ):
+            return  # somebody leaves: then it opens
+        run.come_to(epoch, place)
+        if run.has_all_updates:  # of a run that goes on and has nothing left to do
+            self._stop(f"{run.settings.updates} updates are done")
+            return
+        self.snapshots.between(epoch)
+        if self.snapshots.is_waited_for:
+            return
+        self._arrived.clear()
+        self._say_who_is_over()
+        self._newcomers.join_all()
+        is_first, run.has_opened = not run.has_opened, True
+        if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
+            self._close_again(epoch)
+            return
+        position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
+        run.is_open = True
+        if is_first:
+            run.engine.begun()
+        run.watch.opened(run.now_s(), epoch)
+        orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
+        is_whole = position is not None and len(live) == run.plan.workers
+        is_express = run.plan.path != "store" and is_whole and not run.needs_store
+        run.go_by(run.plan.path if is_express else "store")
+        seats = tuple(run.roster[number].seat for number in live)
+        first_id = run.coordinator.first_lease_id(position or 0) if is_express else 0
+        phase = run.engine.calm()
+        run.tell_all(
+            OpenEpoch(epoch, is_express, run.updates_left, phase, seats, position or 0, first_id)
+        )
+        if is_express:
+            self._peers.begin()
+            run.note(orders, run.now_s())
+        else:
+            run.carry_out(orders, None, None)
+
+    def _say_who_is_over(self) -> None:
+        """A worker that ends by a count of its own leaves the others training."""
+        over = [one.seat for one in self._run.roster.members.values() if one.is_over]
+        if over:
+            self._run.say_once(
+                f"worker {over[0]}'s script is over, and others train on: what it saved is not the "
+                "end of the run; loops that end by a count of their own end together as: "
+                "for epoch in pace.epochs(n): for batch in loader"
+            )
+
+    def _close_again(self, epoch: int) -> None:
+        """The checkpoint was taken after the last update of this epoch: its loop has no more."""
+        version = self._run.coordinator.version
+        self._run.tell_all(OpenEpoch(epoch, False, -1, self._run.engine.calm(), ()))
+        self._run.tell_all(EndEpoch(epoch, version))
+
+    def left_early(self, member: int) -> ConfigError:
+        seat, epoch = self._run.roster[member].seat, self._run.coordinator.epoch + 1
+        return ConfigError(
+            f"worker {seat} began an epoch before epoch {epoch} was over for the others: loop over "
+            "the prepared loader in all workers alike"
+        )
+
+    def go_on_if_waiting(self) -> None:
+        """A version was pinned, or somebody is gone: those who wait for that go on."""
+        if self.snapshots.is_waited_for:
+            return
+        if self.owes_stop:
+            self.owes_stop = False
+            self._arrived.clear()
+            self._run.tell_all(Stop(self._run.coordinator.version))
+        if self._arrived:
+            self.open_if_all_arrived()
+        if self._rested:
+            self.end_if_all_rested()
+
+    def rest(self, member: int, message: Rested) -> None:
+        self._rested[member] = message
+        self.end_if_all_rested()
+        self._refuse_more_epochs()
+
+    def _refuse_more_epochs(self) -> None:
+        """Raise ConfigError where some have no more epochs and all others wait to begin one."""
+        run = self._run
+        live = [one.number for one in run.roster.live if not one.is_done]
+        if run.ending or not self._rested or not self._arrived:
+            return
+        if all(number in self._arrived or number in self._rested for number in live):
+            seats = [run.roster[min(some)].seat for some in (self._arrived, self._rested)]
+            raise ConfigError(
+                f"worker {seats[0]} begins another epoch and worker {seats[1]} has no more: all "
+                "workers must iterate the prepared loader equally often; what one of them does by "
+                "itself goes over the plain loader: loader.plain"
+            )
+
+    def end_if_all_rested(self) -> None:
+        """The scripts have no more epochs: keep the end, so that more can be added later."""
+        run = self._run
+        live = [one.number for one in run.roster.live if not one.is_done]
+        if not live or any(number not in self._rested for number in live):
+            return
+        if run.coordinator.is_between_epochs and not run.ending:  # else it was kept at the stop
+            run.come_to(*max(self._rested.values()))
+            self.snapshots.at_stop()
+        if not self.snapshots.is_waited_for:
+            self._rested.clear()
+            for number in live:
+                run.engine.tell(number, Goodbye())

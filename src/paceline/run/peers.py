@@ -1,0 +1,177 @@
+"""Rounds that members make among themselves, heard late; and the way back to the coordinator.
+
+While an epoch runs between peers, the coordinator only follows: it hears every round's pushes in
+member order and nothing of what it answers is carried out, because the peers did it already. Every
+member keeps the rows of the last rounds, so a dead one takes none along; each round is passed on
+once. When one of them dies, the run stops or a member needs the coordinator, all leave at one
+barrier:
+
+    PeersLeft (each) -> Mend (one puts back the shares of the dead) -> Resume -> pending pushes
+
+This module must not know processes or tensors.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ..core.jobs import Payload
+from ..events import EpochEnd
+from ..wire.messages import Entry, Mend, Mended, PeersLeft, Resume, Rounds, Row
+from .state import RunState
+
+
+class RoundsBook:
+    """The rounds of one epoch.
+
+    Args:
+        members: the peers, in member order.
+    """
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members = list(members)
+        self._heard = 0
+        self._interrupted: dict[int, PeersLeft] = {}
+
+    def take(self, first: int, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows that were not heard yet; ``first`` is the number of the first one."""
+        new = rows[self._heard - first :] if self._heard > first else rows
+        self._heard += len(new)
+        return new
+
+    def interrupted(self, member: int, message: PeersLeft) -> None:
+        """Its own push, and those that it saw."""
+        self._interrupted[member] = message
+
+    def all_interrupted(self, live: Sequence[int]) -> bool:
+        return bool(live) and all(member in self._interrupted for member in live)
+
+    def pending(self) -> list[tuple[int, Entry]]:
+        """Pushes that lie in the slots and are in no update yet, in member order."""
+        told = (
+            (one, self._interrupted[one].push) for one in self.members if one in self._interrupted
+        )
+        return [(member, push) for member, push in told if push is not None] + self._of_the_dead()
+
+    def _of_the_dead(self) -> list[tuple[int, Entry]]:
+        """Pushes of members that died after all had arrived: the survivors saw them."""
+        seen: dict[int, Entry] = {}
+        for message in self._interrupted.values():
+            for number, entry in zip(self.members, message.pushes, strict=False):
+                if number not in self._interrupted and entry.num_samples:
+                    seen[number] = entry
+        return sorted(seen.items())
+
+
+class Peers:
+    """The express epochs of one run.
+
+    Args:
+        snapshot: told that members took this checkpoint after the round that was heard last.
+    """
+
+    def __init__(self, run: RunState, snapshot: Callable[[int], None]) -> None:
+        self._run = run
+        self._snapshot = snapshot
+        self._rounds: RoundsBook | None = None
+
+    @property
+    def are_express(self) -> bool:
+        """Whether the members run among themselves now."""
+        return self._rounds is not None
+
+    @property
+    def members(self) -> list[int]:
+        """Those of them that are alive."""
+        assert self._rounds is not None
+        roster = self._run.roster
+        return [number for number in self._rounds.members if roster[number].is_alive]
+
+    def begin(self) -> None:
+        """An epoch opens express."""
+        self._rounds = RoundsBook(self._run.live)
+        self._run.are_express = True
+
+    def heard(self, member: int, message: Rounds) -> None:
+        if self._rounds is not None:  # else another member has told it all
+            for row in self._rounds.take(message.first, message.rows):
+                self._hear_round(row)
+
+    def _end(self) -> None:
+        self._rounds = None
+        self._run.are_express = False
+
+    def _hear_round(self, row: Row) -> None:
+        """One round: the pushes of all members in member order."""
+        run, rounds = self._run, self._rounds
+        assert rounds is not None
+        ended = None
+        at_s = run.now_s(row.over_s)
+        for number, entry in zip(rounds.members, row.entries, strict=True):
+            ticket = run.roster[number].ticket
+            if entry.num_samples == 0 or ticket is None:
+                continue
+            _, orders = run.hear_push(ticket, entry.told, entry.clocks, at_s)
+            run.note(orders, at_s)
+            ended = next((one for one in orders if isinstance(one, EpochEnd)), ended)
+        run.engine.jump(run.coordinator.version)
+        if row.snapshot:
+            self._snapshot(row.snapshot)
+        if run.has_all_updates and not run.ending:
+            run.ending = f"{run.settings.updates} updates are done"
+            self._end()
+            run.send_stop()
+        elif ended is not None:
+            self._end()
+            if run.ending:
+                run.send_stop()
+            else:
+                run.end_epoch(ended)
+                self._hear_the_dead()
+
+    # -- the way back ---------------------------------------------------------------------------
+
+    def interrupted(self, member: int, message: PeersLeft) -> None:
+        """A peer left the express path; when all have, the coordinator takes over."""
+        if self._rounds is not None:
+            self._run.needs_store |= message.needs_store
+            self._rounds.interrupted(member, message)
+            self.take_over_if_all_interrupted()
+
+    def take_over_if_all_interrupted(self) -> None:
+        rounds = self._rounds
+        if rounds is None or not rounds.all_interrupted(live := self.members):
+            return
+        if len(live) < len(rounds.members):
+            self._run.engine.tell(live[0], Mend())
+        else:
+            self._take_over()
+
+    def mended(self, member: int, message: Mended) -> None:
+        if self._rounds is not None:  # it may have been asked twice
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Every member waits and every share is whole: from here on through the store."""
+        run, rounds = self._run, self._rounds
+        assert rounds is not None
+        peers = self.members
+        self._end()
+        run.trace.note(run.now_s(), "the express path was left")
+        run.go_by("store")
+        for number in peers:
+            ticket = run.roster[number].ticket
+            run.engine.tell(number, Resume(ticket.serial if ticket else -1))
+        if run.ending:
+            run.send_stop()
+            return
+        for number, entry in rounds.pending():
+            ticket = run.roster[number].ticket
+            assert ticket is not None
+            fact, orders = run.hear_push(ticket, entry.told, entry.clocks, run.now_s())
+            run.carry_out(orders, fact, Payload(entry.fault, entry.clip))
+        self._hear_the_dead()
+
+    def _hear_the_dead(self) -> None:
+        """Who died while peers ran by themselves; until now nothing could follow from it."""
+        for one in self._run.roster.members.values():
+            if not one.is_alive and one.number in self._run.coordinator.live_members:
+                self._run.hear_left(one.number)

@@ -1,0 +1,154 @@
+"""What an observer is shown while a run goes: rates, shares, time left.
+
+This module must not know messages, decisions' reasons or terminals.
+"""
+
+import math
+
+from ..config import RunSettings
+from ..core.stats import ServiceTimes, SlowWorker
+from ..events import Apply, EpochEnd
+from ..plan import Plan
+from ..report.live import Observer, Progress, WorkerProgress
+from ..report.terminal import describe_slow
+from .roster import Roster, RosterEntry
+
+_SHOW_S = 0.25
+_FEWEST_UPDATES = 3
+"""After the first ones, before the time left is told: those include compiling and reading."""
+
+
+class ProgressMeter:
+    """Keeps the run's running figures."""
+
+    def __init__(
+        self, plan: Plan, settings: RunSettings, roster: Roster, observer: Observer
+    ) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._roster = roster
+        self._observer = observer
+        self._next_s = 0.0
+        self._epoch = 0
+        self._version = 0
+        self._trained_s = 0.0
+        self._before_s = 0.0
+        self._first_version = 0
+        self._since_s = 0.0
+        self._is_training = False
+        self._begun: tuple[int, float] | None = None
+        """Updates and seconds of training at the first look after an update."""
+        self.opened_s = 0.0
+        """When the first epoch began."""
+        self.loss = math.nan
+        self.service = ServiceTimes()
+        self._slow: dict[int, SlowWorker] = {}
+
+    def go_on(self, version: int, opened_s: float, trained_s: float) -> None:
+        """The run goes on from here; rates are those from now on."""
+        self._version = self._first_version = version
+        self.opened_s, self._before_s = opened_s, trained_s
+
+    def trained_s(self, now_s: float) -> float:
+        """Seconds of training, the whole run's."""
+        return self._before_s + self._trained_s + self._since_opened_s(now_s)
+
+    def _since_opened_s(self, now_s: float) -> float:
+        return now_s - self._since_s if self._is_training else 0.0
+
+    def opened(self, now_s: float, epoch: int) -> None:
+        if not self.opened_s:
+            self.opened_s = now_s
+        self._epoch = epoch
+        self._since_s = now_s
+        self._is_training = True
+
+    def ended(self, now_s: float, order: EpochEnd) -> None:
+        self._trained_s += now_s - self._since_s
+        self._is_training = False
+        self._version = order.version
+
+    def applied(self, order: Apply, version: int) -> None:
+        self._version = version
+        roster = self._roster
+        before = version - 1
+        for ticket in order.tickets:
+            roster[ticket.member].staleness_versions += before - ticket.version
+
+    def evaluated(self, epoch: int, metrics: dict[str, float]) -> None:
+        self._observer.evaluated(epoch, metrics)
+
+    def show(self, now_s: float) -> None:
+        """Tell the observer, a few times a second at most."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _SHOW_S
+        self._name_the_slow()
+        trained_s = self._trained_s + self._since_opened_s(now_s)
+        samples = sum(one.samples for one in self._roster.members.values())
+        eta_s = self._eta_s(now_s, trained_s)
+        self._observer.progress(
+            Progress(
+                t=now_s,
+                epoch=self._epoch,
+                epochs=self._plan.epochs,
+                version=self._version,
+                updates_total=self._plan.updates_total,
+                samples=samples,
+                samples_per_s=samples / trained_s if trained_s else 0.0,
+                loss=self.loss,
+                eta_s=eta_s,
+                workers=tuple(self._one(one, trained_s) for one in self._latest()),
+            )
+        )
+
+    def _eta_s(self, now_s: float, trained_s: float) -> float | None:
+        """Seconds that are left, by the updates after the first ones; None: nobody can say yet."""
+        eta_s = None
+        total, made = self._plan.updates_total, self._version - self._first_version
+        if made and self._begun is None:
+            self._begun = (made, trained_s)  # what is done once was done until here
+        if total and self._begun is not None and made - self._begun[0] >= _FEWEST_UPDATES:
+            each_s = (trained_s - self._begun[1]) / (made - self._begun[0])
+            eta_s = max(0.0, (total - self._version) * each_s)
+        if self._settings.seconds is not None:
+            left_s = max(0.0, self._settings.seconds - (now_s - self.opened_s))
+            eta_s = left_s if eta_s is None else min(eta_s, left_s)
+        return eta_s
+
+    def _name_the_slow(self) -> None:
+        """Say who has become slow, and what that costs the others as far as it was measured."""
+        slow = {one.worker: one for one in self.service.slow()}
+        for worker, one in slow.items():
+            if worker not in self._slow:
+                self._observer.note(describe_slow(one, self._waiting_share(worker)))
+        self._slow = slow
+
+    def _waiting_share(self, worker: int) -> float:
+        """Of the others' time until now: how much they waited."""
+        others = [one for one in self._roster.members.values() if one.seat != worker]
+        waited_s = sum(one.wait_s for one in others)
+        total_s = waited_s + sum(one.compute_s + one.push_s + one.superseded_s for one in others)
+        return waited_s / total_s if total_s else 0.0
+
+    def _latest(self) -> list[RosterEntry]:
+        """The newest life of each worker."""
+        by_seat = {one.seat: one for one in self._roster.members.values()}
+        return [by_seat[seat] for seat in sorted(by_seat)]
+
+    def _one(self, one: RosterEntry, trained_s: float) -> WorkerProgress:
+        total_s = one.compute_s + one.wait_s + one.push_s + one.superseded_s
+        share = 1.0 / total_s if total_s else 0.0
+        state = "training" if one.is_alive and self._is_training else "between epochs"
+        if one.seat in self._slow and self._is_training:
+            state = f"slow {self._slow[one.seat].factor:.1f}x"
+        return WorkerProgress(
+            worker=one.seat,
+            state=state if one.is_alive else "gone",
+            pushes=one.pushes,
+            samples_per_s=one.samples / trained_s if trained_s else 0.0,
+            compute_share=one.compute_s * share,
+            wait_share=one.wait_s * share,
+            push_share=one.push_s * share,
+            mean_staleness=one.staleness_versions / one.pushes if one.pushes else 0.0,
+        )

@@ -1,0 +1,122 @@
+"""What a member tells of its work: pushed, superseded, given back, or one mini-batch more.
+
+    message -> fact -> run (coordinator, trace) -> orders, with what came beside the gradient
+
+This module must not know epochs, rounds among peers, processes or tensors.
+"""
+
+from collections.abc import Sequence
+
+from ..core.jobs import Payload
+from ..errors import ConfigError
+from ..events import Apply, Discard, Grant, Late, Lease, Order, Retire, Ticket
+from ..exchange.base import are_at_odds, conflict
+from ..wire.messages import Extend, Extended, GiveBack, LeaveEpoch, Push, StepLeft, Told
+from .state import RunState
+
+
+class Pushes:
+    """The handlers of messages about work, for runs through the store."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._hypers: dict[int, int] = {}
+        self._is_again: dict[int, bool] = {}
+        """Of those in step: whether what they pushed last is one more step on a batch."""
+        self._looked: int | None = None
+        """A member that left the first epoch and had done nothing in it."""
+
+    def pushed(self, member: int, message: Push) -> None:
+        serial, version, told, clocks, hyper, clip = message
+        run, ticket = self._run, Ticket(member, serial, version)
+        fact, orders = run.hear_push(ticket, told, clocks, run.now_s())
+        if self._looked is not None:
+            self._refuse_a_look_of_one()
+        if not any(type(order) in (Discard, Late) for order in orders):
+            self._compare(member, hyper, told, orders)
+        run.carry_out(orders, fact, Payload(told.fault, clip))
+
+    def _compare(self, member: int, hyper: int, told: Told, orders: Sequence[Order]) -> None:
+        """All pushes of one update come with the same settings, and from the same step on a batch.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        if hyper:
+            self._hypers[member] = hyper
+        protocol = self._run.protocol
+        if protocol.is_spmd and protocol.update_rule == "optimizer":
+            self._is_again[member] = told.steps_again or told.is_owed
+        if not any(type(order) in (Apply, Retire) for order in orders):
+            return
+        seat = {one: self._run.roster[one].seat for one in (*self._hypers, *self._is_again)}
+        for seen in (self._hypers, self._is_again):
+            for other, value in seen.items():
+                mine = seen.get(member, value)
+                if seen is self._hypers and are_at_odds(value, mine):
+                    raise conflict(seat[other], seat[member])
+                if seen is self._hypers or value == mine:
+                    continue
+                raise ConfigError(
+                    f"workers {seat[other]} and {seat[member]} call optimizer.step() differently "
+                    "often on a mini-batch; under full-sync all must step alike, since each step "
+                    "is an update of all"
+                )
+            seen.clear()
+
+    def extend(self, member: int, message: Extend) -> None:
+        run = self._run
+        ticket = run.roster[member].ticket
+        lease = None
+        if ticket is not None and ticket.serial == message.serial:
+            lease = run.coordinator.extend(ticket)
+            if lease is not None:
+                self._say_what_is_uneven(ticket, lease)
+                run.trace.order(Grant(ticket, (lease,)), run.now_s())
+        run.engine.tell(member, Extended(lease))
+
+    def _say_what_is_uneven(self, ticket: Ticket, lease: Lease) -> None:
+        """Accumulated parts of batches of other sizes weigh otherwise than in one process."""
+        run = self._run
+        sizes = {one.num_samples for one in run.coordinator.leases_of(ticket)}
+        if sizes <= {lease.num_samples}:
+            return
+        run.say_once(
+            f"mini-batches of {min(sizes)} and {max(sizes)} samples are accumulated into one push, "
+            "which is weighted by all its samples: with a last batch that is not full the update "
+            "is not quite that of one process; drop_last=True makes it so"
+        )
+
+    def leave_epoch(self, member: int, message: LeaveEpoch) -> None:
+        """The script left its loop: the epoch ends for all."""
+        run = self._run
+        if not run.is_open:
+            return  # its end is on the way to this member
+        if message.is_look and not run.coordinator.epoch:
+            self._looked = member
+            self._refuse_a_look_of_one()
+        orders = run.coordinator.leave_epoch(member, message.kept, run.now_s())
+        run.carry_out(orders, None, None)
+
+    def _refuse_a_look_of_one(self) -> None:
+        """Raise ConfigError where one only looked at a batch of an epoch that others train in."""
+        run, looked = self._run, self._looked
+        busy = next((one for one in run.roster.members.values() if one.pushes), None)
+        if looked is not None and busy is not None and not run.coordinator.epoch:
+            raise ConfigError(
+                f"worker {run.roster[looked].seat} took a batch of the prepared loader and left "
+                "the loop, which ends the epoch for all workers, while others train in it; to look "
+                "at a batch take it from the plain loader: next(iter(loader.plain))"
+            )
+
+    def give_back(self, member: int, message: GiveBack) -> None:
+        run = self._run
+        ticket = Ticket(member, message.serial, run.coordinator.version)
+        run.carry_out(run.coordinator.give_back(ticket, run.now_s()), None, None)
+
+    def superseded(self, member: int, message: StepLeft) -> None:
+        serial, wasted_s, left_s = message
+        one = self._run.roster[member]
+        one.superseded_s += wasted_s
+        saved_s = max(0.0, one.usual_s - wasted_s) if one.pushes else 0.0
+        self._run.trace.superseded(self._run.now_s(left_s), member, serial, wasted_s, saved_s)

@@ -1,0 +1,175 @@
+"""New lives: a worker that died is begun again on its seat and joins the run under way.
+
+    left -> spawn -> born -> describe -> laid, with the epoch to begin with -> arrive -> Joined
+
+Until a newcomer has described itself nobody counts on it. From then on the end of the epoch that
+it begins with waits for it, since its script does with the others what follows that epoch; it
+works from the moment it arrives at its loop. This module must not know processes or tensors.
+
+Before the run has begun nothing is shared out yet, so a new life is told what the first one was,
+and is counted on at once; the main worker stays on its seat (``Beginners``).
+"""
+
+from ..conditions.faults import FaultPlan
+from ..engines.base import ProcessBorn
+from ..events import Joined
+from ..wire.messages import Adopt, OpenEpoch, SettingsNow, Stop
+from .describe import Description
+from .peers import Peers
+from .roster import RosterEntry
+from .state import RunState
+
+MOST_IN_VAIN = 3
+"""Lives of a worker in a row that may end before the run begins, or without a push."""
+
+
+class Beginners:
+    """The new lives of one run that has not begun."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._in_vain: dict[int, int] = {}
+
+    def replace(self, one: RosterEntry) -> int | None:
+        """The number of the member that begins in the place of this one; None: nobody does."""
+        run = self._run
+        if not run.settings.respawn or run.has_begun or run.ending:
+            return None
+        in_vain = self._in_vain[one.seat] = self._in_vain.get(one.seat, 0) + 1
+        if in_vain >= MOST_IN_VAIN:
+            run.say(f"worker {one.seat} ended {in_vain} times before prepare()")
+            return None
+        number = max(run.roster.members) + 1
+        run.say(f"worker {one.seat} is gone ({one.end}); it begins again")
+        run.roster.join(number, one.seat, 0)
+        run.engine.spawn(number, one.seat, {})
+        return number
+
+
+class Newcomers:
+    """The new lives of one run."""
+
+    def __init__(self, run: RunState, peers: Peers) -> None:
+        self._run = run
+        self._peers = peers
+        self._empty_seats: list[int] = []
+        self._in_vain: dict[int, int] = {}
+        self._settings = ""
+        self._has_lookahead = 0
+        self._arrived: list[int] = []
+        """Members that are at their loop and cannot enter yet."""
+
+    # -- a life ends, another one begins --------------------------------------------------------
+
+    def replace(self, member: int) -> None:
+        """A member has left: its seat is free for another."""
+        run = self._run
+        one = run.roster[member]
+        if not (run.settings.respawn and run.has_begun) or run.ending or one.is_done:
+            return
+        in_vain = 0 if one.pushes else self._in_vain.get(one.seat, 0) + 1
+        self._in_vain[one.seat] = in_vain
+        if in_vain >= MOST_IN_VAIN:
+            run.observer.note(
+                f"worker {one.seat} ended {in_vain} times without a push: it is not begun again"
+            )
+            return
+        self._empty_seats.append(one.seat)
+
+    def tick(self) -> None:
+        """Begin new lives; not while survivors still mend what the dead had begun."""
+        run = self._run
+        if run.ending or not run.has_begun:
+            return
+        arrived, self._arrived = self._arrived, []
+        for member in arrived:
+            self._enter_when_it_can(member)
+        if self._empty_seats and not self._peers.are_express:
+            seats, self._empty_seats = self._empty_seats, []
+            for seat in seats:
+                number = max(run.roster.members) + 1
+                run.roster.expect(number, seat)
+                plan = FaultPlan.parse(run.settings.fault, run.settings.workers)
+                left = [str(one) for one in plan.without(run.happened).faults]
+                run.engine.spawn(number, seat, {"is_newcomer": True, "fault": left})
+
+    def born(self, member: int, message: ProcessBorn) -> None:
+        self._run.roster[member].pid = message.pid
+
+    def note_settings(self, member: int, message: SettingsNow) -> None:
+        """As they are from this epoch on."""
+        if self._run.roster[member].has_arrived:
+            self._settings = message.text
+
+    # -- it joins -------------------------------------------------------------------------------
+
+    def described(self, member: int, own: Description, first: Description) -> None:
+        """``Describe`` of a newcomer: it gets the store, and the epoch to begin with."""
+        run = self._run
+        one = run.roster[member]
+        if run.ending or first.difference(own):
+            if not run.ending:
+                run.observer.note(
+                    f"worker {one.seat} came back with another model or other data than the run "
+                    "began with; it is sent away"
+                )
+            run.engine.tell(member, Stop(run.coordinator.version))
+            return
+        self._has_lookahead = own.lookahead
+        one.is_starting = False
+        one.first_epoch, place = run.begins_with()
+        run.engine.tell(member, run.laid(first.arena_bytes, one.first_epoch, place))
+
+    def arrived(self, member: int, epoch: int) -> bool:
+        """A newcomer is at its loop; False when it waits for this epoch like all the others."""
+        run = self._run
+        run.roster[member].has_arrived = True
+        if epoch > run.coordinator.epoch or not run.has_opened:
+            return False
+        self._enter_when_it_can(member)
+        return True
+
+    def _enter_when_it_can(self, member: int) -> None:
+        """Not while peers run by themselves, nor while its seat holds what the last life pushed."""
+        run = self._run
+        one = run.roster[member]
+        if not one.is_alive or not run.is_open or one.first_epoch != run.coordinator.epoch:
+            return  # that epoch has ended meanwhile, and it was told
+        if self._peers.are_express or not run.engine.is_free(one.seat):
+            self._arrived.append(member)
+        else:
+            self._enter(member)
+
+    def _enter(self, member: int) -> None:
+        """It works from the newest version on."""
+        run = self._run
+        one = run.roster[member]
+        run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
+        seats = [run.roster[number].seat for number in run.live]
+        self._tell_settings(member)
+        opened = OpenEpoch(run.coordinator.epoch, False, run.updates_left, 0, tuple(seats))
+        run.engine.tell(member, opened)
+        self._join(member)
+
+    def join_all(self) -> None:
+        """An epoch is about to open: who came between epochs is a member from now on."""
+        known = self._run.coordinator_members
+        for one in self._run.roster.live:
+            if one.number not in known:
+                self._tell_settings(one.number)
+                self._join(one.number)
+
+    def _tell_settings(self, member: int) -> None:
+        """As they are now: the others may have stepped a scheduler since it arrived."""
+        if self._settings:
+            self._run.engine.tell(member, Adopt(self._settings))
+
+    def _join(self, member: int) -> None:
+        run = self._run
+        one = run.roster[member]
+        run.trace.joined(run.now_s(), member, one.seat, one.pid)
+        one.has_joined = True
+        fact = Joined(member, run.now_s())
+        run.carry_out(run.coordinator.hear(fact), fact, None)
+        if self._has_lookahead:
+            run.coordinator.set_lookahead(member, self._has_lookahead)

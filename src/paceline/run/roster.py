@@ -1,0 +1,95 @@
+"""Who takes part in a run, and where each member's time went.
+
+A member is one life of one worker; its seat is the worker's number. This module must not know
+messages or decisions.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..events import Ticket
+
+
+@dataclass(slots=True)
+class RosterEntry:
+    """One life of one worker, as the conductor sees it."""
+
+    number: int
+    seat: int
+    pid: int = 0
+    is_alive: bool = True
+    is_done: bool = False
+    is_over: bool = False
+    """Whether its script has come to its end by itself."""
+    end: str = ""
+    """How it ended, where it did not end by itself."""
+    is_starting: bool = False
+    """A new life that the run does not count on yet."""
+    first_epoch: int = 0
+    """The epoch from which on it takes part."""
+    has_arrived: bool = True
+    """Whether its script came to its first epoch; False only for a newcomer."""
+    has_joined: bool = True
+    """Whether it takes part; False only for a newcomer that has not entered yet."""
+    ticket: Ticket | None = None
+    """What it works on."""
+    pushes: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    push_s: float = 0.0
+    superseded_s: float = 0.0
+    staleness_versions: int = 0
+    """Summed over its pushes."""
+
+    def count(self, num_samples: int, clock: Sequence[float]) -> None:
+        self.pushes += 1
+        self.samples += num_samples
+        self.compute_s += clock[0]
+        self.wait_s += clock[1]
+        self.push_s += clock[2]
+
+    @property
+    def usual_s(self) -> float:
+        """Mean seconds of computing a push."""
+        return self.compute_s / self.pushes if self.pushes else math.nan
+
+
+@dataclass(slots=True)
+class Roster:
+    """All members that ever were."""
+
+    members: dict[int, RosterEntry] = field(default_factory=dict)
+
+    def join(self, number: int, seat: int, pid: int) -> RosterEntry:
+        self.members[number] = RosterEntry(number, seat, pid)
+        return self.members[number]
+
+    def expect(self, number: int, seat: int) -> RosterEntry:
+        """A new life begins on a seat."""
+        one = RosterEntry(number, seat, is_starting=True, has_arrived=False, has_joined=False)
+        self.members[number] = one
+        return one
+
+    @property
+    def live(self) -> list[RosterEntry]:
+        """Who is alive and counted on."""
+        return [one for one in self.members.values() if one.is_alive and not one.is_starting]
+
+    @property
+    def starting(self) -> list[RosterEntry]:
+        """New lives under way that nobody counts on yet."""
+        return [one for one in self.members.values() if one.is_alive and one.is_starting]
+
+    @property
+    def has_ended_one(self) -> bool:
+        """Whether somebody's script is over."""
+        return any(one.is_over for one in self.members.values())
+
+    def on_seat(self, seat: int) -> RosterEntry:
+        """The newest life of a worker."""
+        return next(one for one in reversed(self.members.values()) if one.seat == seat)
+
+    def __getitem__(self, number: int) -> RosterEntry:
+        return self.members[number]

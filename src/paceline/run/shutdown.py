@@ -1,0 +1,87 @@
+"""The end that a user asks for comes within ten seconds, whatever workers do.
+
+     0 s   asked: stop at the next step border, with a checkpoint
+     1 s   peers that are busy with the script's own code leave the others in the midst of it
+     2 s   what still computes a step is called off
+     3 s   who holds the others up is ended: they mend what it had begun, and keep the last version
+     7 s   who is still there is named, and the run is over; the rest is the engine's to end
+
+Who saves or evaluates by itself after the stop has until then: a batch system kills everybody a
+little later. This module must not know messages, processes or signals.
+"""
+
+import math
+from collections.abc import Callable
+
+from .peers import Peers
+from .state import RunState
+
+_HURRY_S, _CALL_OFF_S, _WAY_S, _END_S = 1.0, 2.0, 3.0, 7.0
+_MOST_NAMED = 3
+"""To ask somebody where it is takes a moment."""
+
+
+class Shutdown:
+    """The hours of one run's end.
+
+    Args:
+        holds_up: whether others cannot do what they have to before this member does something.
+
+    Attributes:
+        is_over: nobody is waited for any more.
+    """
+
+    def __init__(self, run: RunState, peers: Peers, holds_up: Callable[[int], bool]) -> None:
+        self._run = run
+        self._peers = peers
+        self._holds_up = holds_up
+        self._stopped_s = self._asked_s = math.inf
+        self._ended: set[int] = set()
+        self.is_over = False
+
+    def stopped(self, now_s: float) -> None:
+        """The run stops at the next step border, for whatever reason."""
+        self._stopped_s = now_s
+
+    def asked(self, now_s: float) -> None:
+        """A user wants the end; may be told again."""
+        self._asked_s = min(self._asked_s, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        run = self._run
+        if not run.engine.traits.loses_members:
+            return  # members are this process's own threads: nobody could end one
+        if self._peers.are_express and now_s - self._stopped_s > _CALL_OFF_S:
+            run.engine.stop(run.live)
+        late_s = now_s - self._asked_s
+        if self._peers.are_express and late_s > _HURRY_S:
+            for member in run.live:
+                run.engine.hurry(member)
+        if late_s > _WAY_S:
+            self._clear_the_way(now_s)
+        if late_s > _END_S and not self.is_over:
+            self.is_over = True
+            self._name_the_late(late_s)
+
+    def _clear_the_way(self, now_s: float) -> None:
+        run = self._run
+        for one in run.roster.live:
+            if not one.is_done and one.number not in self._ended and self._holds_up(one.number):
+                self._ended.add(one.number)
+                late_s = now_s - self._asked_s
+                where = run.engine.whereabouts(one.number)
+                run.say(f"worker {one.seat} does not stop for {late_s:.1f} s: {where}; it is ended")
+                run.engine.end(one.number)
+
+    def _name_the_late(self, late_s: float) -> None:
+        run = self._run
+        late = [one for one in run.roster.live if not one.is_done]
+        for one in late[:_MOST_NAMED]:
+            where = run.engine.whereabouts(one.number)
+            run.say(
+                f"worker {one.seat} has not come to its end {late_s:.1f} s after the stop: "
+                f"{where}; it is ended"
+            )
+        if len(late) > _MOST_NAMED:
+            run.say(f"{len(late) - _MOST_NAMED} more workers are ended")

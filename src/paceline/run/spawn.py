@@ -1,0 +1,111 @@
+"""What each member of a run is told before it begins: its seat, its threads, and its context.
+
+    settings + program + protocol -> one MemberSpec a seat -> engine.start
+
+This module must not know how a member comes to life.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ..checkpoints.resumption import Resumption
+from ..config import RunSettings
+from ..context import Context
+from ..engines.base import MemberSpec
+from ..program import Program, ScriptProgram, TaskProgram, written
+from ..protocols.base import SyncProtocol
+from ..replica.device import count_accelerators
+from ..system.cores import num_cores
+from ..system.files import OpenFolder
+
+
+def member_specs(
+    program: Program,
+    settings: RunSettings,
+    protocol: SyncProtocol,
+    place: OpenFolder,
+    resumption: Resumption | None,
+) -> Iterator[MemberSpec]:
+    """What each member is told; members of a run that goes on have new numbers."""
+    context = _context(program, settings, protocol, place)
+    folder = place.path.resolve()
+    first = 0
+    if resumption is not None:
+        first = resumption.first_member
+        path = str(resumption.checkpoint.path.resolve())
+        context = replace(
+            context, resume=path, first_epoch=resumption.epoch, place=resumption.place
+        )
+    for seat in range(1 if settings.dry_run else settings.workers):
+        yield MemberSpec(
+            member=first + seat,
+            seat=seat,
+            num_seats=settings.workers,
+            threads=settings.threads or max(1, num_cores() // settings.workers),
+            log=str(folder / "logs" / f"worker-{seat}.log"),
+            context=context.write(),
+            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
+            environment=_ranks(program, seat, settings.workers),
+        )
+
+
+def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
+    """The variables by which scripts ask who they are."""
+    if isinstance(program, ScriptProgram) and not program.has_ranks:
+        return {}
+    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(seat))
+    return own | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
+
+
+def _context(
+    program: Program, settings: RunSettings, protocol: SyncProtocol, place: OpenFolder
+) -> Context:
+    """What ``connect`` finds in every member."""
+    return Context(
+        name=program.name,
+        program=written(program),
+        seed=settings.seed,
+        device=settings.device,
+        parts=protocol.num_pushes,
+        num_steps=protocol.num_steps,
+        is_difference=protocol.update_rule == "mean",
+        averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
+        cancels=protocol.cancels,
+        is_spmd=protocol.is_spmd,
+        nonfinite=settings.nonfinite,
+        path=choose_path(settings, protocol),
+        workers=settings.workers,
+        delay=settings.delay,
+        slow=settings.slow,
+        fault=settings.fault,
+        respawn=settings.respawn,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        mini_batch_size=settings.mini_batch_size,
+        lr=settings.lr,
+        init=settings.init,
+        run_dir=str(place.path.resolve()),
+        run_identity=place.identity,
+        keep_best=settings.keep_best,
+        fast=settings.fast,
+        threads=settings.threads,
+        precision=settings.precision,
+        compile=settings.compile,
+        channels_last=settings.channels_last,
+        keep_memory=settings.keep_memory,
+        fused_optimizer=settings.fused_optimizer,
+        loader_workers=settings.loader_workers,
+        copies_ahead=settings.copies_ahead,
+        checkpoints=settings.checkpoint_every != "never",
+        source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
+    )
+
+
+def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
+    """``collective`` where every worker of a protocol between peers has its own accelerator."""
+    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
+    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
+        return "collective"
+    return settings.path

@@ -1,0 +1,324 @@
+"""The state of one run, and the one way from a fact to orders that are carried out.
+
+    fact -> coordinator.hear -> orders -> trace -> engine
+
+What messages lead to facts is said elsewhere: pushes and epochs in ``controller.py``, rounds among
+peers in ``peers.py``, calls that all members make together in ``calls.py``. This module must not
+know messages, processes or terminals.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..checkpoints.resumption import Resumption, state_for
+from ..config import RunSettings
+from ..core.coordinator import Coordinator
+from ..core.jobs import Payload
+from ..core.ledger import Ledger
+from ..core.stats import Patience
+from ..engines.base import Engine
+from ..events import (
+    Apply,
+    Cancel,
+    EpochEnd,
+    Fact,
+    Grant,
+    Joined,
+    Left,
+    Order,
+    Pushed,
+    Stalled,
+    Ticket,
+)
+from ..passes import START, ScriptPlace
+from ..plan import Plan
+from ..protocols.base import SyncProtocol
+from ..report.live import Observer
+from ..report.logs import MetricsLog
+from ..trace import Trace
+from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
+from .describe import Description
+from .progress import ProgressMeter
+from .roster import Roster
+
+_GOES_ON = "the run goes on"
+
+
+class RunState:
+    """One run, from its first member to its end.
+
+    Attributes:
+        is_open: whether an epoch is under way.
+        has_opened: whether one has been, since this run began or went on.
+        ending: why the run ends; empty while it goes on.
+    """
+
+    coordinator: Coordinator
+    plan: Plan
+    watch: ProgressMeter
+    at_orders: Callable[[list[Order]], None]
+    """Called with orders before they are carried out: a checkpoint may stand at this border."""
+    end_here: Callable[[], None]
+    """Called when what was in flight has returned: keep what stands, and tell members to stop."""
+    liveliest: Callable[[Sequence[int]], int]
+    """Of these members one that will answer soon, as far as anybody can tell."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: RunSettings,
+        trace: Trace,
+        observer: Observer,
+        log: MetricsLog | None,
+        resumption: Resumption | None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.trace = trace
+        self.observer = observer
+        self.roster = Roster()
+        self.has_begun = False
+        self.is_open = False
+        self.has_opened = False
+        self.ending = ""
+        self.patience = Patience(settings.stall_after)
+        self.happened: list[str] = []
+        """Faults that were ordered and have come."""
+        self.are_express = False
+        self._said: set[str] = set()
+        self.needs_store = False
+        """Whether the script does what peers cannot by themselves, as accumulating gradients."""
+        self.script_epoch = 0 if resumption is None else resumption.epoch
+        """The epoch that the script is in, its code after the loop included."""
+        self.place = START if resumption is None else resumption.place
+        """Where in ``pace.epochs`` it is there."""
+        self._passes_each = 0
+        """Epochs for the value before; 0: nobody knows."""
+        self._log = log
+        self._unwritten: list[tuple[float, str]] = []
+        """What was said before the trace has begun."""
+        self._path = ""
+        self.resumption = resumption
+        self.token = secrets.token_hex(8) if resumption is None else resumption.token
+        """What no other run has, in its trace and its checkpoints; None: it began without one."""
+        self._start_s = time.perf_counter()
+
+    def now_s(self, monotonic_s: float | None = None) -> float:
+        """Seconds that the run has gone, of now or of a reading of the machine's clock."""
+        reading = time.perf_counter() if monotonic_s is None else monotonic_s
+        return max(0.0, reading - self._start_s)
+
+    @property
+    def live(self) -> list[int]:
+        """Members that are alive, in member order."""
+        return [one.number for one in self.roster.live]
+
+    @property
+    def crew(self) -> list[int]:
+        """Those of them that take part since this epoch or longer, in member order."""
+        epoch = self.coordinator.epoch
+        return [one.number for one in self.roster.live if one.first_epoch <= max(epoch, 0)]
+
+    def come_to(self, epoch: int, place: ScriptPlace) -> None:
+        """All scripts are at this epoch, and there in ``pace.epochs``."""
+        if place.position > self.place.position >= 0:
+            self._passes_each = place.began - self.place.began
+        self.script_epoch, self.place = epoch, place
+
+    def begins_with(self) -> tuple[int, ScriptPlace]:
+        """With which epoch a newcomer begins, the open one or the others' next, and where."""
+        if not self.has_opened:
+            return self.script_epoch, self.place
+        if self.is_open:
+            return self.coordinator.epoch, self.place
+        epoch = self.coordinator.epoch + 1
+        return epoch, self.place.after(epoch, self._passes_each)
+
+    @property
+    def updates_left(self) -> int:
+        """Until the run has all it was asked for; -1: nobody set a number."""
+        updates = self.settings.updates
+        return -1 if updates is None else updates - self.coordinator.version
+
+    @property
+    def has_all_updates(self) -> bool:
+        updates = self.settings.updates
+        return updates is not None and self.coordinator.version >= updates
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether scripts have nothing more to do than to come to their ends."""
+        has_one = self.has_begun and not self.is_open and self.roster.has_ended_one
+        return bool(self.ending) or has_one
+
+    @property
+    def coordinator_members(self) -> list[int]:
+        """Whom the coordinator counts on."""
+        return self.coordinator.live_members if self.has_begun else []
+
+    def say_once(self, text: str) -> None:
+        """Say it to the user, unless it was said."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+    def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
+        """All members have described the same: make the ledger, the coordinator and the store."""
+        ledger = Ledger(
+            first.num_samples,
+            plan.samples_per_update,
+            protocol.num_pushes,
+            keep_remainder=not first.drop_last,
+            dropped=self.settings.dropped,
+        )
+        self.coordinator = Coordinator(protocol, ledger)
+        self.protocol = protocol
+        self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
+        self.engine.lay_out(first.arena_bytes)
+        self.engine.prepare_jobs(plan.samples_per_update, protocol.staleness)
+        if self.resumption is not None:
+            self._go_on(self.resumption, ledger, self.header(first, plan))
+        for one in self.roster.live:
+            self.trace.joined(self.now_s(), one.number, one.seat, one.pid)
+            self.coordinator.hear(Joined(one.number, self.now_s()))
+            if first.lookahead:
+                self.coordinator.set_lookahead(one.number, first.lookahead)
+        self.has_begun = True
+        for at_s, text in self._unwritten:
+            self.trace.note(at_s, text)
+
+    def header(self, first: Description, plan: Plan) -> dict[str, Any]:
+        """The first line of the trace."""
+        return {**first.header(plan, self.settings), "token": self.token}
+
+    def say(self, text: str) -> None:
+        """A note for the user, and into the trace as soon as there is one."""
+        self.observer.note(text)
+        if self.has_begun:
+            self.trace.note(self.now_s(), text)
+        else:
+            self._unwritten.append((self.now_s(), text))
+
+    def go_by(self, path: str) -> None:
+        """From here on gradients go between ``peers``, by a ``collective``, or by the ``store``."""
+        if path != self._path:
+            self._path = path
+            self.trace.rerouted(self.now_s(), path)
+
+    def _go_on(self, resumption: Resumption, ledger: Ledger, header: dict[str, Any]) -> None:
+        """Coordinator, store, clock and trace stand where the checkpoint was taken."""
+        saved, version = resumption.saved, resumption.version
+        # Its clock goes on now: what it took to start again is no time of the run's.
+        self._start_s = time.perf_counter() - saved["elapsed_s"]
+        self.coordinator.resume(state_for(resumption, ledger, self.protocol))
+        self.engine.jump(version)
+        self.watch.go_on(version, saved["opened_s"], saved["trained_s"])
+        lost = self.trace.go_on(
+            saved["trace_bytes"], self.now_s(), version, len(self.roster.live), header
+        )
+        again = f"; {lost} updates that came after it are made again" if lost else ""
+        self.observer.note(f"going on with {resumption.folder} at version {version}{again}")
+
+    def laid(self, arena_bytes: int, first_epoch: int, place: ScriptPlace) -> Laid:
+        """What a member is told of the store, once it has described itself."""
+        protocol = self.protocol
+        return Laid(
+            arena_bytes, protocol.num_steps, protocol.update_rule == "mean",
+            self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
+            self.coordinator.version, place,
+        )  # fmt: skip
+
+    def tell_all(self, message: ToMember) -> None:
+        for number in self.live:
+            self.engine.tell(number, message)
+
+    def hear_push(
+        self, ticket: Ticket, told: Told, clocks: Clocks, at_s: float
+    ) -> tuple[Pushed, list[Order]]:
+        """A member pushed: count, trace, ask the coordinator."""
+        num_samples, loss, fault, weight, kept, unused = told
+        weighs_otherwise = None if weight == num_samples > 0 else weight
+        fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
+        self.roster[ticket.member].count(num_samples, clocks)
+        if weight:
+            self.watch.loss = loss
+            self.patience.add(clocks[0])
+            self.watch.service.add(self.roster[ticket.member].seat, clocks[0])
+        self.trace.pushed(fact, *clocks)
+        return fact, self.coordinator.hear(fact)
+
+    def hear_left(self, member: int) -> None:
+        """The coordinator hears it now; while peers ran by themselves it could not."""
+        fact = Left(member, self.now_s())
+        self.trace.left(fact.at_s, member, self.roster[member].end)
+        self.carry_out(self.coordinator.hear(fact), fact, None)
+
+    def hand_on(self, member: int) -> None:
+        """What this member had to do for the store is another's; nothing else follows."""
+        if self.has_begun:
+            self.engine.carry_out([], Left(member, self.now_s()), None)
+
+    def stalled(self, member: int) -> bool:
+        """A member is silent; whether its work was called off and handed on."""
+        fact = Stalled(member, self.now_s())
+        self.trace.stalled(fact.at_s, member)
+        orders = self.coordinator.hear(fact)
+        self.carry_out(orders, fact, None)
+        return Cancel(member) in orders
+
+    def note(self, orders: Sequence[Order], at_s: float) -> None:
+        """Write orders into the trace and keep what each member works on."""
+        for order in orders:
+            self.trace.order(order, at_s)
+            if isinstance(order, Grant):
+                self.roster[order.ticket.member].ticket = order.ticket
+            elif isinstance(order, Apply):
+                self.watch.applied(order, self.coordinator.version)
+
+    def carry_out(self, orders: list[Order], cause: Fact | None, payload: Payload | None) -> None:
+        """Note the answer to ``cause`` and let the engine do it."""
+        self.note(orders, self.now_s())
+        self.at_orders(orders)
+        self.engine.carry_out(orders, cause, payload)
+        if self.has_all_updates and not self.ending:
+            self.ending = f"{self.settings.updates} updates are done"
+            self.send_stop()  # members hear of one end, not of two
+        for order in orders:
+            if isinstance(order, EpochEnd) and not self.ending:
+                self.end_epoch(order)
+
+    def end_epoch(self, order: EpochEnd) -> None:
+        self.is_open = False
+        self.watch.ended(self.now_s(), order)
+        self.tell_all(EndEpoch(order.epoch, order.version))
+
+    def send_stop(self) -> None:
+        """End what is in flight; members are told that the run is over when its end is kept."""
+        self.is_open = False
+        self.trace.stopped(self.now_s())
+        self.coordinator.stop(self.now_s())
+        self.engine.stop(self.live)
+        self.end_here()
+
+    def record(self, values: dict[str, float]) -> None:
+        """Into the run's own log of metrics, where one was asked for."""
+        if self._log is None:
+            return
+        try:
+            self._log.write(self.coordinator.version, self.now_s(), values)
+        except OSError as error:
+            self.say_once(f"the log of metrics cannot be written ({error.strerror}): {_GOES_ON}")
+
+    def look_at_output(self) -> None:
+        """Say what cannot be written of what the run says; it ends no run."""
+        if self.trace.trouble:
+            waits = "nothing is added to it any more" if self.trace.is_cut else "what is new waits"
+            self.say_once(
+                f"{self.trace.path} cannot be written ({self.trace.trouble}): {_GOES_ON}; {waits}"
+            )
+        if self.observer.trouble:
+            self.say_once(
+                f"what the run says cannot be printed ({self.observer.trouble}): {_GOES_ON}"
+            )

@@ -1,0 +1,191 @@
+"""The folder of one run: ``runs/NAME``, and ``runs/latest`` that points to it.
+
+    make_folder: made, or found without a run        RunFolder(OpenFolder.open(path)): a run goes on
+                        \\_____________ hold ____________/
+                          lock: one run at a time, until it is closed or its process has ended
+
+A run that is refused before its first step leaves no trace of itself: ``discard`` takes away what
+was made for it and nothing else. This module must not know what a run writes into its folder.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from .config import RunSettings
+from .errors import ConfigError, FileError
+from .system.files import OpenFolder
+
+RUNS = Path("runs")
+_LOCK, _TRACE = "lock", "trace.jsonl"
+
+
+class RunFolder:
+    """The folder of one run, open.
+
+    Args:
+        made: the folders that were made for it, the innermost first.
+
+    Attributes:
+        goes_on: whether a run is in it that goes on.
+    """
+
+    def __init__(self, place: OpenFolder, made: Iterable[Path] = ()) -> None:
+        self.place = place
+        self.path = place.path
+        self.goes_on = False
+        self._made = [*made]
+        self._found = place.names()
+        self._lock: int | None = None
+        self._link: Path | None = None
+        self._before: str | None = None
+
+    def hold(self) -> str | None:
+        """Keep all other runs out until ``close``, or until this process has ended.
+
+        A file is locked, not the folder, since network file systems tell other machines of files
+        only; and no process that is begun meanwhile inherits it.
+
+        Returns:
+            Why others cannot be kept out, where the file system knows no locks; None where they
+            are.
+
+        Raises:
+            ConfigError: another run holds it.
+            FileNotFoundError: it was taken away by the run that had made it.
+        """
+        import fcntl
+
+        try:
+            lock = self.place.append(_LOCK)
+        except FileError as error:
+            raise (FileNotFoundError(self.path) if error.errno == errno.ENOENT else error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_there = os.path.samestat(os.fstat(lock), os.stat(_LOCK, dir_fd=self.place.fd))
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, FileNotFoundError):
+                raise
+            if not isinstance(error, BlockingIOError):
+                return f"{self.path} cannot be kept from other runs: {error.strerror}"
+            raise ConfigError(
+                f"another run is at work in {self.path}; wait for its end, or name another folder"
+            ) from None
+        if not is_there:  # who had it has taken away what it had made: this lock is nobody's
+            os.close(lock)
+            raise FileNotFoundError(self.path)
+        self._lock = lock
+        return None
+
+    def close(self) -> None:
+        """Let other runs in; may be called twice."""
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            with contextlib.suppress(OSError):
+                self.place.remove_file(_LOCK)
+            os.close(lock)
+        self.place.close()
+
+    def point_from(self, link: Path) -> None:
+        """Let ``link`` point here, unless something that is no link has its name."""
+        if link.exists() and not link.is_symlink():
+            return
+        self._link = link
+        self._before = str(link.readlink()) if link.is_symlink() else None
+        _relink(link, self.path.name)
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Take back the folder and, in it, what has these names and was made; all else stays."""
+        for name in set(names) - {*self._found}:
+            self.place.remove(name)
+        if self._link is not None:
+            _relink(self._link, self._before)
+        self.place.remove_file(_LOCK)
+        with contextlib.suppress(OSError):  # somebody else's file lies there: it stays
+            for folder in self._made:
+                folder.rmdir()
+
+
+def make_folder(settings: RunSettings, program_name: str, *, is_latest: bool = True) -> RunFolder:
+    """The folder that ``--run-dir`` or ``--name`` asks for, else one named after the run.
+
+    With ``--resume auto`` it may be there, and hold what a run left that was cut off.
+
+    Args:
+        is_latest: whether ``runs/latest`` points to it from now on: to a run that somebody wants
+            to go on with, not to one that was made to measure or in virtual time.
+
+    Raises:
+        ConfigError: there is a run in it already, or it is not one to write into.
+    """
+    may_be_there = settings.resume == "auto"
+    if settings.run_dir is not None:
+        folder = _make_or_open(Path(settings.run_dir))
+        if folder.place.has(_TRACE) and not may_be_there:
+            raise ConfigError(f"{folder.path} already holds a run; name another --run-dir")
+        return folder
+    if settings.name and may_be_there:
+        folder = _make_or_open(RUNS / settings.name)
+    elif settings.name:
+        try:
+            folder = _make(RUNS / settings.name)
+        except FileExistsError as error:
+            raise ConfigError(f"{error.filename} exists already; choose another --name") from None
+    else:
+        folder = _make_dated(f"{program_name}-{settings.protocol}")
+    if is_latest:
+        folder.point_from(RUNS / "latest")
+    return folder
+
+
+def fresh_folder(stem: str, path: Path | None = None) -> Path:
+    """A folder for several runs: ``path``, or one named after ``stem`` and the time.
+
+    Raises:
+        ConfigError: there is something in it already, or it is not one to write into.
+    """
+    folder = _make_dated(stem) if path is None else _make_or_open(path)
+    with contextlib.closing(folder):
+        if folder.place.names():
+            raise ConfigError(f"{folder.path} is not empty; name another --run-dir")
+    return folder.path
+
+
+def _make(path: Path) -> RunFolder:
+    """A new one. FileExistsError: something is there."""
+    made = [one for one in (path, *path.parents) if not os.path.exists(one)]
+    return RunFolder(OpenFolder.make(path), made)
+
+
+def _make_or_open(path: Path) -> RunFolder:
+    try:
+        return _make(path)
+    except FileExistsError:
+        return RunFolder(OpenFolder.open(path))
+
+
+def _make_dated(stem: str) -> RunFolder:
+    """One under ``runs/`` where nothing was."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem)
+    first = RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            return _make(first if number == 1 else first.with_name(f"{first.name}-{number}"))
+    raise AssertionError("there is always a next number")
+
+
+def _relink(link: Path, target: str | None) -> None:
+    """Let a link point there, at once; None: take it away."""
+    if target is None:
+        link.unlink(missing_ok=True)
+        return
+    beside = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    beside.symlink_to(target)
+    beside.replace(link)

@@ -1,0 +1,131 @@
+"""Mixed precision as a script writes it: ``pace.autocast()`` and ``pace.backward(loss)``.
+
+    with pace.autocast():             forward pass and loss in 16 bits
+        loss = loss_fn(model(x), y)
+    pace.backward(loss)               outside autocast; fp16: the loss is scaled first
+    pace.clip_grad_norm_(...)         of gradients that are unscaled
+    optimizer.step()                  unscales, skips an update that overflowed; the scale follows
+
+bf16 has the range of fp32, so nothing is scaled. For fp16 the scaler is torch's own and goes the
+way of a user's (``loss_scaling.py``): one scale for all workers, which is data of a version. This
+module must not know sessions.
+
+Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; PyTorch documentation,
+"Automatic Mixed Precision examples".
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..tuning.precision import DTYPES, autocast
+
+
+class Amp:
+    """Mixed precision of one member.
+
+    Args:
+        precision: ``fp32``, ``bf16`` or ``fp16``, chosen by a setting or a trial; None: by the
+            script.
+
+    Attributes:
+        is_waiting: whether the gradients are those of a scaled loss that nobody stepped with yet.
+    """
+
+    def __init__(self, optimizer: Optimizer, device: torch.device, precision: str | None) -> None:
+        self._optimizer = optimizer
+        self._device = device
+        self._chosen = precision
+        self._scaler: GradScaler | None = None
+        self._dtype = torch.float32
+        self._was_used = False
+        self.is_waiting = False
+        if precision is not None:
+            _check(device, precision)
+
+    def autocast(self, dtype: torch.dtype | None) -> torch.autocast:
+        """The context of a forward pass; ``dtype`` where the script insists on one."""
+        self._was_used = True
+        names = {one: name for name, one in DTYPES.items()}
+        precision = self._chosen or "bf16"
+        if dtype is not None:
+            if dtype not in names:
+                raise ConfigError(f"autocast takes float16, bfloat16 or float32, got {dtype}")
+            precision = names[dtype]
+        self._dtype = DTYPES[precision]
+        return autocast(self._device, precision)
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """Differentiate, outside autocast; returns the loss that was: the scaled one, if it is."""
+        if self._dtype is torch.float16:
+            if self._scaler is None:
+                self._scaler = GradScaler(self._device.type)
+            loss = self._scaler.scale(loss)
+            self.is_waiting = True
+        with torch.autocast(self._device.type, enabled=False):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    @property
+    def has_scaled(self) -> bool:
+        """Whether ``backward`` scales the losses: an overflow is its business, not the script's."""
+        return self._scaler is not None
+
+    def unscale(self) -> float:
+        """Unscale the gradients now, before they are clipped; the scale that they had."""
+        if not self.is_waiting or self._scaler is None:
+            return 1.0
+        scale = self._scaler.get_scale()
+        self._scaler.unscale_(self._optimizer)
+        return scale
+
+    def step(self) -> None:
+        """``optimizer.step()`` of gradients that are scaled: by way of the scaler."""
+        assert self._scaler is not None
+        self.is_waiting = False
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+    def check(self) -> None:
+        """Refuse a setting that the script does not follow.
+
+        Raises:
+            ConfigError: it computes without ``pace.autocast()``, or in fp16 without a scaler.
+        """
+        if self._chosen in (None, "fp32"):
+            return
+        if not self._was_used:
+            raise ConfigError(
+                f"precision {self._chosen} was asked for, but the script computes without it: put "
+                "the forward pass and the loss into `with pace.autocast():`, then call "
+                "pace.backward(loss)"
+            )
+        has_scaler = getattr(self._optimizer, "found_inf", None) is not None
+        if self._dtype is torch.float16 and not has_scaler:
+            raise ConfigError(
+                "in fp16 small gradients vanish unless the loss is scaled: call "
+                "pace.backward(loss) in place of loss.backward()"
+            )
+
+
+def _check(device: torch.device, precision: str) -> None:
+    """Whether this device can compute in it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    is_right = precision != "bf16" or device.type != "cuda" or torch.cuda.is_bf16_supported()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch turns autocast off and warns
+        try:
+            with autocast(device, precision):
+                is_on = torch.is_autocast_enabled(device.type)
+        except (RuntimeError, ValueError):
+            is_on = False
+    if precision != "fp32" and not (is_right and is_on):
+        others = "fp32" if precision == "bf16" else "bf16 or fp32"
+        raise ConfigError(f"{device} cannot compute in {precision}; use --precision {others}")

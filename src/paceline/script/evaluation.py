@@ -1,0 +1,188 @@
+"""Sums over what a loader gives: by one worker as plain PyTorch has it, by several in parts.
+
+    one worker    for batch in loader -> fn -> totals
+    several       loader's positions, drawn once and alike -> ranges -> whoever is free: batch, fn
+
+Each range has its own random state, so the totals do not depend on who counted it, and afterwards
+every generator stands where it stood. This module must not know how ranges are shared out.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..data.feed import fetch
+from ..data.loader import refuse_shares
+from ..data.order import EpochOrder
+from ..errors import ConfigError
+from ..exchange.base import EvaluationRanges, Exchange
+from ..exchange.evaluation import LocalRanges, ranges_of
+from ..exchange.through_store import StoreExchange
+from ..replica.seeding import kept_random_state, mix, seed_all
+from ..wire.messages import Totals
+from .loader import PreparedLoader
+from .prepared import Prepared
+
+Counts = Callable[[Any], Mapping[str, tuple[Any, Any]]]
+_RANGE_SALT = 6
+_RETURNS = 'let it return {"loss": (loss.item() * len(targets), len(targets))}, or the like'
+
+
+class Evaluation:
+    """How a worker evaluates.
+
+    Args:
+        prepared: what was given to ``prepare``; None: it was not called yet.
+        seed: of the run.
+    """
+
+    def __init__(self, session: Exchange, prepared: Prepared | None, seed: int) -> None:
+        self._session = session
+        self._prepared = prepared
+        self._seed = seed
+
+    def totals(self, fn: Counts, loader: Any, to_device: Callable[[Any], Any]) -> Totals:
+        """See ``Pace.evaluate``."""
+        if isinstance(loader, PreparedLoader):
+            loader = loader._prepared.leased.loader
+        if not isinstance(loader, DataLoader):
+            raise ConfigError(
+                f"pace.evaluate(fn, loader) needs a DataLoader, got {type(loader).__name__}"
+            )
+        if self._session.num_workers == 1:
+            return self._plainly(fn, loader, to_device)
+        if self._prepared is None:
+            raise ConfigError(
+                "pace.evaluate() was called before pace.prepare(): several workers cannot share "
+                "it before they hold the same model; prepare first"
+            )
+        if isinstance(loader.dataset, IterableDataset):
+            raise ConfigError(
+                f"{type(loader.dataset).__name__} is an iterable data set: several workers cannot "
+                "share its samples out to evaluate them; make it map-style (__len__ and "
+                "__getitem__), or use one worker"
+            )
+        refuse_shares(loader)
+        return self._in_parts(fn, loader, to_device)
+
+    def _plainly(self, fn: Counts, loader: DataLoader[Any], to_device: Any) -> Totals:
+        """The user's own loader from end to end; for the run it is one range."""
+        own = LocalRanges([])
+        num_batches = 0
+        with self._evaluating():
+            for batch in loader:
+                self._session.beat()
+                own.report(_checked(fn(to_device(batch))))
+                num_batches += 1
+        if not num_batches:
+            raise _empty(loader)
+        totals = own.totals()
+        prepared = self._prepared
+        if isinstance(self._session, StoreExchange) and prepared and not prepared.is_iterating:
+            census = self._session.census(1, 1)  # so that the run hears of them
+            while census.next() is not None:
+                census.report(totals)
+            return census.totals()
+        return totals
+
+    def _in_parts(self, fn: Counts, loader: DataLoader[Any], to_device: Any) -> Totals:
+        version = self._session.version
+        order = EpochOrder(loader, self._seed)
+        ends = order.draw_for_evaluation(version)
+        census = self._census(loader, order, ends)
+        with kept_random_state(), self._evaluating():
+            while (one := census.next()) is not None:
+                self._session.beat()
+                seed_all(mix(self._seed, version, one[0], _RANGE_SALT))
+                batch = _load(loader, list(order.indices[slice(*one)]))
+                census.report(_checked(fn(to_device(batch))))
+        return census.totals()
+
+    def _census(
+        self, loader: DataLoader[Any], order: EpochOrder, ends: list[int] | None
+    ) -> EvaluationRanges:
+        """All ranges for a worker inside its epoch; between epochs they are shared out."""
+        num, size = len(order.indices), loader.batch_size or 1
+        if ends is None and loader.drop_last:
+            num -= num % size
+        if not num:
+            raise _empty(loader)
+        assert self._prepared is not None
+        assert isinstance(self._session, StoreExchange)
+        if self._prepared.is_iterating:
+            return LocalRanges(ranges_of(num, size, ends))
+        return self._session.census(num, size, ends, order.fingerprint())
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """No gradients, every module in evaluation mode; afterwards each in its own again."""
+        modules = [] if self._prepared is None else list(self._prepared.model.modules())
+        modes = [one.training for one in modules]
+        if self._prepared is not None:
+            self._prepared.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for one, is_training in zip(modules, modes, strict=True):
+                one.training = is_training
+
+
+def _load(loader: DataLoader[Any], indices: list[int]) -> Any:
+    """The batch that the loader makes of these samples."""
+    collate: Callable[[Any], Any] = loader.collate_fn
+    dataset: Any = loader.dataset
+    if loader.batch_sampler is None:  # batch_size=None: each sample by itself
+        return collate(dataset[indices[0]])
+    return collate(fetch(dataset, indices))
+
+
+def _empty(loader: DataLoader[Any]) -> ConfigError:
+    why = "fewer samples than one batch, drop_last=True" if loader.drop_last else "no samples"
+    return ConfigError(f"the loader to evaluate on gives no batch ({why})")
+
+
+# -- what the user's function returns ------------------------------------------------------------
+
+
+def _checked(found: Any) -> Totals:
+    """Per name the sum and the number of samples, or what to write instead."""
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"pace.evaluate: fn(batch) returned {_kind(found)}; {_RETURNS}")
+    totals = {}
+    for name, pair in found.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"pace.evaluate: fn's names must be texts, got {name!r}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            hint = "" if isinstance(pair, tuple | list) else "it looks like a mean or one sum: "
+            raise ConfigError(
+                f"pace.evaluate: fn must return (sum over samples, number of samples) for "
+                f"{name!r}: {_kind(pair)} was returned; {hint}{_RETURNS}"
+            )
+        count = _number(pair[1], f"number of samples of {name!r}")
+        if not count >= 0:
+            raise ConfigError(f"pace.evaluate: fn's number of samples of {name!r} is {count:g}")
+        totals[name] = (_number(pair[0], f"sum of {name!r}"), count)
+    return totals
+
+
+def _number(value: Any, what: str) -> float:
+    is_whole = not isinstance(value, Tensor) or value.numel() == 1
+    if is_whole and not isinstance(value, str | bytes):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)
+    raise ConfigError(
+        f"pace.evaluate: fn's {what} is {_kind(value)}; it must be one number: write value.sum() "
+        "for the sum over the samples"
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a Tensor of shape {tuple(value.shape)}"
+    size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"a {type(value).__name__}{size}"

@@ -1,0 +1,200 @@
+"""What a script does with its mini-batches: one batch, one step block, one lease.
+
+    lease --to the loop--> in hand --backward--> with a gradient --optimizer.step--> pushed
+                              |                       |
+                              | the next is asked for | the block ends without a step
+                              v                       v
+                           unused                accumulated: rides on the next push
+
+A holding is what one ticket has: the leases that came to the loop, in order, and what was done with
+each. It says what a push carries, what of it stays for a later one, and when local steps are done.
+``zero_grad`` makes what was accumulated unused, as in plain PyTorch. This module must not know
+sessions, tensors or loaders.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from ..events import Grant, Lease
+from ..exchange.base import Work
+
+
+@dataclass(slots=True)
+class Held:
+    """One mini-batch in the loop's hands.
+
+    Attributes:
+        has_gradient: whether a gradient of it lies in ``.grad``, or is in a push.
+        num_steps: calls of ``optimizer.step`` since the loop has it.
+        weight: what it weighs in an update; None: its samples.
+        is_used: whether a step has used that gradient, here or as a push.
+        is_closed: whether its block has ended, or the loop asked for the next.
+        is_called_off: whether it is another's by now, or was given back.
+    """
+
+    lease: Lease
+    has_gradient: bool = False
+    num_steps: int = 0
+    weight: float | None = None
+    is_used: bool = False
+    is_closed: bool = False
+    is_called_off: bool = False
+
+    @property
+    def share(self) -> float:
+        """What it weighs where its gradient counts."""
+        return self.lease.num_samples if self.weight is None else self.weight
+
+
+class Holding:
+    """The mini-batches of the work in flight.
+
+    Args:
+        is_local: the user's optimizer steps here, and a push is a difference of parameters: it is
+            due when every lease of the grant has made its step or was left unused.
+
+    Attributes:
+        current: what the loop has in its hands, or had last; None: nothing of this work.
+        has_worked: whether a step block was begun, or a backward pass, since the epoch opened.
+        steps_a_batch: how often the script steps on a batch at most, as far as it is known.
+    """
+
+    def __init__(self, *, is_local: bool) -> None:
+        self._is_local = is_local
+        self._grant: Grant | None = None
+        self._coming: deque[Lease] = deque()
+        self._held: list[Held] = []  # of this ticket, or riding on the next
+        self._num_granted = 0  # leases that came with this grant
+        self._last = Work()
+        self.current: Held | None = None
+        self.steps_a_batch = 1
+        self.has_worked = False
+
+    # -- grants and batches -----------------------------------------------------------------------
+
+    def follow(self, grant: Grant | None) -> bool:
+        """This is the session's grant now; what came with it and is not here yet comes next.
+
+        False: what was held has gone to others meanwhile, since the push that kept it came late.
+        """
+        if grant is self._grant:
+            return True
+        self._grant = grant
+        leases = () if grant is None else grant.leases
+        known = {one.lease.id for one in self._held}
+        is_lost = grant is not None and not known.issubset(one.id for one in leases)
+        if is_lost:
+            self.forget()
+            self._grant, known = grant, set()
+        self._coming = deque(one for one in leases if one.id not in known)
+        self._num_granted = len(self._coming)
+        return not is_lost
+
+    def add(self, lease: Lease) -> None:
+        """One more lease for this ticket."""
+        self._coming.append(lease)
+
+    def take(self) -> Lease | None:
+        """The next mini-batch for the loop; None: all of this grant are with it."""
+        if not self._coming:
+            return None
+        self.current = Held(self._coming.popleft())
+        self._held.append(self.current)
+        return self.current.lease
+
+    def forget(self) -> None:
+        """The work was called off or given back: nothing of it is held any more."""
+        for one in self._held:
+            one.is_called_off = True
+        self._held.clear()
+        self._grant = None
+
+    # -- what the script does ---------------------------------------------------------------------
+
+    def differentiated(self) -> None:
+        """A gradient of the current batch, and of others of its block, was added to ``.grad``."""
+        self.has_worked = True
+        if self.current is not None:
+            self.current.has_gradient = True
+        for one in self._held:
+            one.has_gradient = one.has_gradient or not one.is_closed
+
+    def zeroed(self) -> None:
+        """``zero_grad``: of what no step has used nothing is left."""
+        for one in self._held:
+            one.has_gradient = one.is_used
+
+    @property
+    def has_accumulated(self) -> bool:
+        """Whether a gradient waits for a step."""
+        return any(one.has_gradient and not one.is_used for one in self._held)
+
+    def stepped(self) -> int:
+        """``optimizer.step`` was called; how often now with the current batch in hand."""
+        assert self.current is not None
+        self.differentiated()
+        self.current.num_steps += 1
+        for one in self._held:
+            one.is_used = one.is_used or one.has_gradient
+        return self.current.num_steps
+
+    def close(self) -> bool:
+        """The current block has ended; whether local steps are due to be pushed."""
+        if self.current is not None:
+            self.current.is_closed = True
+            self.steps_a_batch = max(self.steps_a_batch, self.current.num_steps)
+        for one in self._held:
+            one.is_closed = True
+        if not self._is_local or not self._held or self._coming:
+            return False
+        num_done = sum(bool(one.num_steps) or not one.has_gradient for one in self._held)
+        return all(one.is_closed for one in self._held) and num_done >= self._num_granted
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a push has carried the current batch, and its lease did not stay."""
+        return self.current is not None and self.current.is_used and not self._held
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether a batch's lease stayed for a step to come, which did not."""
+        return not self._is_local and any(one.is_used for one in self._held)
+
+    # -- pushes -----------------------------------------------------------------------------------
+
+    def work(self, *, keeps: bool = False) -> Work:
+        """What a push of all that was stepped on carries; what was not yet rides on the next.
+
+        Args:
+            keeps: the script steps once more on it, so all leases stay.
+        """
+        used = [one for one in self._held if one.is_used]
+        work = Work(
+            num_samples=sum(one.lease.num_samples for one in used),
+            weight=float(sum(one.share for one in used)),
+        )
+        if keeps:
+            work.kept = tuple(one.lease.id for one in self._held)
+            return work
+        rest = [one for one in self._held if not one.is_used]
+        work.kept = tuple(one.lease.id for one in rest if one.has_gradient)
+        unused = [one.lease.id for one in rest if not one.has_gradient]
+        if not work.weight:  # nothing of it counts
+            work.num_samples = 0
+            unused += [one.lease.id for one in used]
+        work.unused = (*unused, *(one.id for one in self._coming))
+        return work
+
+    def again(self) -> Work:
+        """The last push once more, where a batch is stepped on more often than was expected.
+
+        Its own leases are done; those of the ticket, which came for the next batch, stay.
+        """
+        ids = tuple(one.id for one in self._coming)
+        return Work(num_samples=self._last.num_samples, weight=self._last.weight, kept=ids)
+
+    def pushed(self, work: Work) -> None:
+        """A push carried ``work``; what it kept is held on."""
+        if work.weight:
+            self._last = work
+        self._held = [one for one in self._held if one.lease.id in work.kept]

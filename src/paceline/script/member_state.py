@@ -1,0 +1,259 @@
+"""What one member remembers that no other knows: written into a checkpoint, and put back from it.
+
+    groups of the optimizer, schedulers, loss scale, random states, the order of the epoch,
+    the user's own (pace.keep), under local-sgd the optimizer's whole state
+        -> worker-K.json, worker-K.safetensors
+
+Model and optimizer state come from the pinned block, by the names of ``state_dict``; they are
+loaded into the user's own objects before these are laid out in shared memory. No pickle: loading
+runs no code. This module must not know when a checkpoint is taken, or how members talk.
+"""
+
+import contextlib
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..checkpoints.model_file import load_tensors
+from ..checkpoints.packed import pack, unpack
+from ..checkpoints.scribe import LAYOUT, MODEL, OPTIMIZER
+from ..checkpoints.shelf import FOLDER, Checkpoint, CheckpointFolder
+from ..errors import ConfigError
+from ..store.layout import Layout
+from ..store.optimizer_copy import EXISTS
+from ..system.files import OpenFolder
+
+_REFUSALS = (
+    ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What ``load_state_dict`` and its like raise where a state is not theirs."""
+
+
+class MemberState:
+    """One member's part in checkpoints.
+
+    Args:
+        folder: of the run; None: there is none, and nothing is written.
+        identity: of that folder.
+        found: the checkpoint that the run goes on from; None: it begins.
+        seat: the worker's number.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        found: Path | None,
+        seat: int,
+        identity: Sequence[int] | None = None,
+    ) -> None:
+        self._shelf = None if folder is None else CheckpointFolder(folder / FOLDER, within=identity)
+        self._seat = seat
+        self._found = found
+        self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._own: dict[str, Any] = {} if found is None else self._read_own(found)
+
+    # -- what is remembered ---------------------------------------------------------------------
+
+    def add(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
+        """Remember what ``save`` gives; on a run that goes on ``load`` is called now."""
+        self._parts[name] = (save, load)
+        if name not in self._own:
+            return
+        try:
+            load(self._own[name])
+        except _REFUSALS as error:
+            raise ConfigError(
+                f"{name!r} of the checkpoint {self._found} cannot be taken over: {error!r:.200}"
+            ) from error
+
+    def keep(self, name: str, thing: Any) -> None:
+        """The user's own: an object with ``state_dict`` and ``load_state_dict``, or a generator.
+
+        Raises:
+            ConfigError: it has neither, or the name is taken.
+        """
+        if f"own {name}" in self._parts:
+            raise ConfigError(f"pace.keep({name}=...) was called twice")
+        pairs = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
+        for save, load in pairs:
+            if hasattr(thing, save) and hasattr(thing, load):
+                self.add(f"own {name}", getattr(thing, save), getattr(thing, load))
+                return
+        raise ConfigError(
+            f"pace.keep({name}=...) needs an object with state_dict() and load_state_dict(), "
+            f"got {type(thing).__name__}"
+        )
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def write_into(self, folder: str, within: Sequence[int] | None) -> None:
+        """From now on: these checkpoints, in the folder of this identity."""
+        self._shelf = CheckpointFolder(Path(folder), within=within)
+
+    def write(self, number: int) -> None:
+        """This member's own part of checkpoint ``number``. OSError: the disk."""
+        from safetensors.torch import save
+
+        tensors: dict[str, Tensor] = {}
+        own = {name: pack(get(), tensors, name) for name, (get, _) in self._parts.items()}
+        with self._aside(number) as aside:
+            aside.write(f"worker-{self._seat}.safetensors", save(tensors))
+            aside.write(f"worker-{self._seat}.json", json.dumps(own, allow_nan=False).encode())
+
+    def write_layout(self, number: int, layout: Layout, at: int) -> None:
+        """What lies where in the pinned block, which begins at byte ``at``."""
+        numbers = [entry.place.name for entry in layout.entries if entry.is_number]
+        text = json.dumps({"at": at, "numbers": numbers, **layout.rows()})
+        with self._aside(number) as aside:
+            aside.write(LAYOUT, text.encode())
+
+    def _aside(self, number: int) -> AbstractContextManager[OpenFolder]:
+        assert self._shelf is not None
+        return self._shelf.open_aside(number)
+
+    # -- going on -------------------------------------------------------------------------------
+
+    def load(self, model: nn.Module, optimizer: Optimizer, *, is_difference: bool) -> None:
+        """Put parameters, buffers and the optimizer's state into the user's own objects.
+
+        Raises:
+            ConfigError: they are of another model, or what was written is damaged.
+        """
+        if self._found is None:
+            return
+        _load_model(model, load_tensors(self._found / MODEL))
+        if not is_difference:
+            _load_optimizer(optimizer, list(model.parameters()), self._found)
+
+    def _read_own(self, found: Path) -> dict[str, Any]:
+        """This seat's part; that of another one where there is none: it is as good."""
+        seats = sorted(int(one.stem.partition("-")[2]) for one in found.glob("worker-*.json"))
+        if not seats:
+            raise ConfigError(f"the checkpoint {found} has no part of a worker")
+        seat = self._seat if self._seat in seats else seats[self._seat % len(seats)]
+        tensors = load_tensors(found / f"worker-{seat}.safetensors")
+        try:
+            rows = Checkpoint(found, 0, ()).json(f"worker-{seat}.json")
+            return {name: unpack(value, tensors) for name, value in rows.items()}
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{found}/worker-{seat}.json is damaged: {error!s:.300}") from None
+
+
+def _load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name in sorted(own.keys() ^ saved.keys()):
+        where = "this model" if name in own else "the checkpoint"
+        raise ConfigError(f"{name!r:.200} is only in {where}: it is of another model")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            value = saved[name]
+            if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+                raise ConfigError(
+                    f"{name!r} is {value.dtype} of shape {tuple(value.shape)} in the checkpoint, "
+                    f"{tensor.dtype} of shape {tuple(tensor.shape)} in this model"
+                )
+            tensor.copy_(value)
+
+
+def _load_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], found: Path) -> None:
+    """The state of each parameter, in the layout's order: ``0.exp_avg`` is of parameter 0."""
+    try:
+        layout = Checkpoint(found, 0, ()).json(LAYOUT)
+        rows, numbers = layout["state"], set(layout["numbers"])
+        saved = load_tensors(found / OPTIMIZER)
+        exists = {name.partition(".")[0] for name in saved if _is_made(name, saved)}
+        for name, dtype, _, shape, strides, _ in rows:
+            text, _, key = name.partition(".")
+            if key == EXISTS or text not in exists:
+                continue
+            value = saved[name]
+            if name in numbers:
+                number = float(value)
+                made: Any = int(number) if number.is_integer() else number
+            else:
+                made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+                made.copy_(value)
+            optimizer.state[parameters[int(text)]][key] = made
+    except (OSError, *_REFUSALS) as error:
+        raise ConfigError(f"the optimizer's state in {found} is damaged: {error!r:.300}") from None
+
+
+def _is_made(name: str, saved: Mapping[str, Tensor]) -> bool:
+    """Whether this says that the optimizer has made its parameter's state."""
+    return name.endswith(f".{EXISTS}") and bool(saved[name].any())
+
+
+def random_states() -> dict[str, Any]:
+    """Of Python, NumPy (where it is loaded), torch and the accelerators that were used."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Put back what ``random_states`` gave."""
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(states["numpy"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group: lr, momentum, ..."""
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def set_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Give each group the settings that ``groups_of`` gave."""
+    if len(groups) != len(optimizer.param_groups):
+        raise ConfigError(
+            f"the optimizer of the checkpoint has {len(groups)} parameter groups, this one "
+            f"{len(optimizer.param_groups)}"
+        )
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for name, value in values.items():
+            if name in group and not _are_alike(group[name], value):
+                raise ConfigError(
+                    f"the optimizer's {name} is {value!r:.50} in the checkpoint, here it is "
+                    f"{group[name]!r:.50}"
+                )
+        group.update(values)
+
+
+def _are_alike(now: Any, was: Any) -> bool:
+    """Whether a setting that was read can take the other's place: numbers, or one type.
+
+    Args:
+        now: of a live optimizer; as a checkpoint would give it back, numbers are Python's.
+    """
+    tensors: dict[str, Tensor] = {}
+    with contextlib.suppress(ConfigError):
+        now = unpack(pack(now, tensors), tensors)
+    if _is_number(now) and _is_number(was):
+        return math.isfinite(was) or float(now) == float(was) or math.isnan(now)
+    if isinstance(now, tuple | list) and isinstance(was, tuple | list):
+        return len(now) == len(was) and all(map(_are_alike, now, was))
+    return now is None or was is None or type(now) is type(was)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim == 0
+    return isinstance(value, int | float) and not isinstance(value, bool)

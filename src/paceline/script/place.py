@@ -1,0 +1,165 @@
+"""Where a member's loop stands: how many steps it took in this epoch, and at which versions.
+
+    open            step 1          step 2           the loop's own calls after step 1, and before
+     | epoch_version | next_version  |               step 2, belong to the version that step 1 made
+
+Between members that take their steps together (full-sync) a loop's index is the same in all; a
+member is *in step* while the number of its steps is that of the versions since the epoch opened.
+This module must not know schedulers.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class StepsCounted(Protocol):
+    """A session, as far as it counts."""
+
+    seat: int
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def scale(self) -> Any: ...
+
+    @property
+    def serial(self) -> int: ...
+
+    def applied(self, version: int) -> int: ...
+
+
+class LoopPlace:
+    """The place of one member.
+
+    Args:
+        is_lockstep: whether members take their steps together, one an update.
+        is_local: whether the user's optimizer steps here, and skips by itself.
+        is_newcomer: whether this member joins a run under way.
+
+    Attributes:
+        epoch_version: the version at which the epoch opened.
+        epoch_applied: updates until then that were not skipped.
+        next_version: the version that the last own step made; before it, that of the epoch.
+        own_version: the version that the last own step, taken in step, was pushed at.
+        num_steps: own steps in this epoch.
+        num_run_steps: own steps in the whole run.
+        has_left_out: whether a step of an optimizer that steps here was left out.
+        was_current: whether this member took part in the last update before the epoch opened.
+    """
+
+    def __init__(
+        self,
+        session: StepsCounted,
+        is_iterating: Callable[[], bool],
+        *,
+        is_lockstep: bool,
+        is_local: bool,
+        is_newcomer: bool = False,
+    ) -> None:
+        self._session = session
+        self._is_iterating = is_iterating
+        self.seat = session.seat
+        self.is_lockstep = is_lockstep
+        self.is_local = is_local
+        self.epoch_version = self.epoch_applied = self.next_version = 0
+        self.own_version = -1
+        self.num_steps = self.num_run_steps = 0
+        self.has_left_out = False
+        self.was_current = False
+        self._has_stepped = False
+        self.is_first = not is_newcomer
+        """Whether no member has taken a step that this one knows of."""
+        self._num_skipped = self._next_skipped = 0
+        self._has_own_scaler = self._found_inf = False
+        self._pushed = 0
+
+    @property
+    def is_iterating(self) -> bool:
+        return self._is_iterating()
+
+    @property
+    def version(self) -> int:
+        """Of the parameters that the model holds."""
+        return self._session.version
+
+    @property
+    def serial(self) -> int:
+        """Of the work that was granted last."""
+        return self._session.serial
+
+    def applied(self, version: int) -> int:
+        """Updates until ``version`` that were not skipped."""
+        return self._session.applied(version)
+
+    # -- the epoch ------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """An epoch is about to open, and this member holds the version that it begins with."""
+        version = self.version
+        self.was_current = self._has_stepped and self.next_version == version
+        self.num_steps = 0
+        self.own_version = -1
+        self.begin(version, self.applied(version))
+
+    def begin(self, version: int, applied: int) -> None:
+        """The epoch opened at this version; a member that joins is told of it."""
+        self.epoch_version = self.next_version = version
+        self.epoch_applied = applied
+
+    def opened(self) -> None:
+        """The epoch is open, and this member's loop begins; of one that joins it, later."""
+        self.next_version = self.version
+
+    # -- the steps ------------------------------------------------------------------------------
+
+    @property
+    def is_in_step(self) -> bool:
+        return (
+            self.is_lockstep
+            and self.num_steps == self.next_version - self.epoch_version
+            and self.version >= self.next_version
+        )
+
+    def begin_step(self, version: int, *, found_inf: bool, has_scaled: bool) -> None:
+        """The loop steps now, with a gradient of this version; it may be called off yet.
+
+        Args:
+            found_inf: whether a scaler found that the gradient has overflowed.
+            has_scaled: whether ``pace.backward`` scales the losses, not a scaler of the user's.
+        """
+        self.own_version = version if self.is_in_step else -1
+        self._pushed = version
+        self._found_inf = found_inf
+        self._has_own_scaler = not has_scaled and (found_inf or self._session.scale is not None)
+        self._next_skipped = version - self.applied(version)
+
+    def end_step(self) -> None:
+        """The step is done."""
+        self.num_steps += 1
+        self.num_run_steps += 1
+        self.has_left_out = self.has_left_out or (self.is_local and self._found_inf)
+        self.next_version = self._pushed + 1
+        self._num_skipped = self._next_skipped
+        self.is_first, self._has_stepped = False, True
+
+    def remember(self) -> list[int]:
+        """What counts on where a run goes on."""
+        return [self.num_run_steps, int(self.has_left_out)]
+
+    def go_on(self, state: list[int]) -> None:
+        """Become what ``remember`` gave."""
+        self.num_run_steps, self.has_left_out = state[0], bool(state[1])
+
+    @property
+    def was_skipped(self) -> bool:
+        """Whether the update of the last step changed nothing."""
+        if self.is_local:
+            return self._found_inf
+        version = self.next_version if self.is_lockstep else self.version
+        return version - self.applied(version) > self._num_skipped
+
+    @property
+    def was_skipped_for_the_script(self) -> bool:
+        """The same, and a plain loop does not know of it: no scaler of the user's skipped it."""
+        return not self._has_own_scaler and self.was_skipped

@@ -1,0 +1,169 @@
+"""A prepared scheduler: it steps as in plain PyTorch, in its own rhythm, found from its own calls.
+
+One worker, and members whose optimizers step locally, call it as the script does, call for call.
+Only a step that follows an update which Paceline skipped (``--nonfinite skip``, an overflow under
+``pace.backward``) is not counted, where it is taken once an update. What goes on between several
+members stands in ``shared_schedule.py``. The scheduler object stays the user's own: ``step`` is
+replaced on it, and ``state_dict``, so that it gives what plain PyTorch gives. This module must not
+know sessions, the store or who executes.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ..errors import ConfigError
+from .place import LoopPlace
+
+AnyScheduler = LRScheduler | ReduceLROnPlateau
+_REPLACED = ("step", "state_dict", "load_state_dict")
+"""On the object, so that torch would take them for parts of its state."""
+
+
+class Nesting:
+    """Whether a scheduler steps now: those that it steps itself are its own business."""
+
+    is_stepping = False
+
+
+class Schedule(abc.ABC):
+    """One prepared scheduler.
+
+    Args:
+        scheduler: the user's.
+        place: of the member's loop.
+        nesting: of all its schedulers.
+    """
+
+    def __init__(self, scheduler: AnyScheduler, place: LoopPlace, nesting: Nesting) -> None:
+        self._scheduler = scheduler
+        self._place = place
+        self._nesting = nesting
+        self._original: Callable[..., None] = scheduler.step
+        self._original_state: Callable[[], dict[str, Any]] = scheduler.state_dict
+        self._original_load: Callable[[dict[str, Any]], None] = scheduler.load_state_dict
+        self._num_calls = 0
+        """Since the last own step."""
+        self._has_called = False
+        self._is_before = False
+        """Whether the loop steps it before its optimizer."""
+
+    def replace(self) -> None:
+        """Hear of its steps from now on."""
+        self._scheduler.step = self._step  # type: ignore[method-assign]
+        self._scheduler.state_dict = self._state  # type: ignore[method-assign]
+
+    def _step(self, *arguments: Any, **options: Any) -> None:
+        place = self._place
+        if self._nesting.is_stepping or not place.is_iterating:
+            self.take(*arguments, **options)
+            return
+        self._num_calls += 1
+        self._is_before = place.num_steps == 0 or (self._is_before and self._num_calls == 1)
+        self._in_loop(arguments, options)
+        self._has_called = True
+
+    def take(self, *arguments: Any, **options: Any) -> None:
+        """The scheduler's own step."""
+        was_stepping, self._nesting.is_stepping = self._nesting.is_stepping, True
+        try:
+            self._original(*arguments, **options)
+        finally:
+            self._nesting.is_stepping = was_stepping
+
+    def _state(self) -> dict[str, Any]:
+        state = self._original_state()
+        return {name: value for name, value in state.items() if name not in _REPLACED}
+
+    @property
+    def name(self) -> str:
+        return type(self._scheduler).__name__
+
+    @abc.abstractmethod
+    def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """A call while the prepared loader is iterated."""
+
+    @abc.abstractmethod
+    def begin_step(self, version: int) -> None:
+        """The loop steps its optimizer, with a gradient of ``version``; it may be called off."""
+
+    def end_step(self) -> None:
+        """The step is done."""
+        self._num_calls = 0
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def remember(self) -> dict[str, Any]:
+        """The scheduler's own state, and its rhythm; the optimizer's rates are in its groups."""
+
+    @abc.abstractmethod
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Become what ``remember`` gave."""
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands, for a member that comes later."""
+        return self._state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Stand where ``state()`` said."""
+        self._original_load(state)
+
+
+class LocalSchedule(Schedule):
+    """The scheduler of a worker whose optimizer steps here: plain calls.
+
+    Args:
+        is_one_of_several: whether others step theirs by themselves, too.
+        tell: tells a member that comes later of it, after every step in the loop.
+    """
+
+    def __init__(
+        self,
+        scheduler: AnyScheduler,
+        place: LoopPlace,
+        nesting: Nesting,
+        tell: Callable[[], None] = lambda: None,
+        *,
+        is_one_of_several: bool = False,
+    ) -> None:
+        super().__init__(scheduler, place, nesting)
+        self._is_one_of_several = is_one_of_several
+        self._tell = tell
+        self._steps_since = 0
+        self._is_each = False
+        """Whether it was stepped once after the own step before the last."""
+
+    def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._is_one_of_several and isinstance(self._scheduler, ReduceLROnPlateau):
+            raise ConfigError(
+                f"{self.name} is stepped inside the loop, by a metric of this worker's own weights "
+                "and samples, and the workers' rates would part; step it between epochs by what is "
+                "the same in all: pace.evaluate(fn, loader) or pace.sum(value)"
+            )
+        is_each = self._steps_since == 1 and self._num_calls == 1
+        self._steps_since = 0
+        is_bare = not arguments and not options
+        if is_each and is_bare and self._place.was_skipped_for_the_script:
+            return
+        self.take(*arguments, **options)
+        self._tell()
+
+    def begin_step(self, version: int) -> None:
+        self._is_each = self._num_calls == 1
+
+    def end_step(self) -> None:
+        self._steps_since += 1
+        super().end_step()
+
+    def remember(self) -> dict[str, Any]:
+        """A checkpoint may be taken before the call that follows an own step: it is owed."""
+        owes = self._place.is_iterating and self._is_each and not self._num_calls
+        return {"own": self._state(), "owes": owes and not self._is_before}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        self._original_load(state["own"])
+        if state["owes"]:
+            self.take()

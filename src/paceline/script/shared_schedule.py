@@ -1,0 +1,266 @@
+"""A prepared scheduler whose steps several members take together.
+
+    in step     the loop's index is the same in every member (full-sync): the original call in each,
+                at its own place, whatever its rhythm; all members note the same in shared words
+    by version  members go by their own ways (k-sync, async; or one died, or came): who executes an
+                update brings its own copy to where the scheduler is at the update's version
+
+The first needs nothing but the calls themselves, so it is plain PyTorch's bit for bit, with
+arguments, every k-th step, or a metric. The second works for one rhythm alone, *each version*:
+only that says what a scheduler is at a version without the calls. It is found where the loop calls
+once an own step, and lost (in step: for good) when a step of its own goes by without a call. Any
+other rhythm is refused by name where members are not in step.
+
+    word     0 unknown | 1 another rhythm | else each version: steps = updates applied + ahead
+    count    how many steps were taken in the loop, for one that had no mini-batch in an update
+
+A member that took no part in an update takes, before it executes anything, the steps that the
+others noted meanwhile, and leaves out its own late call of the same step. This module must not know
+sessions, the store or who executes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from ..errors import ConfigError, WorkerError
+from .place import LoopPlace
+from .schedule import AnyScheduler, Nesting, Schedule
+
+_UNKNOWN, _OTHER = 0, 1
+_ZERO = 2**29
+"""Of a rhythm "each version": the word where nothing is ahead."""
+
+
+class ScheduleWords(Protocol):
+    """What all members see of one scheduler."""
+
+    rhythm: int
+    count: int
+    end: int
+    argument: float
+
+
+class SharedSchedule(Schedule):
+    """One prepared scheduler of a member among several.
+
+    Args:
+        words: of this scheduler.
+        tell: tells a member that comes later of it.
+    """
+
+    def __init__(
+        self,
+        scheduler: AnyScheduler,
+        place: LoopPlace,
+        nesting: Nesting,
+        words: ScheduleWords,
+        tell: Callable[[], None],
+    ) -> None:
+        super().__init__(scheduler, place, nesting)
+        self._words = words
+        self._tell = tell
+        self._count = 0
+        """Steps taken in the loop, by whomever they were called for."""
+        self._index = 0
+        """Those that this member's own loop has come to."""
+        self._given: tuple[Any, ...] = ()
+        """Arguments of the calls since the last own step."""
+        self._called_at = -1
+        self._is_active = self._was_active = False
+        """Whether the loop has stepped it in this epoch, and in the one before."""
+
+    def replace(self) -> None:
+        super().replace()
+        self._scheduler.load_state_dict = self._load  # type: ignore[method-assign]
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        if self._place.is_iterating:
+            raise ConfigError(
+                f"{self.name}.load_state_dict() was called while the prepared loader is iterated, "
+                "where several workers step it; call it before the loop or between epochs"
+            )
+        self._original_load(state_dict)
+
+    # -- a call in the loop ---------------------------------------------------------------------
+
+    def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        values = tuple(one for one in (*arguments, *options.values()) if one is not None)
+        self._given = values if self._num_calls == 1 else self._given + values
+        self._is_active = True
+        if self._place.is_in_step:
+            self._call_in_step(values, arguments, options)
+        else:
+            self._call_by_version(values)
+        self._called_at = self._place.serial
+
+    def _call_in_step(
+        self, values: tuple[Any, ...], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        place, words = self._place, self._words
+        is_each = not values and self._num_calls == 1 and words.rhythm != _OTHER
+        if is_each and place.was_skipped_for_the_script:
+            return
+        self._index += 1
+        if self._index > self._count:  # else the others' was taken, where it had no mini-batch
+            self.take(*arguments, **options)
+            self._count = self._index
+            if self._count > words.count:  # a late call comes after the others' next one
+                words.argument = _number(values)
+                words.count = self._count
+        if not is_each:
+            words.rhythm = _OTHER
+            self._tell()
+        elif place.version == place.next_version:
+            self._set_each(self._count - place.applied(place.next_version))
+
+    def _call_by_version(self, values: tuple[Any, ...]) -> None:
+        place, rhythm = self._place, self._words.rhythm
+        if values:
+            self._refuse("with an argument")
+        if self._num_calls > 1 and self._called_at == place.serial and not self._is_before:
+            self._refuse("more than once after one optimizer.step()")
+        if rhythm == _OTHER or (rhythm == _UNKNOWN and place.num_steps > 1):
+            self._refuse("not after every optimizer.step()")
+        if rhythm == _UNKNOWN:
+            self._set_each(self._count - place.epoch_applied + self._is_before)
+        self._bring(self._wanted(place.version))
+
+    def _set_each(self, ahead: int) -> None:
+        """Each version: so many more steps than updates that were applied."""
+        self._words.rhythm = _ZERO + 2 * ahead + self._is_before
+
+    def _refuse(self, how: str) -> NoReturn:
+        place = self._place
+        said = f"worker {place.seat} steps {self.name} {how} inside the loop"
+        if not place.is_lockstep:
+            raise ConfigError(
+                f"{said}; workers that do not step together count updates: call its step() once "
+                "after every optimizer.step(), with a LambdaLR that counts in fours (lambda n: "
+                "0.9 ** (n // 4)), or between epochs; any rhythm is carried under full-sync"
+            )
+        raise WorkerError(
+            f"{said}, and is no longer in step with the others: a worker died or joined, or a "
+            "batch was too small for all of them; go on from a checkpoint of an epoch's end "
+            "(--resume), or call its step() once after every optimizer.step(), or between epochs"
+        )
+
+    # -- own steps and updates ------------------------------------------------------------------
+
+    def begin_step(self, version: int) -> None:
+        place, words = self._place, self._words
+        is_missed = self._has_called and not self._num_calls and words.rhythm > _OTHER
+        if is_missed and not place.was_skipped:  # a script that has a scaler may leave that out
+            if not place.is_in_step:
+                self._refuse("not after every optimizer.step()")
+            words.rhythm = _OTHER
+        if not self._num_calls:
+            self._given = ()
+        if words.rhythm > _OTHER and not place.is_in_step:
+            self._bring(self._wanted(version))
+        self._index = self._count
+
+    def advance(self, version: int) -> None:
+        """Be what it is for the update from ``version``, before that is executed."""
+        rhythm = self._words.rhythm
+        if rhythm > _OTHER:
+            self._bring(self._wanted(version))
+        elif rhythm == _OTHER and self._place.own_version != version:
+            self._bring(self._words.count)
+
+    def _wanted(self, version: int) -> int:
+        """Steps that were taken for the update from ``version``, if it is stepped each version."""
+        return self._place.applied(version) + (self._words.rhythm - _ZERO) // 2
+
+    def _bring(self, count: int) -> None:
+        """Take the steps that are missing."""
+        if self._count >= count:
+            return
+        argument = self._words.argument if self._words.rhythm == _OTHER else math.nan
+        if math.isnan(argument):
+            while self._count < count:
+                self._count += 1
+                self.take()
+            return
+        if count - self._count > 1 or math.isinf(argument):
+            self._refuse("with arguments that this worker has no part in")
+        self._count += 1
+        self.take(int(argument) if argument.is_integer() else argument)
+
+    def opened(self) -> None:
+        """An epoch begins: who took no part in the last update takes the steps that it missed."""
+        self._was_active, self._is_active = self._is_active, False
+        self._index, self._given = self._count, ()
+        if not (self._place.is_lockstep and self._place.was_current):
+            self._index = self._bring_between(self._words.end)
+
+    def end(self) -> None:
+        """The loop has no more: every worker shows the same rate now."""
+        place = self._place
+        if place.is_lockstep and place.next_version == place.version:
+            self._words.end = self._count
+        else:
+            self._bring_between(self._count)
+
+    def _bring_between(self, other: int) -> int:
+        """Be what it is between the last call of one epoch and the first of the next.
+
+        Args:
+            other: steps taken by then, if it is not stepped each version.
+
+        Returns:
+            The steps taken by then: less than were taken, where a checkpoint came in between.
+        """
+        word = self._words.rhythm
+        count = self._wanted(self._place.version) - (word & 1) if word > _OTHER else other
+        self._bring(count)
+        return min(count, self._count) if word > _OTHER else self._count
+
+    @property
+    def mark(self) -> tuple[Any, ...]:
+        """What must be the same in members that push into one update in step."""
+        return (self._count, *map(_said, self._given))
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    def remember(self) -> dict[str, Any]:
+        rhythm = self._words.rhythm
+        is_active = self._is_active or self._was_active
+        is_cut = rhythm == _OTHER and is_active and self._place.is_iterating
+        return {"own": self._state(), "count": self._count, "rhythm": rhythm, "is_cut": is_cut}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        if state["is_cut"]:
+            raise ConfigError(
+                f"{self.name} is stepped in a rhythm of its own inside the loop, whose index "
+                "begins anew where the run goes on in the middle of an epoch: go on from a "
+                "checkpoint of an epoch's end, or step it once after every optimizer.step()"
+            )
+        self._original_load(state["own"])
+        self._count = self._index = state["count"]
+        words = self._words
+        words.rhythm, words.count, words.end = state["rhythm"], state["count"], state["count"]
+
+    def state(self) -> dict[str, Any]:
+        return {**self._state(), "paceline_count": self._count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._count = self._index = state.pop("paceline_count", self._count)
+        self._original_load(state)
+
+
+def _said(value: Any) -> str:
+    """An argument, as it can be compared between members."""
+    number = _number((value,))
+    return f"{number:.10g}" if math.isfinite(number) else repr(value)
+
+
+def _number(values: tuple[Any, ...]) -> float:
+    """The one argument as a number; nan: there is none, inf: it cannot be said so."""
+    if not values:
+        return math.nan
+    try:
+        number = float(values[0])
+    except (TypeError, ValueError, RuntimeError):
+        return math.inf
+    return number if len(values) == 1 and math.isfinite(number) else math.inf

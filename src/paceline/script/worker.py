@@ -1,0 +1,496 @@
+"""What a script holds: ``connect``, ``prepare``, the epochs, the step.
+
+    pace = paceline.connect()
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for epoch in pace.epochs(10):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_fn(model(inputs), targets).backward()
+                optimizer.step()
+
+The script is the same for one worker and for many; what differs is the session underneath. This
+module must not know processes, sockets or how a run is started.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ..context import Context
+from ..data.trees import apply
+from ..errors import ConfigError
+from ..exchange.base import Exchange, Superseded
+from ..exchange.solo import SoloExchange
+from ..exchange.through_store import StoreExchange
+from ..metrics import better_of
+from ..passes import Passes
+from ..replica.device import find_device
+from ..replica.seeding import seed_host
+from ..tuning.candidate import Forward
+from ..wire.messages import Totals
+from .epochs import values_of
+from .evaluation import Evaluation
+from .loader import PreparedLoader
+from .member_state import MemberState
+from .prepared import Prepared
+
+Value = Tensor | float | int
+T = TypeVar("T")
+
+
+class _Here(threading.local):
+    """What this process, or this member of the inline engine, takes part in."""
+
+    session: StoreExchange | None = None
+    context = Context()
+    pace: "Pace | None" = None
+
+
+_here = _Here()
+
+
+def start_context(session: StoreExchange, context: Context) -> None:
+    """Called once in a member before the script runs: what ``connect`` will find.
+
+    From here on all members draw the same random numbers, until the script seeds otherwise.
+    """
+    seed_host(context.seed)
+    torch.manual_seed(context.seed)  # also of accelerators that nobody has touched yet
+    _here.session, _here.context, _here.pace = session, context, None
+
+
+def connect() -> "Pace":
+    """Find out how this script was started and take part in its run.
+
+    Started by ``paceline launch`` or ``train`` it is one of several workers; started plainly by
+    ``python`` it is the only one, at no cost. Calling it again gives the same object.
+
+    Raises:
+        ConfigError: the script was started by another launcher with several processes.
+    """
+    if _here.pace is None:
+        if _here.session is None:
+            _refuse_other_launchers()
+        _here.pace = Pace(_here.session or SoloExchange(), _here.context)
+    return _here.pace
+
+
+def _refuse_other_launchers() -> None:
+    import os
+
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdigit() and int(size) > 1:
+        raise ConfigError(
+            f"the script was started with WORLD_SIZE={size} by another launcher; start it with "
+            f"paceline launch --workers {size} SCRIPT"
+        )
+
+
+def _no_loss(loss: object) -> str:
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    return (
+        f"the loss must be a tensor with one number, as torch's losses return it, got {found:.60}; "
+        "leave out .item() or float(), and take the mean of many"
+    )
+
+
+class Step:
+    """One step on one mini-batch; its end closes the work.
+
+    Attributes:
+        was_superseded: tells afterwards whether its work was abandoned.
+        weight: what the mini-batch weighs in its update, >= 0; set it before ``optimizer.step()``.
+            Unset: its samples, which is right for a loss that is a mean over them. A mean over
+            tokens needs the number of tokens.
+    """
+
+    def __init__(self, pace: "Pace") -> None:
+        self._pace = pace
+        self._weight: float | None = None
+        self.was_superseded = False
+
+    @property
+    def weight(self) -> float | None:
+        return self._weight
+
+    @weight.setter
+    def weight(self, value: float) -> None:
+        self._pace._prepared.weigh(float(value))
+        self._weight = float(value)
+
+    def skip(self) -> None:
+        """Return this step's mini-batch undone; it is handed out again."""
+        self._pace._prepared.skip()
+
+    def __enter__(self) -> "Step":
+        self._pace._session.is_in_step = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> bool:
+        self._pace._session.is_in_step = False
+        prepared = self._pace._prepared
+        if kind is None:
+            prepared.close()
+            return False
+        if not issubclass(kind, Superseded):
+            prepared.is_failing = True
+            if isinstance(error, RuntimeError | ValueError):
+                prepared.explain(error)
+            return False
+        self.was_superseded = True
+        prepared.superseded()
+        return True
+
+
+class Pace:
+    """A script's part in a run.
+
+    Attributes:
+        device: where this worker computes.
+        worker, num_workers: this worker's number, and how many there are.
+        is_main: whether this worker prints and saves.
+        seed: of the run. A member of it begins seeded with it, before the script does; what the
+            script seeds itself counts from there on. A script that ``python`` runs is not seeded.
+    """
+
+    def __init__(self, session: Exchange, context: Context) -> None:
+        self._session = session
+        self._context = context
+        self._prepared: Prepared
+        self._passes = Passes(context.first_epoch, context.place)
+        session.place = lambda: self._passes.place
+        self._keeper = MemberState(
+            Path(context.run_dir) if context.run_dir else None,
+            Path(context.resume) if context.resume else None,
+            session.seat,
+            context.run_identity,
+        )
+        self._best = -math.inf
+        """What the best evaluation came to, where its parameters are kept."""
+        if context.keep_best:
+            self._keeper.add("best", lambda: self._best, self._go_on_with_best)
+        self.worker = session.seat
+        self.num_workers = session.num_workers
+        self.seed = context.seed
+        self.device = find_device(context.device, session.seat)
+
+    @property
+    def is_main(self) -> bool:
+        return self._session.is_main
+
+    @property
+    def version(self) -> int:
+        """Number of updates in the parameters that the model holds."""
+        return self._session.version
+
+    def print(self, *values: object, **options: Any) -> None:
+        """Print in the main worker only."""
+        if self.is_main:
+            print(*values, **options)  # noqa: T201  it is what the user asked for
+
+    def log(self, values: Mapping[str, Value]) -> None:
+        """Record numbers for the run's log; the main worker's count."""
+        if self.is_main:
+            self._session.log({name: float(value) for name, value in values.items()})
+
+    def describe(self, *, task: str, source: str, notes: Sequence[str], epochs: int) -> None:
+        """What the plan shows of the task; before ``prepare``."""
+        self._context = replace(
+            self._context,
+            name=task,
+            source=source,
+            notes=tuple(notes),
+            epochs=self._context.epochs or epochs,
+        )
+
+    # -- preparing ------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        *objects: Any,
+        batch: str = "global",
+        fast: str | None = None,
+        forward: Forward | None = None,
+    ) -> Any:
+        """Make a model, its optimizer, its loader and its schedulers take part in the run.
+
+        The objects stay the user's own, except for the loader; they come back in the same order.
+
+        Args:
+            objects: one ``nn.Module``, one ``Optimizer``, one ``DataLoader`` over a map-style
+                data set, and any number of LR schedulers.
+            batch: "global": the loader's batch size is what an update averages, shared by its
+                mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
+            fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
+                tried; None: what ``--fast`` says.
+            forward: (model, batch) -> loss, as the loop computes it; a trial uses it. Without it
+                ``model(batch[0])`` is called and a loss is made up.
+
+        Raises:
+            ConfigError: something cannot be carried; it is named.
+        """
+        if batch not in ("global", "per-worker"):
+            raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
+        fast = self._context.fast if fast is None else fast
+        if fast not in ("auto", "none"):
+            raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
+        if hasattr(self, "_prepared"):
+            raise ConfigError("prepare() was called twice; prepare everything in one call")
+        self._prepared = Prepared(
+            self._session, self._context, objects, self.device, batch, self._keeper, (fast, forward)
+        )
+        loader = PreparedLoader(self._prepared, self._passes)
+        if isinstance(self._session, StoreExchange):
+            self._prepared.attach(self._session)
+            if self._session.begins[0]:  # it joins a run that is under way
+                loader.passes = self._passes = Passes(*self._session.begins)
+        else:
+            for line in self._prepared.settled.notes:
+                self.print(line)
+        ready = [loader if isinstance(one, DataLoader) else one for one in objects]
+        return ready[0] if len(ready) == 1 else tuple(ready)
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def epochs(self, epochs: int | Sequence[int]) -> Iterator[int]:
+        """The numbers of the epochs; ends early when the run is stopped.
+
+        A run that goes on begins with the epoch that was cut off, and the loader has its rest.
+
+        Args:
+            epochs: how many, numbered from 0; or the values themselves, as ``range(1, n + 1)`` or
+                a list. ``--epochs`` of the command line replaces their number.
+
+        Raises:
+            ConfigError: it is neither, or a list has fewer values than ``--epochs`` asks for.
+        """
+        values = values_of(epochs, self._context.epochs)
+        return self._each_epoch(values)
+
+    def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
+        passes = self._passes
+        for position in range(passes.first_position, len(values)):
+            if self._session.is_stopped:
+                return
+            passes.arrive(position)
+            try:
+                yield values[position]
+            except GeneratorExit:  # a break
+                self._session.hear_stop()
+                raise
+            self._session.is_cut_short = False
+            self._finish_leaving()
+        if hasattr(self, "_prepared"):
+            self._prepared.end_iteration()
+        passes.arrive(len(values))
+        self._session.rest(passes.next)
+
+    def _finish_leaving(self) -> None:
+        """Where an exception left the loop and was caught, others still count on this worker."""
+        if hasattr(self, "_prepared"):
+            self._prepared.finish_leaving()
+
+    def step(self) -> Step:
+        """One step on one mini-batch; left early when its work is superseded.
+
+        Logging belongs inside the block, or after ``if step.was_superseded: continue``.
+        """
+        self._prepared.begin_step()
+        return Step(self)
+
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()``, outside autocast; in fp16 the loss is scaled. It is recorded."""
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ConfigError(_no_loss(loss))
+        self._prepared.loss = self._prepared.amp.backward(loss).detach()
+
+    def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
+        """Mixed precision for a forward pass: of ``--precision``, else bfloat16, or ``dtype``.
+
+        With float16 call ``pace.backward(loss)``: it scales the loss, ``clip_grad_norm_`` and
+        ``optimizer.step()`` unscale the gradients, and an update that overflowed is skipped in all
+        workers alike and counts for no scheduler.
+        """
+        return self._prepared.amp.autocast(dtype)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the *averaged* gradient of the update to ``max_norm``, after the last backward.
+
+        With one plain worker, and under local-sgd where each steps by itself, it is torch's own.
+
+        Args:
+            parameters: all of the model's that have gradients.
+            max_norm: >= 0, the same in every worker.
+            norm_type: 2, but where it is torch's own.
+
+        Returns:
+            The norm before clipping: at once where it is torch's own, else once
+            ``optimizer.step()`` is done, of the update that used this step's gradient; nan where
+            none has used it by then, as under protocols that go on before an update is full.
+
+        Raises:
+            ConfigError: it is given a part of the gradients, workers disagree, or somebody looks
+                at a norm that is not there yet.
+        """
+        return self._prepared.clipping.by_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip each element of the *averaged* gradient to [-clip_value, clip_value].
+
+        With ``clip_grad_norm_`` in the same step it comes after it. Else as ``clip_grad_norm_``.
+        """
+        self._prepared.clipping.by_value(parameters, clip_value)
+
+    @contextlib.contextmanager
+    def edit_gradients(self) -> Iterator[None]:
+        """Inside, what changes ``.grad`` acts on this worker's own part, before it is averaged.
+
+        Between ``backward()`` and ``optimizer.step()``; outside it such a change is refused where
+        an update averages several workers' parts. What is linear (a factor, a mask, centralising)
+        comes out as on the whole; what is not (clamping, a norm, noise) does not.
+
+        Example::
+
+            with pace.edit_gradients():
+                for parameter in model.parameters():
+                    parameter.grad -= parameter.grad.mean()
+        """
+        edits = self._prepared.edits
+        with contextlib.nullcontext() if edits is None else edits.allowed():
+            yield
+
+    # -- beside the loop ------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        fn: Callable[[Any], Mapping[str, tuple[Value, Value]]],
+        loader: DataLoader[Any] | PreparedLoader,
+    ) -> Totals:
+        """Sums over what ``loader`` gives, at one version, the same totals in all workers.
+
+        Its sampler, batch sampler and ``drop_last`` count. Between epochs all workers share the
+        work, each batch once; inside one, the caller does it alone at the version that it holds.
+        With several workers the order is drawn once and alike, and each batch is made under a
+        random state of its own, which depends on seed, version and position alone; one worker
+        iterates the loader as plain PyTorch does. What was drawn by several changes nothing that
+        the script draws afterwards.
+
+        Args:
+            fn: batch -> {name: (sum over samples, number of samples)}; run without gradients and
+                with the model in evaluation mode. Afterwards each module is in its own mode again.
+            loader: a DataLoader; the prepared one counts as the plain one that it was. Over an
+                iterable data set with one worker only.
+
+        Returns:
+            name -> (sum, number of samples).
+
+        Raises:
+            ConfigError: ``fn`` returns something else; the loader gives nothing, or other samples
+                in each worker; several workers were not prepared yet.
+        """
+        self._finish_leaving()
+        prepared: Prepared | None = getattr(self, "_prepared", None)
+        is_alone = prepared is not None and prepared.is_iterating
+        found = Evaluation(self._session, prepared, self.seed).totals(fn, loader, self._to_device)
+        if self._context.keep_best and not is_alone:
+            self._keep_best(found)
+        return found
+
+    def _keep_best(self, totals: Totals) -> None:
+        value = better_of(totals)
+        if value is not None and value > self._best:
+            self._best = value
+            self.save("best.safetensors")
+
+    def _go_on_with_best(self, value: float) -> None:
+        self._best = value
+
+    def _to_device(self, batch: Any) -> Any:
+        if self.device.type == "cpu":
+            return batch
+        return apply(lambda tensor: tensor.to(self.device), batch)
+
+    def sum(self, value: Value) -> float:
+        """The sum of ``value`` over all workers; all must call it between epochs."""
+        self._finish_leaving()
+        return self._session.sum([float(value)])[0]
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[bool]:
+        """A block that the main worker goes through first, and all others after it.
+
+        For what must not happen in several workers at the same time: a download, preprocessing
+        into a cache, making a folder. It may stand anywhere between ``connect`` and the end but
+        inside the loader's loop; all workers must come by. If the main worker dies inside,
+        another one becomes the main one and goes first. With one worker it costs nothing.
+
+        Returns:
+            (as ``with ... as is_first``) whether this worker goes first.
+
+        Raises:
+            ConfigError: it stands inside the loader's loop.
+
+        Example::
+
+            with pace.once():
+                data = MNIST("data", download=True)
+        """
+        if hasattr(self, "_prepared") and self._prepared.is_iterating:
+            raise ConfigError(
+                "pace.once() stands inside the loader's loop, where each worker has batches of its "
+                "own and not all come by; put it before the loop or between epochs, or write "
+                "if pace.is_main:"
+            )
+        with self._session.once() as is_first:
+            yield is_first
+
+    def save(self, name: str = "model.safetensors") -> Path:
+        """Save the model's parameters and buffers into the run's folder (main worker only).
+
+        The file loads without Paceline: ``load_state_dict(safetensors.torch.load_file(path))``.
+        """
+        from ..checkpoints.model_file import save_model
+
+        path = Path(self._context.run_dir or ".") / name
+        if self.is_main:
+            is_within = Path(name).name == name  # else it is a path of the user's own
+            save_model(
+                self._prepared.model, path, self._context.run_identity if is_within else None
+            )
+        return path
+
+    def keep(self, **things: Any) -> None:
+        """Keep these in checkpoints, and put them back now where the run goes on.
+
+        For what the loop holds beside model, optimizer, schedulers and scaler: an averaged model,
+        a best accuracy, a sampler with a state, a ``torch.Generator``. The main worker's count.
+
+        Args:
+            things: objects with ``state_dict()`` and ``load_state_dict()``, or generators with
+                ``get_state()`` and ``set_state()``; numbers, texts, tensors, lists and dicts in
+                them are kept, without pickle.
+
+        Raises:
+            ConfigError: one has neither, or a name is given twice.
+
+        Example::
+
+            pace.keep(ema=ema_model, best=best)
+        """
+        for name, thing in things.items():
+            self._keeper.keep(name, thing)
+
+    def stop(self) -> None:
+        """End the whole run at the next step border."""
+        self._session.ask_to_stop()

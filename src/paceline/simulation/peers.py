@@ -1,0 +1,110 @@
+"""Real gradients averaged as peers do it: in member order, share by share.
+
+    push      the gradient is copied aside
+    the last  all of them -> mean, share by share (exchange/shares.py) -> the store's update
+
+Through the store the same gradients are summed as they come, which rounds otherwise. Memory: one
+gradient for each worker besides. This module must not know protocols or time.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..events import Apply, Fact, Order, Pushed
+from ..exchange.shares import average_into, average_of_buffers, split_shares
+from ..protocols.base import SyncProtocol
+from ..store.control import JOBS
+from ..wire.messages import OK
+from ..workloads.base import Task
+from .training import TrainingCraft
+
+
+class _Part(NamedTuple):
+    """What one member pushed in a round."""
+
+    num_samples: int
+    slot: Tensor
+    present: bytes
+
+
+class PeersCraft(TrainingCraft):
+    """What members do when they train a task among themselves, or through the store.
+
+    Args:
+        num_workers: seats of the run; the others as for `TrainingCraft`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        protocol: SyncProtocol,
+        *,
+        num_workers: int,
+        batch_size: int,
+        lr: float | None = None,
+        seed: int = 0,
+        nonfinite: str = "error",
+    ) -> None:
+        super().__init__(
+            task, protocol, batch_size=batch_size, lr=lr, seed=seed, nonfinite=nonfinite
+        )
+        self._num_workers = num_workers
+        self._is_express = False
+        self._parts: list[_Part] = []
+        self._faults = OK
+
+    def go_by(self, path: str) -> None:
+        """From here on ``peers`` or ``store``."""
+        self._is_express = path == "peers"
+
+    def rest(self) -> None:
+        """The run was cut off here: what was pushed and is in no update is forgotten."""
+        self._parts, self._faults = [], OK
+        self._jobs.forget()
+
+    def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
+        if not self._is_express:
+            super().carry_out(orders, fact)
+            return
+        if isinstance(fact, Pushed) and self._seat is not None:
+            slot, present = self.store.slot(self._seat), self.store.present(self._seat)
+            self._parts.append(_Part(fact.num_samples, slot.clone(), bytes(present)))
+            self._faults |= self._fault
+        self._settled()
+        for order in orders:
+            if isinstance(order, Apply):
+                self._update()
+
+    def _update(self) -> None:
+        """All members of this round are in."""
+        store = self.store
+        job = store.control[JOBS] + 1
+        self._versions.keep()
+        if self._faults != OK:
+            store.skip(job)
+        else:
+            seat = self._gradients.take()
+            self._average(seat)
+            groups = self._rule.param_groups
+            store.finish(job, self._updaters, groups, seat=seat, scale=1.0)
+            self._gradients.free(seat)
+        self._parts, self._faults = [], OK
+        self._jobs.jump(store.version)
+
+    def _average(self, seat: int) -> None:
+        """The mean of the round's gradients and buffers into a seat."""
+        total = sum(part.num_samples for part in self._parts)
+        weights = [part.num_samples / total for part in self._parts]
+        slots = [part.slot for part in self._parts]
+        layout, mean = self.replica.layout, self.store.slot(seat)
+        for share in split_shares(layout, self._rule, self._num_workers):
+            for run in share:
+                average_into(run.of(mean), [run.of(slot) for slot in slots], weights)
+        for place in layout.buffers.places:
+            parts = [place.view(slot) for slot in slots]
+            place.view(mean).copy_(average_of_buffers(parts, weights))
+        self.store.present(seat)[:] = bytes(
+            max(column) for column in zip(*(part.present for part in self._parts), strict=True)
+        )

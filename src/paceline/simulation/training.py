@@ -1,0 +1,293 @@
+"""Real gradients in virtual time: one process, one model, the store of a live run.
+
+    granted   the member holds version v; nothing is copied as long as v is the newest
+    push      parameters <- version v; its gradient, and those of others that wait at v, each into a
+              seat of the store (simulation/gradients.py)
+    orders    jobs of a live run (core/jobs.py), done at once: add to the sum, finish the update
+    update    if somebody still has to compute at the version that it replaces, that is kept aside
+              (simulation/versions.py)
+
+So each gradient is computed at exactly the parameters that its member holds, by the store, the
+updater and the random state of a live run: the parameters are those of the inline engine under the
+same order of arrivals, bit for bit (tests/equivalences/test_simulated_training.py). Others are
+computed ahead where that changes no bit, and under protocols that do not cancel: what is called off
+all the same (an epoch's last copies, who leaves) was computed in vain. Memory: the newest version,
+the one before, the sum, a seat for each gradient that is computed and not applied (of large models
+one), and one more for each older version that somebody still has to compute at
+(``most_versions_kept``). With ``is_batched`` members at one version are computed in one call
+(simulation/batched.py), whatever the protocol, and there is a seat for each member and one more.
+This module must not know protocols or time.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..core.jobs import Jobs, Payload
+from ..data.loader import LeasedLoader
+from ..errors import ConfigError
+from ..events import Fact, Grant, Lease, Order, Pushed, Ticket
+from ..exchange.base import not_finite
+from ..protocols.base import SyncProtocol
+from ..replica.replica import Replica, refuse_what_cannot_be_carried
+from ..replica.seeding import seed_all
+from ..store.clip import UNCLIPPED
+from ..store.control import JOBS, Control, control_bytes
+from ..store.distance import allowed_scale, squared_distance
+from ..store.memory import PrivateMemory
+from ..store.optimizer import Updater
+from ..store.optimizer_copy import is_elementwise
+from ..store.parameter_store import SharedStore, arena_bytes
+from ..trainer import make_loader
+from ..wire.messages import NOT_FINITE, OK, Add, Finish, Job, Skip, Totals
+from ..workloads.base import Task
+from .batched import Together
+from .evaluate import examine
+from .gradients import Computed, Gradients, num_seats
+from .local_steps import LocalSteps
+from .versions import Versions
+
+
+class TrainingCraft:
+    """What members do when they train a task.
+
+    Args:
+        batch_size: samples an update averages.
+        lr: None: the task's.
+        nonfinite: "error", or "skip" an update whose gradient is not finite.
+        is_batched: gradients of members that hold equal parameters are computed in one go, also of
+            work that is called off later; the same within ``batching.TOLERANCE``.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        protocol: SyncProtocol,
+        *,
+        batch_size: int,
+        lr: float | None = None,
+        seed: int = 0,
+        nonfinite: str = "error",
+        is_batched: bool = False,
+    ) -> None:
+        self._task = task
+        self.splits = task.splits()
+        seed_all(seed)
+        self.model = task.model()
+        self._learning_rate = lr or task.learning_rate
+        optimizer = self._make_optimizer()
+        refuse_what_cannot_be_carried(self.model, optimizer)
+        loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
+        self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
+        is_difference = protocol.update_rule == "mean"
+        self._rule = self._difference_rule() if is_difference else optimizer
+        self._nonfinite_is_error = nonfinite == "error"
+        together = self._make_together(protocol) if is_batched else None
+        self.replica = Replica(self.model, optimizer, self._rule)
+        is_pure = not is_difference and not self.replica.buffers
+        # An optimizer of the user's own may draw random numbers from where its push's step left.
+        is_orderless = is_pure and is_elementwise(self._rule)
+        self._computes_ahead = is_batched or (is_orderless and not protocol.cancels)
+        self._lay_out(protocol.num_workers, is_batched=is_batched)
+        self._versions = Versions(self.store, self._home, is_pure=is_pure)
+        self._gradients = Gradients(task, self.replica, self._leased, self.store, together)
+        self._local = self._local_steps() if is_difference else None
+        self._limit = protocol.staleness.distance_limit
+        self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
+        """Hears what distance left of a push."""
+        self._open_books(protocol, batch_size)
+
+    def _open_books(self, protocol: SyncProtocol, batch_size: int) -> None:
+        """Who waits, what is computed, and what is settled: nothing yet."""
+        self._seats = {0: 0}  # member -> seat of its newest push; somebody is alive from the start
+        self._jobs = Jobs(
+            self._do, self._seats, lambda: self.store.control[JOBS], batch_size,
+            protocol.staleness,
+        )  # fmt: skip
+        self._waiting: dict[int, dict[Ticket, Lease]] = {}  # by version: may be computed ahead
+        self._ahead: dict[Ticket, Computed] = {}  # computed, and not pushed yet
+        self._seat: int | None = None  # of the push that is settled now
+        self._fault = OK
+
+    def _make_together(self, protocol: SyncProtocol) -> Together:
+        if protocol.update_rule == "mean":
+            raise ConfigError(
+                f"--batched is for protocols that push gradients; under {protocol} each worker "
+                "steps on parameters of its own: leave --batched out"
+            )
+        return Together(self._task, self.model)
+
+    def _make_optimizer(self) -> Optimizer:
+        return self._task.optimizer(self.model.parameters(), self._learning_rate)
+
+    def _difference_rule(self) -> Optimizer:
+        """Takes what members changed off the parameters, which averages them."""
+        trainable = [one for one in self.model.parameters() if one.requires_grad]
+        return torch.optim.SGD(trainable, lr=1.0)
+
+    def _local_steps(self) -> LocalSteps:
+        return LocalSteps(
+            self._task, self.replica, self._home, self._leased, self.store, self._make_optimizer
+        )
+
+    def _lay_out(self, num_workers: int, *, is_batched: bool) -> None:
+        """The store, and the model on memory of its own."""
+        layout, seats = self.replica.layout, 1
+        if self._computes_ahead:
+            seats = num_seats(layout.slot_bytes, num_workers, is_batched=is_batched)
+        self.store = SharedStore(
+            layout, PrivateMemory(arena_bytes(layout, seats)).tensor(),
+            Control(PrivateMemory(control_bytes(seats)), seats), has_peers=False,
+        )  # fmt: skip
+        parameters = self.replica.parameters
+        self._updaters = [
+            Updater(self._rule, parameters, layout, block) for block in self.store.blocks
+        ]
+        self.replica.write_to(self.store.blocks[self.store.current])
+        self._updaters[self.store.current].write_state(self._rule.state)
+        self._home = self.replica.live_alone()
+
+    @property
+    def most_versions_kept(self) -> int:
+        """Old versions kept at a time, because somebody still had to compute at them."""
+        return self._versions.most_kept
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch."""
+        return self._leased.order.count()[0]
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of one push."""
+        return self.replica.layout.parameters.num_bytes
+
+    # -- what the run asks ----------------------------------------------------------------------
+
+    def opened(self, epoch: int) -> Sequence[int] | None:
+        return self._leased.order.draw(epoch)
+
+    def granted(self, grant: Grant) -> None:
+        version = grant.ticket.version
+        self._versions.hold(version)
+        if self._computes_ahead and len(grant.leases) == 1:
+            self._waiting.setdefault(version, {})[grant.ticket] = grant.leases[0]
+
+    def push(self, ticket: Ticket, leases: Sequence[Lease], at_s: float) -> Pushed:
+        found = self._ahead.pop(ticket, None)
+        if found is None:
+            found = self._compute(ticket, leases)
+        elif self._limit:
+            self._versions.pull(ticket.version)  # how far it is from the newest will be asked
+        if self._limit:
+            self._versions.release(ticket.version)
+        seat, loss, is_finite = found
+        self._seat = self._seats[ticket.member] = seat
+        if not is_finite and self._nonfinite_is_error:
+            name = self.store.not_finite(seat)
+            raise not_finite(ticket.member, name, ticket.serial, ticket.version, loss)
+        self._fault = OK if is_finite else NOT_FINITE
+        num_samples = sum(lease.num_samples for lease in leases)
+        return Pushed(ticket, num_samples, loss, is_finite, at_s)
+
+    def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
+        self._pushed = fact.ticket if isinstance(fact, Pushed) else None
+        payload = Payload(self._fault, UNCLIPPED) if isinstance(fact, Pushed) else None
+        self._jobs.settle(orders, fact, payload)
+        self._settled()
+
+    def dropped(self, ticket: Ticket) -> None:
+        self._no_longer_waits(ticket)
+        found = self._ahead.pop(ticket, None)
+        if found is not None:
+            self._gradients.free(found.seat)
+        if found is None or self._limit:
+            self._versions.release(ticket.version)
+
+    def _settled(self) -> None:
+        """What the last push left in its seat is not needed any longer."""
+        if self._seat is not None:
+            self._gradients.free(self._seat)
+            self._seat = None
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    def _compute(self, ticket: Ticket, leases: Sequence[Lease]) -> Computed:
+        """What this member pushes; some that wait at its version are computed besides."""
+        version, row = ticket.version, {ticket: leases[0]}
+        self._versions.pull(version)
+        if self._local is not None:
+            seat = self._gradients.take()
+            loss = self._local.take(ticket.member, leases, seat)
+            found = [Computed(seat, loss, self.store.is_finite(seat))]
+        elif len(leases) > 1:
+            found = [self._gradients.sum(leases)]
+        else:
+            row |= self._others(ticket, leases[0])
+            found = self._gradients.row(list(row.values()))
+        for one in row:
+            self._no_longer_waits(one)
+            if not self._limit:
+                self._versions.release(version)
+        self._ahead.update(zip(row, found, strict=True))
+        return self._ahead.pop(ticket)
+
+    def _others(self, ticket: Ticket, lease: Lease) -> dict[Ticket, Lease]:
+        """Who is computed together with this member."""
+        waiting = self._waiting.get(ticket.version, {})
+        num_others = self._gradients.length(len(waiting)) - 1
+        alike = (
+            (one, its)
+            for one, its in waiting.items()
+            if one != ticket and its.num_samples == lease.num_samples
+        )
+        found = list(islice(alike, num_others))
+        return dict(found[: self._gradients.length(1 + len(found)) - 1])
+
+    def _no_longer_waits(self, ticket: Ticket) -> None:
+        """It is computed, or will never be."""
+        waiting = self._waiting.get(ticket.version)
+        if waiting is not None and waiting.pop(ticket, None) is not None and not waiting:
+            del self._waiting[ticket.version]
+
+    # -- updates --------------------------------------------------------------------------------
+
+    def _do(self, member: int, job: Job) -> None:
+        """A job, done at once."""
+        if isinstance(job, Add):
+            scale = job.scale * self._allowed()
+            self.store.add(job.job, job.seat, job.weight, job.is_first, scale)
+            return
+        self._versions.keep()
+        if isinstance(job, Skip):
+            self.store.skip(job.job)
+        elif isinstance(job, Finish):
+            groups: Any = self._rule.param_groups
+            scale = job.scale * (self._allowed() if job.seat >= 0 else 1.0)
+            self.store.finish(
+                job.job, self._updaters, groups, seat=job.seat, scale=scale, clip=job.clip
+            )
+
+    def _allowed(self) -> float:
+        """What distance leaves of the push whose job is done now; the model holds its version."""
+        if not self._limit:
+            return 1.0
+        moved = squared_distance(self.replica.layout, self._versions.newest, self._home)
+        scale = allowed_scale(self._limit, moved, self._rule.param_groups)
+        assert self._pushed is not None
+        self.on_scaled(self._pushed, scale)
+        return scale
+
+    # -- evaluation -----------------------------------------------------------------------------
+
+    def evaluate(self) -> Totals:
+        """Exact metrics of the test data at the newest version; empty where there is none."""
+        self.load_newest()
+        return examine(self._task, self.model, self.splits.test)
+
+    def load_newest(self) -> None:
+        """Let the model hold the newest version."""
+        self._versions.pull(self.store.version)

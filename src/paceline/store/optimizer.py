@@ -1,0 +1,310 @@
+"""The user's own optimizer, applied to parameters that lie in a block.
+
+Every member holds a copy of the optimizer object whose parameters and state are views into the
+block, so whoever executes an update continues where the last one stopped. Optimizers that work
+element by element may be given pieces of parameters (a member's share); all others get whole
+tensors. This module must not know who executes which update, or when.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from .layout import Layout, StateEntry
+from .optimizer_copy import EXISTS, bare_step, keeps_gradients, make_twin
+
+_OURS = ("params", "capturable", "fused", "foreach")
+"""Keys of a group that say how to compute, not what: a user's choice of them is kept."""
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements ``[start, stop)`` of parameter ``number``, in memory order."""
+
+    number: int
+    start: int
+    stop: int
+
+
+class Updater:
+    """One optimizer over the pieces of one block.
+
+    Args:
+        optimizer: the user's; only its class, attributes and groups are used.
+        parameters: the model's, in the layout's order.
+        block: ``(layout.block_bytes,)`` uint8, with the parameters and the state.
+        pieces: which elements to update; None: all parameters, whole. Others update the rest at
+            the same time, so what lies in the block of theirs is read now and never again.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
+        layout: Layout,
+        block: Tensor,
+        pieces: Iterable[Piece] | None = None,
+    ) -> None:
+        self._layout = layout
+        self._block = block
+        self._parameters = parameters
+        self._entries: dict[int, list[StateEntry]] = defaultdict(list)
+        for entry in layout.entries:
+            self._entries[entry.parameter].append(entry)
+        by_number: dict[int, list[Piece]] = defaultdict(list)
+        for number, place in enumerate(layout.parameters.places):
+            if pieces is None:
+                by_number[number] = [Piece(number, 0, place.numel)]
+        for piece in pieces or ():
+            by_number[piece.number].append(piece)
+        number_of = {parameter: i for i, parameter in enumerate(parameters)}
+        self._held: list[tuple[Piece, nn.Parameter]] = []
+        groups = []
+        for group in optimizer.param_groups:
+            held = [
+                (piece, self._parameter(piece))
+                for parameter in group["params"]
+                for piece in by_number[number_of[parameter]]
+            ]
+            self._held += held
+            groups.append({**group, "params": [parameter for _, parameter in held]})
+        self._optimizer = make_twin(optimizer, groups)
+        self._fused = [
+            type(optimizer) is torch.optim.SGD and bool(one.get("fused")) for one in groups
+        ]
+        self._step = bare_step(optimizer)
+        self._may_change_gradients = not keeps_gradients(optimizer)
+        self._unbound = [
+            (piece, parameter)
+            for piece, parameter in self._held
+            if len(self._entries[piece.number]) > 1  # more than EXISTS: the optimizer keeps state
+        ]
+        self._numbers = [
+            (parameter, entry)
+            for piece, parameter in self._held
+            for entry in self._entries[piece.number]
+            if entry.is_number
+        ]
+        self._gradients: dict[int, list[Tensor]] = {}
+        self._is_share = pieces is not None
+        self._created: list[tuple[Piece, nn.Parameter]] = []
+        if self._is_share:
+            self._bind_existing()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for piece, _ in self._held]
+
+    def state_views(self) -> list[tuple[StateEntry, Tensor]]:
+        """The state in the block that belongs to these pieces."""
+        rows = []
+        for piece, _ in self._held:
+            for entry in self._entries[piece.number]:
+                view = self._state_view(entry, piece)
+                if view is not None:
+                    rows.append((entry, view))
+        return rows
+
+    def step(self, slot: Tensor, present: Sequence[int], groups: Groups) -> None:
+        """Update with the gradients in ``slot`` (bytes, the layout's offsets).
+
+        Args:
+            present: per parameter, 0 where no gradient was computed: it is left as it is.
+            groups: the values of the user's ``param_groups`` to use (lr, momentum, ...).
+        """
+        for group, values in zip(self._optimizer.param_groups, groups, strict=True):
+            for key, value in values.items():
+                if key not in _OURS:
+                    group[key] = value
+        if self._unbound and not self._is_share:
+            self._bind_existing()
+        gradients = self._gradients_in(slot)
+        for (piece, parameter), gradient in zip(self._held, gradients, strict=True):
+            parameter.grad = gradient if present[piece.number] else None
+            if self._may_change_gradients and parameter.grad is not None:
+                parameter.grad = gradient.clone()  # who does this step again reads what it read
+        if self._unbound:
+            self._choose_kernels()
+        if self._numbers:
+            self._read_numbers()
+        with torch.no_grad():
+            self._step(self._optimizer)
+        self._created = []
+        if self._unbound:
+            self._bind_created()
+        if self._numbers:
+            self._write_numbers()
+
+    def _choose_kernels(self) -> None:
+        """Torch's one-pass SGD takes momentum that all parameters have or none has (torch 2.13).
+
+        One whose gradient comes later than the others', as when a layer thaws, has none yet.
+        """
+        state = self._optimizer.state
+        for group, is_fused in zip(self._optimizer.param_groups, self._fused, strict=True):
+            if is_fused:
+                held = [one for one in group["params"] if one.grad is not None]
+                group["fused"] = len({"momentum_buffer" in state.get(one, {}) for one in held}) < 2
+
+    def private_state(self) -> list[Tensor]:
+        """Clones of the state that is not in the block: a piece's own copies of step counters."""
+        return [value.clone() for value in self._private()]
+
+    def revert(self, private: Sequence[Tensor]) -> None:
+        """Undo the last step but for what lies in the block: ``private`` was kept before it."""
+        for piece, parameter in self._created:
+            del self._optimizer.state[parameter]
+            self._unbound.append((piece, parameter))
+        self._created = []
+        for value, kept in zip(self._private(), private, strict=True):
+            value.copy_(kept)
+
+    def _private(self) -> list[Tensor]:
+        return [
+            self._optimizer.state[parameter][entry.key]
+            for piece, parameter in self._held
+            if self._is_split(piece) and self._optimizer.state.get(parameter)
+            for entry in self._entries[piece.number]
+            if entry.key in self._optimizer.state[parameter]
+            and self._state_view(entry, piece) is None
+        ]
+
+    def _is_split(self, piece: Piece) -> bool:
+        return piece.stop - piece.start < self._layout.parameters.places[piece.number].numel
+
+    def write_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Put the state that the user's optimizer brings along (a loaded one) into the block.
+
+        Args:
+            state: by the model's parameters.
+
+        Raises:
+            ConfigError: it has an entry that is not in the layout.
+        """
+        for piece, parameter in self._held:
+            row = state.get(self._parameters[piece.number])
+            if row:
+                self._refuse_more(piece.number, row)
+                self._optimizer.state[parameter] = {
+                    key: value.clone() if isinstance(value, Tensor) else value
+                    for key, value in row.items()
+                }
+        self._bind_created()
+        self._write_numbers()
+
+    def _refuse_more(self, number: int, row: Mapping[str, Any]) -> None:
+        """What the optimizer did not keep when the layout was made has no place."""
+        known = {entry.key for entry in self._entries[number]}
+        for key, value in row.items():
+            if key not in known and value is not None:
+                name = self._layout.parameters.places[number].name
+                raise ConfigError(
+                    f"{type(self._optimizer).__name__} keeps {key!r} for {name!r} in the state "
+                    "that was loaded, and none as it was prepared: load it before prepare(), "
+                    "optimizer.load_state_dict(...); "
+                    "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+                )
+
+    def read_state(self) -> list[dict[str, Any]]:
+        """Compact clones of the state of each parameter of the groups, in the groups' order."""
+        self._bind_existing()
+        self._read_numbers()
+        rows = []
+        for _, parameter in self._held:
+            state = self._optimizer.state.get(parameter, {})
+            rows.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()})
+        return rows
+
+    def _parameter(self, piece: Piece) -> nn.Parameter:
+        place = self._layout.parameters.places[piece.number]
+        if piece.stop - piece.start == place.numel:
+            return nn.Parameter(place.view(self._block), requires_grad=False)
+        return nn.Parameter(place.flat(self._block, piece.start, piece.stop), requires_grad=False)
+
+    def _gradients_in(self, slot: Tensor) -> list[Tensor]:
+        views = self._gradients.get(slot.data_ptr())
+        if views is None:
+            views = []
+            for piece, parameter in self._held:
+                place = self._layout.parameters.places[piece.number]
+                is_whole = piece.stop - piece.start == place.numel
+                flat = place.flat(slot, piece.start, piece.stop)
+                views.append(flat.as_strided(place.shape, place.strides) if is_whole else flat)
+                assert views[-1].shape == parameter.shape
+            self._gradients[slot.data_ptr()] = views
+        return views
+
+    def _state_view(self, entry: StateEntry, piece: Piece) -> Tensor | None:
+        """The entry's memory for this piece; None where another piece's owner holds it."""
+        place = entry.place
+        parameter = self._layout.parameters.places[piece.number]
+        is_whole = piece.stop - piece.start == parameter.numel
+        if is_whole:
+            return place.view(self._block)
+        if place.numel == parameter.numel and parameter.numel > 1:
+            return place.flat(self._block, piece.start, piece.stop)
+        return place.view(self._block) if piece.start == 0 else None
+
+    def _exists(self, piece: Piece) -> Tensor:
+        for entry in self._entries[piece.number]:
+            if entry.key == EXISTS:
+                return entry.place.view(self._block)
+        raise AssertionError(f"no state entry for parameter {piece.number}")
+
+    def _bind_existing(self) -> None:
+        """Take over the state that somebody has already made in the block."""
+        rest = []
+        for piece, parameter in self._unbound:
+            if not self._exists(piece).item():
+                rest.append((piece, parameter))
+                continue
+            for entry in self._entries[piece.number]:
+                if entry.is_number:
+                    self._optimizer.state[parameter][entry.key] = 0  # read before every step
+                elif entry.key != EXISTS:
+                    view = self._state_view(entry, piece)
+                    value = entry.place.view(self._block).clone() if view is None else view
+                    self._optimizer.state[parameter][entry.key] = value
+        self._unbound = rest
+
+    def _bind_created(self) -> None:
+        """Move the state that the optimizer has just made into the block."""
+        rest = []
+        for piece, parameter in self._unbound:
+            state = self._optimizer.state.get(parameter)
+            if not state:
+                rest.append((piece, parameter))
+                continue
+            for entry in self._entries[piece.number]:
+                if entry.key == EXISTS or entry.is_number:
+                    continue
+                view = self._state_view(entry, piece)
+                if view is not None and isinstance(state.get(entry.key), Tensor):
+                    view.copy_(state[entry.key])
+                    state[entry.key] = view
+            self._exists(piece).fill_(1)
+            self._created.append((piece, parameter))
+        self._unbound = rest
+
+    def _read_numbers(self) -> None:
+        for parameter, entry in self._numbers:
+            if self._optimizer.state.get(parameter):
+                value = entry.place.view(self._block).item()
+                self._optimizer.state[parameter][entry.key] = (
+                    int(value) if float(value).is_integer() else value
+                )
+
+    def _write_numbers(self) -> None:
+        for parameter, entry in self._numbers:
+            if self._optimizer.state.get(parameter):
+                entry.place.view(self._block).fill_(
+                    float(self._optimizer.state[parameter][entry.key])
+                )

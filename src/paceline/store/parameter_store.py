@@ -1,0 +1,371 @@
+"""The parameters of a run in memory that its members share: push, pull, versions, updates.
+
+    block A, block B    parameters, buffers, optimizer state; one holds the newest version
+    accumulator         the sum of the gradients of the update under way; 16-bit ones: sums.py
+    slot of each seat   the gradients and buffers of its last push
+    pinned block        a whole version that stands still while a checkpoint of it is written
+
+An update reads version v and writes version v + 1 into the other block, so a reader of v is never
+disturbed and an executor that dies half-way leaves nothing behind: somebody else does it again.
+Pushes are summed as they arrive, so 100 members cost no more than two (beyond their own slots).
+Jobs (add, finish) are numbered by the coordinator and done in that order by the members.
+This module must not know protocols, members or leases.
+"""
+
+import cmath
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .applied import Applied
+from .clip import UNCLIPPED, Clip
+from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, PUSH_SCALE, VERSION, Control
+from .layout import ALIGN_BYTES, Layout
+from .loss_scale import NO_OVERFLOW, LossScale, LossScales
+from .norms import Norms
+from .optimizer import Groups, Updater
+from .sums import Stretch, Sums, split, wide, wide_bytes
+
+
+class SharedStore:
+    """One run's parameters, as every member sees them.
+
+    Args:
+        layout: the same in all members.
+        arena: ``(arena_bytes(layout, num_seats),)`` uint8, shared and zeroed at first.
+        control: the run's words.
+        has_peers: whether other processes read it and may take a job over; if not, nothing is
+            kept for them and nobody is woken.
+    """
+
+    def __init__(
+        self, layout: Layout, arena: Tensor, control: Control, *, has_peers: bool = True
+    ) -> None:
+        self.layout = layout
+        self._has_peers = has_peers
+        self.control = control
+        size = _aligned(layout.block_bytes)
+        slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
+        self.blocks = (arena[: layout.block_bytes], arena[size : size + layout.block_bytes])
+        starts = [2 * size + i * slot for i in range(control.num_seats + 1)]
+        self._slots = [arena[start : start + slot] for start in starts]
+        sums = starts[-1] + slot
+        self._sums = Sums(layout, self._slots[0], arena[sums : sums + wide_bytes(layout)])
+        pinned = pinned_at(layout, control.num_seats)
+        self._pinned = arena[pinned : pinned + layout.block_bytes]
+        count = len(layout.parameters.places)
+        self._present = [
+            _as_bytes(one[layout.slot_bytes : layout.slot_bytes + count]) for one in self._slots
+        ]
+        self._runs = [
+            Stretch(*run)
+            for section in (layout.parameters, layout.buffers)
+            for run in section.runs()
+        ]
+        self._chunks = [chunk for run in self._runs for chunk in split(run)]
+        self._buffers = layout.buffers
+        self._gradients: dict[int, list[Tensor]] = {}
+        self.applied = Applied(control)
+        self._parts: dict[tuple[int, int], Tensor] = {}
+        self.scales = LossScales(control)
+        self.norms = Norms(control)
+        self.scale: LossScale | None = None
+        """Of the version that this member pulled last; None: nobody scales."""
+
+    # -- what a member pushes and pulls ---------------------------------------------------------
+
+    @property
+    def sum_slot(self) -> Tensor:
+        """Where gradients are summed or averaged."""
+        return self._slots[0]
+
+    def slot(self, seat: int) -> Tensor:
+        """Gradients and buffers of this seat's next push, the layout's offsets."""
+        return self._slots[seat + 1]
+
+    def present(self, seat: int) -> memoryview:
+        """Per parameter: 1 where this seat's push has a gradient."""
+        return self._present[seat + 1]
+
+    @property
+    def version(self) -> int:
+        return self.control.version
+
+    @property
+    def current(self) -> int:
+        """Number of the block that holds the newest version."""
+        return self.control[VERSION] & 1
+
+    def is_finite(self, seat: int) -> bool:
+        """Whether no gradient in the slot is inf or nan: one pass; sums spread both."""
+        runs = self._gradient_runs(seat)
+        return all(cmath.isfinite(run.sum().item()) for run in runs) or all(
+            bool(torch.isfinite(run).all()) for run in runs
+        )
+
+    def not_finite(self, seat: int) -> str:
+        """The name of the first parameter of this seat's push with an inf or nan gradient."""
+        for place, is_present in zip(
+            self.layout.parameters.places, self.present(seat), strict=True
+        ):
+            if is_present and not bool(torch.isfinite(place.flat(self.slot(seat))).all()):
+                return place.name
+        return "?"
+
+    def pull(self, version: int, out: Tensor) -> int:
+        """Copy parameters and buffers of the newest version into ``out``; at least ``version``.
+
+        Returns the version that was copied: it is one version, never half of two. Waiting for it
+        is the caller's business.
+        """
+        control = self.control
+        size = self.layout.slot_bytes
+        while True:
+            newest = control[VERSION]
+            assert newest >> 1 >= version
+            generation = GENERATION[newest & 1]
+            before = control[generation]
+            if before & 1:
+                continue
+            out.copy_(self.blocks[newest & 1][:size])
+            self.scale = self.scales.of(newest >> 1)
+            if control[generation] == before:
+                return newest >> 1
+
+    def standing(self, version: int) -> Tensor | None:
+        """The block of ``version``; None where it is not the newest one, or no more.
+
+        Who reads from it asks again afterwards: it may have been changed meanwhile.
+        """
+        newest = self.control[VERSION]
+        is_whole = newest >> 1 == version and not self.control[GENERATION[newest & 1]] & 1
+        return self.blocks[newest & 1] if is_whole else None
+
+    def pin(self, block: Tensor, buffers: Tensor | None = None) -> None:
+        """Copy a whole version to where a checkpoint is written from; nobody may change it now.
+
+        Args:
+            block: with parameters and optimizer state.
+            buffers: the model's, where the block holds none while peers run.
+        """
+        self._pinned.copy_(block)
+        if buffers is not None:
+            self.layout.buffers.of(self._pinned).copy_(buffers)
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def add(self, job: int, seat: int, weight: float, is_first: bool, scale: float = 1.0) -> None:
+        """Add ``weight`` times this seat's slot to the sum; ``is_first`` begins a new one.
+
+        Args:
+            scale: of gradients besides: what the push's staleness leaves of them.
+        """
+        present, mine = self._present[0], self._present[seat + 1]
+        gradients_stop = self.layout.parameters.stop
+        if is_first:
+            self._begin_writing()
+
+        def add_chunk(run: Stretch) -> None:
+            into, value = self._sum(run), self._part(seat + 1, run)
+            factor = weight * scale if run.start < gradients_stop else weight
+            if not run.dtype.is_floating_point and not run.dtype.is_complex:
+                into.copy_(value if is_first else torch.maximum(into, value))
+            elif is_first and into.dtype is not value.dtype:
+                into.copy_(value).mul_(factor)
+            elif is_first:
+                torch.mul(value, factor, out=into)
+            else:
+                into.add_(value, alpha=factor)
+
+        self._over_chunks(2 * job, add_chunk, is_sum=True)
+        for i in range(len(mine)):
+            present[i] = mine[i] if is_first else present[i] | mine[i]
+        self.finished(job)
+
+    def finish(
+        self,
+        job: int,
+        updater: Sequence[Updater],
+        groups: Groups,
+        *,
+        seat: int,
+        scale: float,
+        clip: Clip = UNCLIPPED,
+    ) -> None:
+        """Write the next version: from the accumulator times ``scale``, or from one seat's slot.
+
+        Seven arguments: an update is all of them, and every one is a plain number or the user's.
+
+        Args:
+            updater: one for each block.
+            seat: the seat whose slot is the whole gradient, or -1 for the accumulator.
+            scale: makes a mean of the accumulator; of a seat's slot, what its staleness leaves of
+                the gradient (its buffers are taken as they are).
+            clip: what the averaged gradient is clipped to.
+        """
+        old, new = self.current, 1 - self.current
+        self._begin_writing()
+        factor = self._clip_factor(job, seat, scale, clip) if clip.has_norm else 1.0
+        slot, present = self._slots[seat + 1], self._present[seat + 1]
+        is_changed = scale != 1.0 or factor != 1.0 or clip.has_value
+        if is_changed or (seat < 0 and self._sums.are_wide):
+            self._scale(job, slot, (scale * factor, scale if seat < 0 else 1.0), clip)
+            slot = self._slots[0]
+        self.blocks[new].copy_(self.blocks[old])
+        updater[new].step(slot, present, groups)
+        buffers = self._buffers
+        if buffers.num_bytes:
+            buffers.of(self.blocks[new]).copy_(buffers.of(slot))
+        self._publish(is_update=True)
+        self.finished(job)
+
+    def skip(self, job: int, overflow_version: int = NO_OVERFLOW) -> None:
+        """Write the next version without a change: a gradient was not finite.
+
+        Args:
+            overflow_version: the newest version from which a push overflowed its loss scale.
+        """
+        self._begin_writing()
+        self.blocks[1 - self.current].copy_(self.blocks[self.current])
+        self._publish(is_update=False, overflow_version=overflow_version)
+        self.finished(job)
+
+    def scale_once(self, number: int, measure: Callable[[], float]) -> float:
+        """The scale of a push in pass ``number``; who takes the pass over uses the same."""
+        if self.control[PASS] != number:
+            self.control.set_double(PUSH_SCALE, measure())
+        return self.control.double(PUSH_SCALE)
+
+    def _scale(self, job: int, slot: Tensor, factors: tuple[float, float], clip: Clip) -> None:
+        """The accumulator becomes ``slot`` times these, of gradients and of buffers, clipped."""
+        total, gradients_stop = self._slots[0], self.layout.parameters.stop
+
+        def scale_chunk(run: Stretch) -> None:
+            into = run.of(total)
+            value = self._sum(run) if slot is total else run.of(slot)
+            if run.dtype.is_floating_point or run.dtype.is_complex:
+                is_gradient = run.start < gradients_stop
+                torch.mul(value, factors[0 if is_gradient else 1], out=into)
+                if is_gradient and clip.has_value:
+                    into.clamp_(-clip.max_value, clip.max_value)
+            elif slot is not total:
+                into.copy_(value)
+
+        self._over_chunks(2 * job + 1, scale_chunk)
+
+    def _clip_factor(self, job: int, seat: int, scale: float, clip: Clip) -> float:
+        """What scales the gradient of the update down to its norm, which is noted.
+
+        Who takes a half-scaled update over uses the norm that was noted before.
+        """
+        if self.control[PASS] != 2 * job + 1:
+            runs = self._gradient_runs(seat)
+            norms = [float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs]
+            self.control.set_double(NORM, scale * math.hypot(*norms))
+        norm = self.control.double(NORM)
+        self.norms.note(self.version + 1, norm)
+        return clip.factor(norm)
+
+    def _gradient_runs(self, seat: int) -> list[Tensor]:
+        """The gradients of a slot (-1: of the accumulator), one flat tensor for each dtype."""
+        found = self._gradients.get(seat)
+        if found is None:
+            runs = [Stretch(*run) for run in self.layout.parameters.runs()]
+            slot = self._slots[seat + 1]
+            found = [self._sums.of(run) if seat < 0 else run.of(slot) for run in runs]
+            self._gradients[seat] = found
+        return found
+
+    def _sum(self, run: Stretch) -> Tensor:
+        """The sums of a run."""
+        return self._part(0, run)
+
+    def _part(self, slot: int, run: Stretch) -> Tensor:
+        """A run of a slot; without peers runs are few and whole, and their views are kept."""
+        part = None if self._has_peers else self._parts.get((slot, run.start))
+        if part is None:
+            part = run.of(self._slots[slot]) if slot else self._sums.of(run)
+            if not self._has_peers:
+                self._parts[slot, run.start] = part
+        return part
+
+    def _begin_writing(self) -> None:
+        """From here on the other block is no version: it holds undo copies, then the next one."""
+        self.control[GENERATION[1 - self.current]] |= 1
+
+    def _publish(self, *, is_update: bool, overflow_version: int = NO_OVERFLOW) -> None:
+        version, new = self.version + 1, 1 - self.current
+        self.applied.bring(version, is_update=is_update)
+        self.scales.bring(version, is_update=is_update, overflow_version=overflow_version)
+        self.control[GENERATION[new]] += 1
+        self._tell(VERSION, 2 * version + new)
+
+    def finished(self, job: int) -> None:
+        """Note that this job is done."""
+        self._tell(JOBS, job)
+
+    def _tell(self, index: int, value: int) -> None:
+        if self._has_peers:
+            self.control.set_and_wake(index, value)
+        else:
+            self.control[index] = value
+
+    def _over_chunks(
+        self, number: int, change: Callable[[Stretch], None], *, is_sum: bool = False
+    ) -> None:
+        """Change the accumulator chunk by chunk so that a death in the middle can be mended.
+
+        Before a chunk is changed its old content is copied to the block that is no version now;
+        who takes the pass over puts it back and goes on from there.
+
+        Args:
+            is_sum: what is changed are the sums, else what the update will read.
+        """
+        if not self._has_peers:  # nobody dies in the middle
+            for run in self._runs:
+                change(run)
+            return
+        control = self.control
+        if control[PASS] != number:
+            control[CHUNK], control[CHUNK_UNDO] = 0, 0
+            control[PASS] = number
+        elif control[CHUNK_UNDO] == control[CHUNK] + 1:
+            live, kept = self._undo(self._chunks[control[CHUNK]], is_sum)
+            live.copy_(kept)
+        for i in range(control[CHUNK], len(self._chunks)):
+            run = self._chunks[i]
+            live, kept = self._undo(run, is_sum)
+            kept.copy_(live)
+            control[CHUNK_UNDO] = i + 1
+            change(run)
+            control[CHUNK] = i + 1
+
+    def _undo(self, run: Stretch, is_sum: bool) -> tuple[Tensor, Tensor]:
+        """A chunk that changes, and where its old content is kept."""
+        block = self.blocks[1 - self.current]
+        if is_sum:
+            return self._sums.of(run), self._sums.undo(run, block)
+        return run.of(self._slots[0]), run.of(block)
+
+
+def arena_bytes(layout: Layout, num_seats: int, *, pins: bool = False) -> int:
+    """Memory of the store: two blocks, the sums, a slot a seat; one block more to pin."""
+    return pinned_at(layout, num_seats) + (layout.block_bytes if pins else 0)
+
+
+def pinned_at(layout: Layout, num_seats: int) -> int:
+    """Where the pinned block begins, in bytes."""
+    slot = _aligned(layout.slot_bytes + len(layout.parameters.places))
+    return 2 * _aligned(layout.block_bytes) + (num_seats + 1) * slot + wide_bytes(layout)
+
+
+def _as_bytes(block: Tensor) -> memoryview:
+    array: Any = block.numpy()
+    return memoryview(array)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES

@@ -1,0 +1,325 @@
+"""Files in a folder of ours: opened by what they are, not by what their name meant a moment ago.
+
+    Place (a folder, held by its descriptor) --name, no link, no wait--> descriptor -> is it sound?
+
+Whoever can write into a folder, or into the one above it, can put a link, a pipe or another folder
+where a file of ours is expected, also between a look and the opening. So a folder is opened once,
+its files are opened relative to that, and it is the open descriptor that is looked at.
+
+    to write   the folder is ours, and nobody else but its group may write to it; a new file is
+               made, never written over; an old one is regular, ours, and has no second name
+    to read    the file is regular: a pipe is not waited for; whose it is does not matter
+
+Folders that a group may write to are taken, since a usual umask (002) makes them; links and pipes
+are refused there, too. This module must not know what is in the files.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+
+from ..errors import FileError
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_FILE = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file",
+            errno.EISDIR: "it is a folder", errno.ENOTDIR: "it is no folder"}  # fmt: skip
+"""What the system means by these where a file or a folder was expected."""
+_TRIES, _MOST_LINKS = 3, 8
+
+
+class OpenFolder:
+    """A folder of ours that is held open.
+
+    Args:
+        fd: its descriptor, which ``close`` closes.
+        path: its name, for people.
+    """
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+        self._owner = os.fstat(fd).st_uid
+
+    @classmethod
+    def open(cls, path: Path, identity: Sequence[int] | None = None) -> "OpenFolder":
+        """The folder at ``path``, through links of ours. FileError: it is not one to write into.
+
+        Args:
+            identity: of the folder that it must be: another process has opened it before.
+        """
+        place, target = None, path
+        try:
+            for _ in range(_MOST_LINKS):
+                try:
+                    place = cls(os.open(target, _FOLDER), path)
+                    break
+                except OSError:
+                    if not target.is_symlink():
+                        raise
+                    if target.lstat().st_uid not in (os.geteuid(), 0):
+                        raise _refused(path, "it is another user's link") from None
+                    target = target.parent / target.readlink()
+        except (OSError, ValueError) as error:
+            raise _said(error, path) from None
+        if place is None:
+            raise _refused(path, "too many links")
+        place._checked()
+        if identity is not None and place.identity != tuple(identity):
+            place.close()
+            raise _refused(path, "it is another folder than the one that the run began in")
+        return place
+
+    @classmethod
+    def make(cls, path: Path) -> "OpenFolder":
+        """A new folder. FileExistsError: something is there."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(0o755)
+        except FileExistsError as error:
+            if Path(error.filename) == path:
+                raise
+            raise FileError(errno.ENOTDIR, "it is no folder", error.filename) from None
+        except (OSError, ValueError) as error:
+            raise _said(error, path) from None
+        return cls.open(path)
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What no other folder of this machine has, as long as this one is there."""
+        now = os.fstat(self.fd)
+        return now.st_dev, now.st_ino
+
+    def close(self) -> None:
+        """Let go of it; may be called twice."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def inner(self, name: str) -> "OpenFolder":
+        """A folder in it."""
+        path = self.path / name
+        try:
+            return OpenFolder(os.open(name, _FOLDER, dir_fd=self.fd), path)._checked()
+        except OSError as error:
+            raise _said(error, path) from None
+
+    def make_inner(self, name: str, *, is_new: bool = False) -> "OpenFolder":
+        """A folder in it, made where it is missing; ``is_new``: FileExistsError where it is not."""
+        try:
+            os.mkdir(name, 0o755, dir_fd=self.fd)
+        except FileExistsError:
+            if is_new:
+                raise
+        except OSError as error:
+            raise _said(error, self.path / name) from None
+        return self.inner(name)
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def fresh(self, name: str) -> int:
+        """A new file to write and read, in the place of whatever has its name and is no folder."""
+        for _ in range(_TRIES):
+            self.remove_file(name)
+            with suppress(FileExistsError):
+                return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        raise _refused(self.path / name, "somebody makes it again and again")
+
+    def new(self, name: str) -> int:
+        """A new file to write and read. FileExistsError: something has its name."""
+        return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def again(self, name: str) -> int:
+        """A file of ours that is there, to write and read."""
+        return self._sound(self._open(name, os.O_RDWR), name)
+
+    def append(self, name: str) -> int:
+        """A file of ours to append to; it is made where it is missing."""
+        return self._sound(self._open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), name)
+
+    def read(self, name: str) -> BufferedReader:
+        """A file to read, whosever it is."""
+        return _regular(self._open(name, os.O_RDONLY), self.path / name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """A new file with this in it, in the place of whatever has its name and is no folder."""
+        with os.fdopen(self.fresh(name), "wb") as file:
+            file.write(data)
+
+    def replace(self, name: str, data: bytes, *, is_synced: bool = False) -> None:
+        """Write whole or not at all: a reader sees the old file or the new one."""
+        beside = f".{name}.{secrets.token_hex(4)}"
+        with os.fdopen(self.new(beside), "wb") as file:
+            try:
+                file.write(data)
+                file.flush()
+                if is_synced:
+                    os.fsync(file.fileno())
+                self.rename(beside, name)
+            except BaseException:
+                self.remove_file(beside)
+                raise
+
+    def _open(self, name: str, flags: int) -> int:
+        try:
+            return os.open(name, flags | _FILE, 0o644, dir_fd=self.fd)
+        except FileExistsError:
+            raise
+        except (OSError, ValueError) as error:
+            raise _said(error, self.path / name) from None
+
+    def _sound(self, fd: int, name: str) -> int:
+        """This descriptor, if what is written there is written nowhere else."""
+        now = os.fstat(fd)
+        why = ""
+        if not stat.S_ISREG(now.st_mode):
+            why = "it is no regular file"
+        elif now.st_uid != self._owner:
+            why = f"it belongs to user {now.st_uid}"
+        elif now.st_nlink > 1:
+            why = "it has a second name (a hard link)"
+        if why:
+            os.close(fd)
+            raise _refused(self.path / name, why)
+        return fd
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether something has this name."""
+        return name in self.names()
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.fd))
+
+    def rename(self, name: str, other: str, into: "OpenFolder | None" = None) -> None:
+        """In the folder, or ``into`` another one; what had the other name there is gone."""
+        target = self if into is None else into
+        try:
+            os.replace(name, other, src_dir_fd=self.fd, dst_dir_fd=target.fd)
+        except OSError as error:
+            raise _said(error, target.path / other) from None
+
+    def remove_file(self, name: str) -> None:
+        """Take this name away, where something has it that is no folder."""
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._not_removed(error, name) from None
+
+    def remove(self, name: str) -> None:
+        """Take away what has this name, with all that is in it; links are not followed."""
+        try:
+            self.remove_file(name)
+        except FileError as error:
+            if error.errno != errno.EISDIR:
+                raise
+            try:
+                shutil.rmtree(name, dir_fd=self.fd)
+            except OSError as failure:
+                raise _said(failure, self.path / name) from None
+
+    def _not_removed(self, error: OSError, name: str) -> FileError:
+        with suppress(OSError):  # not every system says that it is a folder
+            if stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
+                error = OSError(errno.EISDIR, "")
+        return _said(error, self.path / name)
+
+    def sync(self) -> None:
+        """Names that were made or changed are on the disk."""
+        os.fsync(self.fd)
+
+    # -- whose it is ----------------------------------------------------------------------------
+
+    def _checked(self) -> "OpenFolder":
+        now = os.fstat(self.fd)
+        is_ours, is_open = now.st_uid == os.geteuid(), bool(now.st_mode & stat.S_IWOTH)
+        if is_ours and not is_open:
+            return self
+        probe = self._probe()
+        why = ""
+        if not is_ours and (probe is None or probe.st_uid != now.st_uid):
+            why = f"it belongs to user {now.st_uid}; use a folder of your own"
+        elif is_open and (probe is None or not probe.st_mode & stat.S_IWOTH):
+            why = "everybody may write to it: chmod o-w, or use another folder"
+        if why:
+            self.close()
+            raise _refused(self.path, why)
+        return self
+
+    def _probe(self) -> os.stat_result | None:
+        """What a new file of ours is here: there are file systems without owners or modes."""
+        name = f".{secrets.token_hex(4)}"
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=self.fd)
+        except OSError:
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self.fd)
+
+
+def cache_home(env: Mapping[str, str] | None = None) -> Path:
+    """Where caches lie; who has no home, as some containers' users, has a folder beside others'."""
+    named = (os.environ if env is None else env).get("XDG_CACHE_HOME")
+    home = os.path.expanduser("~")
+    if not named and home == "~":
+        return Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}"
+    return Path(named or Path(home) / ".cache")
+
+
+def open_to_read(path: Path) -> BufferedReader:
+    """A regular file, whosever it is, also through links. FileError: it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise _said(error, path) from None
+    return _regular(fd, path)
+
+
+def read_text(file: BufferedReader, most_bytes: int) -> str:
+    """All of it. ValueError: it is longer than that, or no UTF-8."""
+    with file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    return data.decode()
+
+
+def name_of(fd: int, path: Path) -> Path:
+    """A path that leads to this open file, whatever its own means by now."""
+    own = Path(f"/proc/self/fd/{fd}")  # not /dev/fd: on macOS that shares the file's position
+    return own if own.exists() else path
+
+
+def _regular(fd: int, path: Path) -> BufferedReader:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _refused(path, "it is no regular file")
+    return os.fdopen(fd, "rb")
+
+
+def _refused(path: Path, why: str) -> FileError:
+    return FileError(errno.EPERM, why, str(path))
+
+
+def _said(error: OSError | ValueError, path: Path) -> FileError:
+    """What the system, or Python, says of this path."""
+    if isinstance(error, FileError):
+        return error
+    if not isinstance(error, OSError):
+        return FileError(errno.EINVAL, str(error), str(path))
+    text = _NO_FILE.get(error.errno or 0, error.strerror)
+    return FileError(error.errno, text, str(path))

@@ -1,0 +1,8 @@
+"""What ``--fast auto`` tries, and how it is measured.
+
+    candidate, candidates   the contract and the table; one file a candidate
+    trial, arm, pairs       measured in turn on copies of the user's objects
+    fast, remembered        what comes of the flags, and what is kept for this model and machine
+
+It must not know runs of several workers.
+"""

@@ -1,0 +1,93 @@
+"""What may make a step faster: the contract of a candidate, and what it is tried on.
+
+    options(subject, speed) -> values worth trying here, none where it cannot help
+    apply(objects, value)   -> put into effect on a model and its optimizer
+
+A candidate is tried on copies of the user's objects (``trial.py``) and then, if it is worth it,
+put into effect on the objects themselves before they become part of a run, so the store lays out
+what is there then, strides included. This module must not know which candidates there are.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..speed import Speed, Value
+
+Forward = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) -> loss, one forward pass as the training loop makes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objects:
+    """What a candidate changes.
+
+    Attributes:
+        sizes: numbers of samples that mini-batches have, but for an epoch's last ones.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    sizes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSubject:
+    """What candidates are tried on: never changed, only copied.
+
+    Attributes:
+        batch: one mini-batch on the device.
+        num_samples: of it.
+        feed: endless mini-batches on the device, loaded as a speed says; None where batches come
+            from elsewhere.
+        loader_workers: processes that the user's loader has.
+        num_cores: that this run may use, and ``num_workers`` that share them.
+        steps_itself: whether the user's optimizer object makes the updates (one worker under
+            plain ``python``, local-sgd); the store has its own kernels.
+        may_change_numbers: whether precision may be tried (``--precision auto``).
+    """
+
+    objects: Objects
+    device: torch.device
+    batch: Any
+    num_samples: int
+    forward: Forward
+    feed: "Callable[[Speed], Iterator[Any]] | None"
+    num_cores: int
+    num_workers: int
+    steps_itself: bool
+    may_change_numbers: bool
+    loader_workers: int = 0
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+
+class Candidate(Protocol):
+    """One way to be faster; ``name`` is its field of ``Speed``."""
+
+    name: str
+    needs_feed: bool
+    """Whether it is seen only with batches from the loader, not on one cached batch."""
+    needs_whole_batch: bool
+    """Whether what it gains depends on how large the batch is."""
+    keeps_bits: bool
+    """Whether plain code in one process computes the same bits; else ``replay`` refuses the run."""
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        """Values worth trying beside the one in ``speed``; each may raise when it is applied."""
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        """Put ``value`` into effect; the default of ``Speed`` changes nothing.
+
+        Raises:
+            ConfigError: it cannot be had here; says why and what to do.
+        """
+
+    def words(self, value: Value) -> str:
+        """The option for people: ``compile default``."""

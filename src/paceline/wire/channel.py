@@ -1,0 +1,141 @@
+"""A way for messages between a member and the coordinator: in order, whole, of any size.
+
+This module must not know what a message leads to.
+"""
+
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from ..store.memory import spin
+from .codec import FROM_MEMBER, TO_MEMBER, Codec
+from .messages import FromMember, Message, ToMember
+
+Sent = TypeVar("Sent", bound=Message)
+Heard = TypeVar("Heard", bound=Message)
+
+_MORE, _LAST = b"+", b"."
+
+
+class Channel(Protocol):
+    """The member's end of the talk."""
+
+    def send(self, message: FromMember) -> None:
+        """Send one message; returns at once."""
+
+    def hold(self, message: FromMember) -> None:
+        """Keep a message that nobody waits for: it goes with the next one, before it."""
+
+    def receive(self, is_blocking: bool = True) -> list[ToMember]:
+        """The next messages, in order; [] when there is none and ``is_blocking`` is False."""
+
+    def die(self) -> None:
+        """The member ends here, as if it was killed; nothing is cleaned up."""
+
+    def halt(self) -> None:
+        """The member stands still here until somebody lets it go on."""
+
+
+class SocketChannel(Generic[Sent, Heard]):
+    """A lane over one end of a socket pair that keeps message borders.
+
+    Messages of any size: a long frame goes in pieces, each with a byte that says whether it is the
+    last.
+
+    Args:
+        sent, heard: the messages of its two directions.
+        waits: whether sending waits for a reader that is slow. The coordinator does not, for whom a
+            reader may be stopped: what is not taken stays here until ``send_rest`` finds it is.
+    """
+
+    PIECE_BYTES = 1 << 17
+
+    def __init__(
+        self, end: socket.socket, sent: Codec[Sent], heard: Codec[Heard], *, waits: bool = True
+    ) -> None:
+        self._end, self._sent, self._heard = end, sent, heard
+        self._flags = 0 if waits else socket.MSG_DONTWAIT
+        self._held: list[Sent] = []
+        self._unsent: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
+
+    def send(self, message: Sent) -> None:
+        messages, self._held = [*self._held, message], []
+        self.send_all(messages)
+
+    def hold(self, message: Sent) -> None:
+        self._held.append(message)
+
+    def send_all(self, messages: Sequence[Sent]) -> None:
+        """Send several messages as one, in order."""
+        data, size = self._sent.encode(messages), self.PIECE_BYTES
+        for start in range(0, len(data) - size, size):
+            self._unsent.append(_MORE + data[start : start + size])
+        self._unsent.append(_LAST + data[(len(data) - 1) // size * size :])
+        self.send_rest()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether something has not been taken yet."""
+        return bool(self._unsent)
+
+    def send_rest(self) -> bool:
+        """Send what was not taken before; whether all of it is now."""
+        try:
+            while self._unsent:
+                self._end.send(self._unsent[0], self._flags)
+                self._unsent.popleft()
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive(self, is_blocking: bool = True) -> list[Heard]:
+        while (piece := self._read(is_blocking)) is not None:
+            if not piece:
+                raise ConnectionResetError("the coordinator is gone")
+            self._pieces.append(piece[1:])
+            if piece[:1] == _LAST:
+                data, self._pieces = b"".join(self._pieces), []
+                return self._heard.decode(data)
+        return []
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def halt(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _read(self, is_blocking: bool) -> bytes | None:
+        """The next datagram; None when there is none. A blocking read spins for a moment first."""
+        most = 1 + self.PIECE_BYTES
+        for _ in spin() if is_blocking else (None,):
+            try:
+                return self._end.recv(most, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+        return self._end.recv(most) if is_blocking else None
+
+
+def member_channel(end: socket.socket) -> SocketChannel[FromMember, ToMember]:
+    """The member's end."""
+    return SocketChannel(end, FROM_MEMBER, TO_MEMBER)
+
+
+def coordinator_channel(end: socket.socket) -> SocketChannel[ToMember, FromMember]:
+    """The coordinator's end, which waits for nobody."""
+    return SocketChannel(end, TO_MEMBER, FROM_MEMBER, waits=False)
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends that keep message borders (sequenced packets; datagrams where there are none)."""
+    kind = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
+    try:
+        ends = socket.socketpair(socket.AF_UNIX, kind)
+    except OSError:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * SocketChannel.PIECE_BYTES)
+    return ends

@@ -1,0 +1,87 @@
+"""How an epoch is cut: every position once, as even as can be, the same for all."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.batches import Batches, Cuts, express_rounds
+from paceline.errors import ConfigError
+from paceline.events import Lease
+
+
+def _all(batches: Batches) -> list[Lease]:
+    return Cuts(batches, 0, 0).all()
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(0, 60), st.booleans())
+def test_leases_cover_every_position_once(
+    num_samples: int, parts: int, spare: int, keep_remainder: bool
+) -> None:
+    batch_size = parts + spare
+    if not keep_remainder and num_samples < batch_size:
+        return
+    batches = Batches(num_samples, batch_size, parts, keep_remainder=keep_remainder)
+    leases = _all(batches)
+    covered = [position for lease in leases for position in range(lease.start, lease.stop)]
+    end = num_samples if keep_remainder else num_samples // batch_size * batch_size
+    assert covered == list(range(end))
+    assert [lease.id for lease in leases] == list(range(len(leases)))
+    assert all(lease.num_samples > 0 for lease in leases)
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(0, 60))
+def test_mini_batches_of_one_batch_differ_by_at_most_one_sample(
+    num_samples: int, parts: int, spare: int
+) -> None:
+    batches = Batches(num_samples, parts + spare, parts)
+    for batch in range(batches.num_batches):
+        sizes = [lease.num_samples for lease in batches.cut(batch, 0, 0)]
+        assert max(sizes) - min(sizes) <= 1
+        assert len(sizes) == min(parts, sum(sizes))
+
+
+def test_a_remainder_is_cut_as_evenly_as_the_rest() -> None:
+    sizes = [lease.num_samples for lease in _all(Batches(13, 8, 3))]
+    assert sizes == [2, 3, 3, 1, 2, 2]
+
+
+def test_a_remainder_smaller_than_the_pushes_gives_fewer_leases() -> None:
+    assert [lease.num_samples for lease in _all(Batches(10, 8, 4))] == [2, 2, 2, 2, 1, 1]
+
+
+def test_batches_of_the_users_own_sampler_are_kept() -> None:
+    batches = Batches(100, 8, 2, ends=[3, 4, 10])
+    assert batches.num_batches == 3
+    assert [(lease.start, lease.stop) for lease in _all(batches)] == [
+        (0, 1),
+        (1, 3),
+        (3, 4),
+        (4, 7),
+        (7, 10),
+    ]
+
+
+@given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 3))
+def test_express_rounds_deal_out_every_lease_in_order(
+    num_samples: int, num_members: int, num_steps: int
+) -> None:
+    leases = _all(Batches(num_samples, 2 * num_members, num_members))
+    rounds = express_rounds(leases, num_members, num_steps)
+    assert [lease for row in rounds for own in row for lease in own] == leases
+    assert all(len(row) == num_members for row in rounds)
+    assert all(len(own) == num_steps for row in rounds[:-1] for own in row)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Batches(10, 3, 4), "batch size must be >= 4, the pushes an update has, got 3"),
+        (lambda: Batches(0, 3, 1), "an epoch needs at least 1 sample, got 0"),
+        (lambda: Batches(5, 8, 1, keep_remainder=False), "5 samples do not fill one batch of 8"),
+        (lambda: Batches(5, 2, 1, ends=[2, 2]), "batches must have at least one sample each"),
+        (lambda: Batches(5, 2, 1, ends=[]), "batches must have at least one sample each"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()  # type: ignore[operator]

@@ -1,0 +1,299 @@
+"""The coordinator: who is granted what and when, what is late, and what is refused."""
+
+import random
+
+import pytest
+
+from driver import Driver
+from paceline.core.batches import express_rounds
+from paceline.core.coordinator import Coordinator
+from paceline.core.ledger import Dropped, Ledger, LedgerPlace
+from paceline.errors import ProtocolError
+from paceline.events import (
+    Apply,
+    Cancel,
+    Discard,
+    EpochEnd,
+    Grant,
+    Joined,
+    Lease,
+    Order,
+    Pushed,
+    Ticket,
+)
+from paceline.protocols import parse
+
+
+def _driver(
+    text: str, num_members: int, num_samples: int, *, batch_size: int, dropped: Dropped = "requeue"
+) -> Driver:
+    num_pushes = parse(text, num_members).num_pushes
+    driver = Driver(
+        lambda: parse(text, num_members),
+        lambda: Ledger(num_samples, batch_size, num_pushes, dropped=dropped),
+        num_members,
+    )
+    driver.open_epoch()
+    return driver
+
+
+def _starts(driver: Driver, member: int) -> list[int]:
+    return [lease.start for lease in driver.at_work[member][1]]
+
+
+def _pushed(ticket: Ticket, num_samples: int = 1) -> Pushed:
+    return Pushed(ticket, num_samples, 0.5, True, 9.0)
+
+
+# -- what equals what --------------------------------------------------------------------------
+
+
+def _log_of_random_run(text: str, seed: int) -> list[Order]:
+    rng = random.Random(seed)
+    driver = _driver(text, 4, 96, batch_size=8)
+    for _ in range(2):
+        driver.finish_epoch(rng)
+        driver.open_epoch()
+    return driver.log
+
+
+@pytest.mark.parametrize("text", ["k-sync:4", "k-async:4", "local-sgd:1"])
+@pytest.mark.parametrize("seed", range(3))
+def test_waiting_for_all_is_full_sync_order_for_order(text: str, seed: int) -> None:
+    assert _log_of_random_run(text, seed) == _log_of_random_run("full-sync", seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_async_is_k_batch_async_with_k_1_order_for_order(seed: int) -> None:
+    assert _log_of_random_run("async", seed) == _log_of_random_run("k-batch-async:1", seed)
+
+
+def test_k_batch_sync_is_full_sync_when_each_member_pushes_once_an_update() -> None:
+    def updates(text: str) -> list[Order]:
+        driver = _driver(text, 3, 90, batch_size=9)
+        for _ in range(9):
+            for member in (0, 2, 1):
+                driver.push(member)
+        return [order for order in driver.log if isinstance(order, Apply)]
+
+    batch, full = updates("k-batch-sync:3"), updates("full-sync")
+    assert [[t.member for t in update.tickets] for update in batch] == [[0, 2, 1]] * 9
+    assert [update.weights for update in batch] == [update.weights for update in full]
+
+
+@pytest.mark.parametrize("text", ["full-sync", "local-sgd:3"])
+@pytest.mark.parametrize("num_samples", [90, 91, 97, 59, 5])
+@pytest.mark.parametrize("depth", [0, 1, 2, 7])
+def test_grants_without_faults_are_the_express_rounds(
+    text: str, num_samples: int, depth: int
+) -> None:
+    """Also where loaders fetch ahead."""
+    num_pushes = parse(text, 3).num_pushes
+    driver = Driver(lambda: parse(text, 3), lambda: Ledger(num_samples, 6, num_pushes), 3)
+    for member in range(3):
+        driver.look_ahead(member, depth)
+    driver.open_epoch()
+    rounds = express_rounds(driver.ledger.cut_all(), 3, driver.protocol.num_steps)
+    driver.finish_epoch(random.Random(1))
+    granted: dict[int, list[list[Lease]]] = {0: [], 1: [], 2: []}
+    for order in driver.log:
+        if isinstance(order, Grant):
+            granted[order.ticket.member].append(list(order.leases))
+    for member in granted:
+        assert granted[member] == [row[member] for row in rounds if row[member]]
+
+
+# -- grants ------------------------------------------------------------------------------------
+
+
+def test_the_first_cohort_is_granted_in_member_order_when_the_epoch_opens() -> None:
+    coordinator = Coordinator(parse("async", 3), Ledger(30, 2, 1))
+    for member in (2, 0, 1):
+        assert coordinator.hear(Joined(member, 0.0)) == []
+    grants = coordinator.open_epoch(1.0)
+    assert grants == [Grant(Ticket(m, 0, 0), (Lease(m, 0, 2 * m, 2 * m + 2),)) for m in range(3)]
+    assert coordinator.live_members == [0, 1, 2]
+
+
+def test_after_the_end_of_an_epoch_nothing_is_granted_until_the_next_opens() -> None:
+    driver = _driver("async", 2, 4, batch_size=2)
+    driver.push(0)
+    driver.push(1)
+    assert driver.log[-1] == EpochEnd(0, 2)
+    driver.join()
+    assert not driver.at_work
+    driver.open_epoch()
+    assert driver.coordinator.epoch == 1
+    assert _starts(driver, 0) == [0]
+    assert _starts(driver, 1) == [2]
+
+
+def test_who_joins_in_an_epoch_starts_in_it() -> None:
+    driver = _driver("async", 1, 10, batch_size=2)
+    member = driver.join()
+    assert _starts(driver, member) == [2]
+
+
+def test_an_epoch_does_not_open_twice() -> None:
+    driver = _driver("async", 1, 10, batch_size=2)
+    with pytest.raises(ProtocolError, match="epoch 0 has not ended"):
+        driver.coordinator.open_epoch(1.0)
+
+
+def test_the_dead_members_mini_batch_goes_to_who_is_pending_at_once() -> None:
+    driver = _driver("full-sync", 3, 2, batch_size=3)
+    assert sorted(driver.at_work) == [0, 1]
+    driver.crash(0)
+    assert _starts(driver, 2) == [0]
+
+
+def test_the_named_mini_batches_of_an_update_are_completed_after_a_death() -> None:
+    driver = _driver("full-sync", 3, 30, batch_size=6)
+    driver.push(0)
+    driver.crash(1)
+    assert _starts(driver, 0) == [2]
+    driver.push(0)
+    driver.push(2)
+    assert sorted(driver.used) == list(range(6))
+
+
+# -- late, copies, skipped ----------------------------------------------------------------------
+
+
+def test_a_push_that_crossed_its_cancellation_is_late() -> None:
+    driver = _driver("k-sync:1", 2, 20, batch_size=2)
+    driver.push(0)
+    assert driver.over == [Ticket(1, 0, 0)]
+    driver.push_late(Ticket(1, 0, 0))
+    assert driver.coordinator.last_stats.late == 1
+    assert driver.coordinator.last_stats.cancelled == 1
+
+
+def test_a_push_of_a_member_that_left_is_late() -> None:
+    driver = _driver("async", 2, 20, batch_size=2)
+    driver.crash(1)
+    driver.push_late(Ticket(1, 0, 0))
+
+
+def test_in_the_tail_the_idle_copy_and_the_first_push_wins() -> None:
+    driver = _driver("async", 3, 6, batch_size=2)
+    driver.push(0)
+    assert _starts(driver, 0) == _starts(driver, 1) == [2]
+    driver.push(2)
+    assert _starts(driver, 2) == [2]  # both have one copy: 1 was granted first, but 0 copied it
+    unheard = driver.protocol.state()
+    driver.push(0)
+    assert driver.protocol.state() == unheard
+    assert driver.log[-3:] == [
+        Cancel(2),
+        Apply((Ticket(0, 1, 1),), (1.0,)),
+        EpochEnd(0, 3),
+    ]
+
+
+def test_no_copies_are_made_for_a_protocol_that_wants_none() -> None:
+    driver = _driver("full-sync", 3, 4, batch_size=3)
+    for member in range(3):
+        driver.push(member)
+    assert sorted(driver.at_work) == [0]
+
+
+def test_who_skips_its_mini_batch_is_given_another() -> None:
+    driver = _driver("async", 2, 20, batch_size=2)
+    driver.give_back(0)
+    assert _starts(driver, 0) == [4]
+    driver.push(1)
+    assert _starts(driver, 1) == [0]
+
+
+def test_who_skips_the_last_mini_batch_is_given_it_again() -> None:
+    driver = _driver("async", 1, 2, batch_size=2)
+    driver.give_back(0)
+    assert _starts(driver, 0) == [0]
+
+
+def test_who_skips_the_last_mini_batch_ends_the_epoch_where_such_are_dropped() -> None:
+    driver = _driver("async", 1, 2, batch_size=2, dropped="skip")
+    driver.give_back(0)
+    assert driver.log[-1] == EpochEnd(0, 0)
+
+
+def test_nothing_is_extended_or_skipped_on_a_ticket_that_has_ended() -> None:
+    driver = _driver("k-sync:1", 2, 20, batch_size=2)
+    driver.push(0)
+    before = driver.coordinator.state()
+    assert driver.coordinator.extend(Ticket(1, 0, 0)) is None
+    assert driver.coordinator.give_back(Ticket(1, 0, 0), 1.0) == []
+    assert driver.coordinator.state() == before
+
+
+@pytest.mark.parametrize("text", ["full-sync", "local-sgd:2"])
+def test_what_a_stalled_or_lost_member_held_is_never_dropped(text: str) -> None:
+    driver = _driver(text, 4, 40, batch_size=8, dropped="skip")
+    driver.stall(1)
+    driver.crash(2)
+    driver.finish_epoch(random.Random(0))
+    assert driver.ledger.counts()[LedgerPlace.DROPPED] == 0
+
+
+def test_superseded_work_is_dropped_where_asked_for() -> None:
+    driver = _driver("k-sync:1", 2, 8, batch_size=2, dropped="skip")
+    driver.push(0)
+    assert driver.ledger.counts()[LedgerPlace.DROPPED] == 1
+    assert _starts(driver, 1) == [6]
+
+
+# -- versions and counters ----------------------------------------------------------------------
+
+
+def test_an_update_carries_the_version_that_was_really_pulled() -> None:
+    driver = _driver("async", 2, 20, batch_size=2)
+    driver.push(0)
+    driver.push(1, is_newest_pulled=True)
+    assert Apply((Ticket(1, 0, 1),), (1.0,)) in driver.log
+    assert driver.coordinator.last_stats.staleness_versions == {0: 2}
+
+
+def test_staleness_is_counted_at_the_update() -> None:
+    driver = _driver("async", 2, 40, batch_size=2)
+    for member in (0, 0, 0, 1):
+        driver.push(member)
+    assert driver.coordinator.last_stats.staleness_versions == {0: 3, 3: 1}
+    assert driver.coordinator.last_stats.updates == 4
+
+
+# -- looking ahead ------------------------------------------------------------------------------
+
+
+def test_a_member_that_fetches_ahead_is_told_with_its_grant_what_is_to_come() -> None:
+    coordinator = Coordinator(parse("full-sync", 2), Ledger(40, 4, 2))
+    for member in (0, 1):
+        coordinator.hear(Joined(member, 0.0))
+        coordinator.set_lookahead(member, 2)
+    first = [order for order in coordinator.open_epoch(0.0) if isinstance(order, Grant)]
+    assert [[lease.id for lease in grant.upcoming] for grant in first] == [[2, 4], [3, 5]]
+    coordinator.hear(_pushed(first[0].ticket))
+    second = coordinator.hear(_pushed(first[1].ticket))[1:]
+    assert [
+        ([lease.id for lease in grant.leases], [lease.id for lease in grant.upcoming])
+        for grant in second
+        if isinstance(grant, Grant)
+    ] == [([2], [6]), ([3], [7])]
+
+
+# -- stop ---------------------------------------------------------------------------------------
+
+
+def test_a_stop_returns_all_that_was_not_applied() -> None:
+    driver = _driver("k-sync:3", 4, 24, batch_size=6)
+    for member in (0, 1, 2, 3, 0):
+        driver.push(member)
+    driver.stop()
+    assert driver.log[-4:] == [
+        Discard(Ticket(3, 1, 1)),
+        Discard(Ticket(0, 1, 1)),
+        Cancel(1),
+        Cancel(2),
+    ]
+    assert driver.ledger.counts()[LedgerPlace.RETIRED] == 3
+    driver.push_late(Ticket(1, 1, 1))

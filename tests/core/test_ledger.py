@@ -1,0 +1,203 @@
+"""The walk of a lease: free, held, gathered, retired; and back."""
+
+import json
+
+import pytest
+
+from paceline.core.ledger import Ledger, LedgerPlace, Whereabouts
+from paceline.errors import ConfigError, ProtocolError
+from paceline.events import Lease, Ticket
+
+
+def _opened(num_samples: int = 8, batch_size: int = 2, parts: int = 1, **more: object) -> Ledger:
+    ledger = Ledger(num_samples, batch_size, parts, **more)  # type: ignore[arg-type]
+    ledger.open(0)
+    return ledger
+
+
+def _ticket(member: int, serial: int = 0) -> Ticket:
+    return Ticket(member, serial, 0)
+
+
+def _starts(leases: tuple[Lease, ...]) -> list[int]:
+    return [lease.start for lease in leases]
+
+
+def test_nothing_is_free_before_an_epoch_opens() -> None:
+    ledger = Ledger(8, 2, 1)
+    assert ledger.is_done
+    assert ledger.hand_out(_ticket(0), 1) == ()
+    assert ledger.cut_all() == []
+
+
+def test_leases_go_out_in_the_order_of_positions() -> None:
+    ledger = _opened()
+    assert [_starts(ledger.hand_out(_ticket(m), 1)) for m in range(5)] == [[0], [2], [4], [6], []]
+
+
+def test_a_release_for_several_steps_takes_neighbours_and_what_is_left_at_the_end() -> None:
+    ledger = _opened()
+    assert _starts(ledger.hand_out(_ticket(0), 3)) == [0, 2, 4]
+    assert _starts(ledger.hand_out(_ticket(1), 3)) == [6]
+
+
+def test_a_lease_tells_where_it_is_all_the_way() -> None:
+    ledger = _opened()
+    (lease,) = ledger.cut_all()[:1]
+    (held,) = ledger.hand_out(_ticket(3), 1)
+    assert held == lease
+    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.HELD, members=(3,))
+    ledger.gather(_ticket(3), Ticket(3, 0, 5))
+    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.GATHERED, members=(3,))
+    ledger.retire(Ticket(3, 0, 5), 6)
+    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.RETIRED, version=6)
+    assert ledger.lease_at(1) == lease
+    assert ledger.lease_at(2) is None  # not cut yet
+    assert ledger.counts()[LedgerPlace.RETIRED] == 1
+
+
+def test_returned_leases_go_out_first_and_the_lowest_of_them_first() -> None:
+    ledger = _opened()
+    for member in range(3):
+        ledger.hand_out(_ticket(member), 1)
+    ledger.give_up(_ticket(2), is_abandoned=True)
+    ledger.give_up(_ticket(1), is_abandoned=True)
+    assert [_starts(ledger.hand_out(_ticket(m, 1), 1)) for m in (0, 1, 2)] == [[2], [4], [6]]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "is_abandoned", "place"),
+    [
+        ("requeue", True, LedgerPlace.FREE),
+        ("requeue", False, LedgerPlace.FREE),
+        ("skip", True, LedgerPlace.DROPPED),
+        ("skip", False, LedgerPlace.FREE),
+    ],
+)
+@pytest.mark.parametrize("is_pushed", [False, True])
+def test_only_abandoned_work_is_dropped_and_only_if_asked(
+    dropped: str, is_abandoned: bool, place: LedgerPlace, is_pushed: bool
+) -> None:
+    ledger = _opened(dropped=dropped)
+    (lease,) = ledger.hand_out(_ticket(0), 1)
+    if is_pushed:
+        ledger.gather(_ticket(0), _ticket(0))
+    ledger.give_up(_ticket(0), is_abandoned=is_abandoned)
+    assert ledger.whereabouts(lease).place is place
+
+
+def test_a_copy_is_of_the_lease_with_fewest_holders_then_of_the_oldest_grant() -> None:
+    ledger = _opened(num_samples=6)
+    for member in range(3):
+        ledger.hand_out(_ticket(member), 1)
+    copies = [_starts(ledger.hand_out_copy(_ticket(member))) for member in (3, 4, 5, 6)]
+    assert copies == [[0], [2], [4], [0]]
+    ledger.give_up(_ticket(1), is_abandoned=False)  # its lease has one holder again: 4
+    assert _starts(ledger.hand_out_copy(_ticket(7))) == [2]
+
+
+def test_the_first_push_of_a_copy_wins_and_what_else_the_others_hold_returns() -> None:
+    ledger = _opened(num_samples=4)
+    ledger.hand_out(_ticket(0), 2)
+    ledger.hand_out_copy(_ticket(1))
+    assert ledger.gather(_ticket(1), _ticket(1)) == [_ticket(0)]
+    ledger.give_up(_ticket(0), is_abandoned=False)
+    won, other = ledger.cut_all()
+    assert ledger.whereabouts(won).place is LedgerPlace.GATHERED
+    assert ledger.whereabouts(other).place is LedgerPlace.FREE
+
+
+def test_a_lease_given_up_by_one_holder_stays_with_the_other() -> None:
+    ledger = _opened(num_samples=2)
+    (lease,) = ledger.hand_out(_ticket(0), 1)
+    ledger.hand_out_copy(_ticket(1))
+    ledger.give_up(_ticket(0), is_abandoned=True)
+    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.HELD, members=(1,))
+
+
+def test_accumulation_rides_on_one_ticket() -> None:
+    ledger = _opened(num_samples=4)
+    ledger.hand_out(_ticket(0), 1)
+    assert ledger.extend(_ticket(0)) == Lease(1, 0, 2, 4)
+    assert ledger.extend(_ticket(0)) is None
+    assert _starts(ledger.leases_of(_ticket(0))) == [0, 2]
+
+
+def test_what_is_reserved_is_handed_out_in_order_and_after_what_returned() -> None:
+    ledger = _opened(num_samples=12)
+    ledger.hand_out(_ticket(0), 1)
+    ledger.lookahead.set_depth(1, 2)
+    ledger.look_ahead(1)
+    assert _starts(ledger.lookahead.news(1)) == [2, 4]
+    assert ledger.lookahead.news(1) == ()
+    ledger.give_up(_ticket(0), is_abandoned=True)
+    handed = [_starts(ledger.hand_out(_ticket(1, serial), 1)) for serial in range(4)]
+    assert handed == [[0], [2], [4], [6]]
+
+
+def test_reservations_are_dealt_in_turns_as_wide_as_a_release() -> None:
+    ledger = _opened(num_samples=24)
+    for member in (1, 0):
+        ledger.lookahead.set_depth(member, 3)
+    ledger.look_ahead(2)
+    assert _starts(ledger.lookahead.kept(0)) == [0, 2, 8, 10]
+    assert _starts(ledger.lookahead.kept(1)) == [4, 6, 12, 14]
+
+
+def test_in_the_tail_the_newest_reservation_of_who_has_most_goes_to_who_has_none() -> None:
+    ledger = _opened(num_samples=10)
+    ledger.lookahead.set_depth(0, 2)
+    ledger.lookahead.set_depth(1, 3)
+    ledger.look_ahead(1)
+    taken = [_starts(ledger.hand_out(_ticket(7, serial), 1)) for serial in range(6)]
+    assert taken == [[8], [4], [6], [0], [2], []]
+
+
+def test_reservations_that_are_taken_back_are_free_again() -> None:
+    ledger = _opened()
+    ledger.lookahead.set_depth(0, 2)
+    ledger.look_ahead(1)
+    assert ledger.whereabouts(ledger.cut_all()[1]) == Whereabouts(
+        place=LedgerPlace.RESERVED, members=(0,)
+    )
+    ledger.take_back(0)
+    assert ledger.counts()[LedgerPlace.FREE] == 2
+    assert _starts(ledger.hand_out(_ticket(1), 1)) == [0]
+
+
+def test_lease_ids_are_never_used_twice_in_a_run() -> None:
+    ledger = _opened(num_samples=4)
+    ledger.hand_out(_ticket(0), 2)
+    ledger.gather(_ticket(0), _ticket(0))
+    ledger.retire(_ticket(0), 1)
+    ledger.open(1, batch_ends=[1, 3])
+    assert ledger.num_batches == 2
+    assert ledger.cut_all() == [Lease(2, 1, 0, 1), Lease(3, 1, 1, 3)]
+
+
+def test_an_epoch_does_not_open_before_the_last_is_done() -> None:
+    ledger = _opened()
+    with pytest.raises(ProtocolError, match="epoch 1 cannot open"):
+        ledger.open(1)
+
+
+def test_a_ledger_from_json_is_the_same_ledger() -> None:
+    ledger = _opened(num_samples=20, dropped="skip")
+    for member in range(4):
+        ledger.hand_out(_ticket(member), 1)
+    ledger.hand_out_copy(_ticket(9))
+    ledger.gather(_ticket(1), _ticket(1))
+    ledger.give_up(_ticket(2), is_abandoned=True)
+    ledger.lookahead.set_depth(5, 2)
+    ledger.look_ahead(1)
+    copy = Ledger(20, 2, 1, dropped="skip")
+    copy.load(json.loads(json.dumps(ledger.state())))
+    assert copy.state() == ledger.state()
+    assert copy.cut_all() == ledger.cut_all()
+    assert copy.counts() == ledger.counts()
+    assert copy.hand_out(_ticket(7), 3) == ledger.hand_out(_ticket(7), 3)
+
+
+def test_what_to_do_with_dropped_work_has_two_answers() -> None:
+    with pytest.raises(ConfigError, match="dropped must be 'requeue' or 'skip', got 'maybe'"):
+        Ledger(8, 2, 1, dropped="maybe")  # type: ignore[arg-type]

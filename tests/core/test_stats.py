@@ -1,0 +1,94 @@
+"""What a run counts while it goes says what it should."""
+
+import math
+import random
+
+from paceline.core.stats import Patience, ServiceTimes
+
+
+def test_patience_grows_with_the_steps_of_the_run() -> None:
+    patience = Patience()
+    assert patience.stopped_s == 5.0
+    assert math.isnan(patience.usual_s)
+    for _ in range(10):
+        patience.add(0.1)
+    assert patience.usual_s == 0.1
+    assert (patience.stopped_s, patience.silent_s) == (0.5, 60.0)
+    for _ in range(64):
+        patience.add(2.0)
+    assert (patience.stopped_s, patience.silent_s) == (6.0, 200.0)
+
+
+def test_one_long_step_among_many_makes_silence_last_longer_and_nothing_usual() -> None:
+    """A run that now and then takes a long time, as for a checkpoint, is not taken for dead."""
+    patience = Patience()
+    for step_s in [0.1] * 20 + [30.0] + [0.1] * 20:
+        patience.add(step_s)
+    assert patience.usual_s == 0.1
+    assert patience.silent_s == 120.0
+    assert patience.stopped_s == 0.5
+
+
+def test_a_given_time_replaces_what_is_measured() -> None:
+    patience = Patience(given_s=1.5)
+    assert patience.silent_s == 1.5
+    patience.add(10.0)
+    assert patience.silent_s == 1.5
+    assert patience.stopped_s == 1.5
+
+
+def test_a_given_time_holds_for_a_stopped_worker_too() -> None:
+    patience = Patience(given_s=4.0)
+    patience.add(0.01)
+    assert patience.stopped_s == 4.0
+
+
+def times(**workers: list[float]) -> ServiceTimes:
+    """``w0=[0.1, ...]`` for each worker."""
+    service = ServiceTimes()
+    for name, steps_s in workers.items():
+        for step_s in steps_s:
+            service.add(int(name[1:]), step_s)
+    return service
+
+
+def test_a_worker_that_takes_three_times_as_long_is_named() -> None:
+    (slow,) = times(w0=[0.1, 0.11] * 10, w1=[0.3, 0.33] * 10, w2=[0.1, 0.12] * 10).slow()
+    assert slow.worker == 1
+    assert 2.5 < slow.factor < 3.2
+
+
+def test_a_few_long_steps_and_steps_that_vary_make_nobody_slow() -> None:
+    rng = random.Random(1)
+    varied = [[rng.expovariate(10.0) for _ in range(32)] for _ in range(3)]
+    assert times(w0=varied[0], w1=varied[1], w2=varied[2]).slow() == []
+    assert times(w0=[0.1] * 20, w1=[0.1] * 16 + [9.0] * 4).slow() == []
+
+
+def test_luck_makes_nobody_slow() -> None:
+    """Eight alike, looked at after every round, 100 times over."""
+    num_named = 0
+    for seed in range(100):
+        rng, service = random.Random(seed), ServiceTimes()
+        for _ in range(40):
+            for worker in range(8):
+                service.add(worker, rng.expovariate(10.0))
+            num_named += bool(service.slow())
+    assert num_named <= 4  # of 4,000
+
+
+def test_two_of_whom_one_is_slow_are_told_apart_soon() -> None:
+    assert times(w0=[0.1] * 12, w1=[0.2] * 12).slow()
+
+
+def test_nobody_is_slow_alone_or_at_once() -> None:
+    assert times(w0=[5.0] * 20).slow() == []
+    assert times(w0=[0.1] * 20, w1=[5.0] * 7).slow() == []
+
+
+def test_who_was_slow_is_not_slow_for_ever() -> None:
+    service = times(w0=[0.1] * 32, w1=[0.5] * 32)
+    assert [one.worker for one in service.slow()] == [1]
+    for _ in range(32):
+        service.add(1, 0.1)
+    assert service.slow() == []

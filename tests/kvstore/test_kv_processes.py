@@ -1,0 +1,288 @@
+"""A store between threads and processes: nothing is lost, torn or held up, whoever dies."""
+
+import multiprocessing
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import reduction
+from pathlib import Path
+
+import pytest
+import torch
+
+import pushers
+from paceline import KVStore, LinkError
+from paceline.kvstore import locks
+from paceline.kvstore.updaters import Change, Sum
+
+SMALL, LARGE = 100, 2**18
+"""Elements of float64 values: on one shard, and on all four."""
+
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(["torch", "paceline", "pushers"])  # once for all processes
+Start = Callable[..., multiprocessing.process.BaseProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started = []
+
+    def run(target: Callable[..., None], *args: object, context: str = "forkserver") -> object:
+        process = multiprocessing.get_context(context).Process(target=target, args=args)  # type: ignore[attr-defined]
+        process.start()
+        started.append(process)
+        return process
+
+    yield run  # type: ignore[misc]
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def zeros(numel: int) -> torch.Tensor:
+    return torch.zeros(numel, dtype=torch.float64)
+
+
+def ones(numel: int) -> torch.Tensor:
+    return torch.ones(numel, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("has_mutexes", [True, False])
+@pytest.mark.parametrize("numel", [SMALL, LARGE])
+def test_pushes_of_threads_add_up(
+    numel: int, has_mutexes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "HAS_MUTEXES", has_mutexes and locks.HAS_MUTEXES)
+    with KVStore(capacity_bytes=2**26) as store:
+        store.init("w", zeros(numel))
+        threads = [
+            threading.Thread(target=lambda: [store.push("w", ones(numel)) for _ in range(50)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (store.pull("w") == 200).all()
+        assert store.version("w") == 200
+
+
+@pytest.mark.parametrize(
+    ("numel", "context"),
+    [(SMALL, "fork"), (SMALL, "spawn"), (LARGE, "fork"), (LARGE, "forkserver")],
+)
+def test_pushes_of_processes_add_up(store: KVStore, start: Start, numel: int, context: str) -> None:
+    store.init("w", zeros(numel))
+    processes = [start(pushers.push_ones, store, "w", 100, context=context) for _ in range(2)]
+    pushers.push_ones(store, "w", 100)
+    for process in processes:
+        process.join()
+    assert (store.pull("w") == 300).all()
+    assert store.version("w") == 300
+
+
+def test_a_subprocess_attaches_by_descriptor(store: KVStore) -> None:
+    store.init("w", zeros(LARGE))
+    command = [sys.executable, pushers.__file__, str(store.fd), "w", "3"]
+    subprocess.run(command, pass_fds=[store.fd], check=True)
+    assert (store.pull("w") == 3).all()
+
+
+def test_a_descriptor_can_be_sent_over_a_socket(store: KVStore) -> None:
+    store.init("w", torch.ones(2))
+    near, far = socket.socketpair()
+    with near, far:
+        socket.send_fds(near, [b"store"], [store.fd])
+        (fd,) = socket.recv_fds(far, 16, 1)[1]
+    with KVStore.attach(fd) as other:
+        other.push("w", torch.ones(2))
+    assert torch.equal(store.pull("w"), torch.full((2,), 2.0))
+
+
+def test_a_store_can_be_pickled_to_where_it_is(store: KVStore) -> None:
+    store.init("w", torch.ones(2))
+    other = reduction.ForkingPickler.loads(reduction.ForkingPickler.dumps(store))
+    other.push("w", torch.ones(2))
+    assert store.version("w") == 1
+    other.close()
+
+
+def test_any_process_may_add_keys(store: KVStore, start: Start) -> None:
+    process = start(pushers.add_key, store, "theirs")
+    process.join()
+    assert store.keys() == ["theirs"]
+    assert torch.equal(store.pull("theirs"), torch.full((3,), 7.0))
+
+
+@pytest.mark.parametrize("numel", [SMALL, LARGE])
+def test_a_pull_under_heavy_pushes_is_never_torn(store: KVStore, start: Start, numel: int) -> None:
+    store.init("w", zeros(numel))
+    ours, theirs = server.Pipe()
+    process = start(pushers.push_until_told, store, "w", theirs)
+    assert ours.recv() == 1
+    out, newest = zeros(numel), 0
+    while newest < 200:
+        before = store.version("w")
+        store.pull("w", out=out)
+        first = int(out[0])
+        assert (out == first).all()
+        assert max(before, newest) <= first <= store.version("w")
+        newest = first
+        store.push("w", ones(numel))
+    ours.send("stop")
+    process.join()
+
+
+# -- deaths ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numel", "at"), [(SMALL, 0), (LARGE, 0), (LARGE, LARGE // 2), (LARGE, 3 * LARGE // 4)]
+)
+def test_a_killed_pusher_changes_nothing_and_blocks_nobody(
+    store: KVStore, start: Start, numel: int, at: int
+) -> None:
+    store.init({"w": zeros(numel), "v": zeros(SMALL)})
+    store.push("w", ones(numel))
+    process = start(pushers.die_pushing, store, "w", at)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (store.pull("w") == 1).all()
+    for number in range(2, 6):
+        assert store.push("w", ones(numel)) == number
+        store.push("v", ones(SMALL))
+    assert (store.pull("w") == 5).all()
+    assert (store.pull("v") == 4).all()
+
+
+def test_pushers_killed_at_any_time_leave_whole_versions(store: KVStore, start: Start) -> None:
+    store.init("w", zeros(LARGE))
+    ours, theirs = server.Pipe()
+    steady = start(pushers.push_until_told, store, "w", theirs)
+    for number in range(4):
+        mine, victims = server.Pipe()
+        victim = start(pushers.push_until_told, store, "w", victims)
+        for _ in range(1 + number):
+            mine.recv()
+        victim.kill()
+        victim.join()
+        assert victim.exitcode == -signal.SIGKILL
+        store.push("w", ones(LARGE))
+        value = store.pull("w")
+        assert (value == value[0]).all()
+    ours.send("stop")
+    steady.join()
+    assert (store.pull("w") == store.version("w")).all()
+
+
+def test_a_push_that_built_on_a_lost_one_begins_again(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.init("w", zeros(LARGE))
+    may_fail, is_behind, plain = threading.Event(), threading.Event(), Sum.write
+    written = []
+
+    def write(self: Sum, change: Change) -> None:
+        if change.pushed[0] == 100:  # the first push: it stops in its third slice, then fails
+            if change.start >= LARGE // 2:
+                is_behind.wait(30)
+                raise ValueError("lost")
+            plain(self, change)
+            may_fail.set()
+            return
+        plain(self, change)
+        written.append((change.start, float(change.new[0])))
+        if change.start == LARGE // 4:
+            is_behind.set()
+
+    monkeypatch.setattr(Sum, "write", write)
+
+    def lose() -> None:
+        with pytest.raises(ValueError, match="lost"):
+            store.push("w", 100 * ones(LARGE))
+
+    first = threading.Thread(target=lose)
+    first.start()
+    may_fail.wait(30)
+    assert store.push("w", ones(LARGE)) == 1
+    first.join()
+    assert (0, 101.0) in written
+    assert (0, 1.0) in written
+    assert (store.pull("w") == 1).all()
+
+
+def test_a_push_ahead_of_a_lost_one_is_not_written_over(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three blocks: published, the first push's, the lost push's; none is left for a third."""
+    store.init("w", zeros(LARGE))
+    may_lose, may_end, plain = threading.Event(), threading.Event(), Sum.write
+
+    def write(self: Sum, change: Change) -> None:
+        pushed = int(change.pushed[0])
+        if pushed == 1 and change.start == 3 * LARGE // 4:
+            may_lose.set()
+            # Over at once if the third push wrote: it may not, and must wait for this one.
+            may_end.wait(0.5)
+        if pushed == 100 and change.start == LARGE // 2:
+            raise ValueError("lost")
+        plain(self, change)
+        if pushed == 10:
+            may_end.set()
+
+    monkeypatch.setattr(Sum, "write", write)
+    first = threading.Thread(target=lambda: store.push("w", ones(LARGE)))
+    first.start()
+    may_lose.wait(30)
+    with pytest.raises(ValueError, match="lost"):
+        store.push("w", 100 * ones(LARGE))
+    store.push("w", 10 * ones(LARGE))
+    first.join()
+    assert (store.pull("w") == 11).all()
+
+
+def test_a_process_that_dies_adding_a_key_blocks_nobody(store: KVStore, start: Start) -> None:
+    store.init("v", torch.zeros(2))
+    process = start(pushers.die_adding, store)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    store.init("w", torch.zeros(2))
+    assert store.keys() == ["v", "w"]
+
+
+@pytest.mark.parametrize("has_mutexes", [True, False])
+def test_who_holds_a_shard_for_too_long_is_named(
+    has_mutexes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "HAS_MUTEXES", has_mutexes and locks.HAS_MUTEXES)
+    with KVStore(num_shards=1, capacity_bytes=2**20, patience_s=0.05) as store:
+        store.init("w", torch.zeros(2))
+        go_on, is_held = threading.Event(), threading.Event()
+
+        def hold(key: str, pushed: torch.Tensor, stored: torch.Tensor) -> None:
+            is_held.set()
+            go_on.wait(30)
+
+        store.set_updater(hold)
+        thread = threading.Thread(target=store.push, args=("w", torch.ones(2)))
+        thread.start()
+        is_held.wait(30)
+        with pytest.raises(LinkError, match=r"shard 0 of the store .* by process \d+ for 0.05 s"):
+            store.push("w", torch.ones(2))
+        go_on.set()
+        thread.join()
+        assert store.push("w", torch.ones(2)) == 2
+
+
+def test_nothing_is_left_in_the_file_system() -> None:
+    before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
+    code = (
+        "import torch, paceline; s = paceline.KVStore(); s.init('w', torch.zeros(9));"
+        "import os; os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    after = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
+    assert not [path for path in after - before if "paceline" in path.name]

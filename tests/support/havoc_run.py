@@ -1,0 +1,255 @@
+"""A plan is carried out: the command in a process of its own, struck; and called again to its end.
+
+    launch -> strikes -> its end ---- exit 0 ---------------------------> Outcome
+                            `---- else --> launch with --resume auto -----^
+
+A run is called once more where the faults have ended it, without faults. A launcher that was
+stopped is let go on after a while, as nobody else could. What a run leaves behind is looked for
+three seconds long: processes by their environment, files in a temporary folder of its own. This
+module must not know what is right.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from havoc_plan import Plan, Strike
+
+SCRIPT = Path(__file__).parent / "counted.py"
+LIMIT_S, LEAVE_S, STOPPED_S, LOOK_S = 60.0, 3.0, 1.5, 0.003
+CALM = "HAVOC_IS_OVER"
+"""In the environment of who shall strike itself no more."""
+WAIT_S, AWAITED = 15.0, "nobody is left to go on without it"
+"""A run that says so after a while would wait for ever for who is stopped: it is told to end."""
+_MODULES = {
+    "nursery": b"paceline.engines.local.forkserver",
+    "scribe": b"paceline.checkpoints.scribe",
+}
+_TO_END = ("TERM", "INT", "HUP")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One call of the command.
+
+    Attributes:
+        code: its exit code; None: it did not end within the limit.
+        screen: what it printed.
+        asked_s: from the first TERM or INT that it heard to its end; 0: it heard none.
+        left: what was there three seconds after its end.
+    """
+
+    code: int | None
+    screen: str
+    took_s: float
+    asked_s: float
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a plan.
+
+    Attributes:
+        run: the run's folder.
+        struck: the number of each strike that happened, and where it met its target.
+        finals: the weights of each worker that came to the end of its script, in the last launch.
+    """
+
+    run: Path
+    launches: tuple[Launch, ...]
+    struck: dict[int, str]
+    finals: tuple[Path, ...]
+
+
+def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
+    """Do it."""
+    launches = [_launch(plan, folder, plan.strikes, limit_s)]
+    if launches[0].code not in (0, None):
+        for final in folder.glob("final-*.pt"):
+            final.unlink()
+        if not list((folder / "run" / "checkpoints").glob("[0-9]*")) and (folder / "run").exists():
+            (folder / "run").rename(folder / "first-run")
+        launches.append(_launch(plan, folder, (), limit_s))
+    marks = sorted(folder.glob("struck-*"))
+    return Outcome(
+        run=folder / "run",
+        launches=tuple(launches),
+        struck={int(one.name.rpartition("-")[2]): one.read_text() for one in marks},
+        finals=tuple(sorted(folder.glob("final-*.pt"))),
+    )
+
+
+def command(plan: Plan, folder: Path, *, resumes: bool) -> list[str]:
+    """The call of a plan."""
+    return [
+        sys.executable, "-m", "paceline", "launch", "--workers", str(plan.workers),
+        "--protocol", plan.protocol, "--path", plan.path, "--device", "cpu", "--threads", "1",
+        "--checkpoint-every", plan.every, "--run-dir", str(folder / "run"),
+        *["--respawn"] * plan.respawn, *["--resume", "auto"] * resumes,
+        str(SCRIPT), plan.write(), str(folder),
+    ]  # fmt: skip
+
+
+def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: float) -> Launch:
+    resumes = not strikes
+    name = "resumed" if resumes else "struck"
+    own, scratch = folder / f"cwd-{name}", Path(tempfile.mkdtemp(prefix="havoc-"))
+    own.mkdir()  # the other has a short name: loaders' workers put sockets into it
+    caches = folder / "caches"  # torch's own, for all runs of a user
+    environment = {
+        **os.environ, "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(caches),
+        "PYTHONFAULTHANDLER": "1", **({CALM: "1"} if resumes else {}),
+    }  # fmt: skip
+    screen = folder / f"screen-{name}"
+    with screen.open("wb") as output:
+        process = subprocess.Popen(
+            command(plan, folder, resumes=resumes), cwd=own, stdout=output, stderr=output,
+            stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
+        )  # fmt: skip
+    start_s = time.monotonic()
+    striker = Striker(strikes, folder, process.pid)
+    while process.poll() is None and time.monotonic() - start_s < limit_s:
+        striker.look()
+        if time.monotonic() - start_s > WAIT_S and AWAITED in screen.read_text(errors="replace"):
+            striker.end_it()
+        time.sleep(LOOK_S)
+    end_s = time.monotonic()
+    code = process.poll()
+    if code is None:
+        _say_where(process, scratch)
+    left = _left(scratch, own)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return Launch(
+        code=code, screen=screen.read_text(errors="replace"), took_s=end_s - start_s,
+        asked_s=max(0.0, end_s - striker.asked_at_s), left=left if code is not None else (),
+    )  # fmt: skip
+
+
+# -- strikes --------------------------------------------------------------------------------------
+
+
+class Striker:
+    """Strikes by cues, from outside.
+
+    Attributes:
+        asked_at_s: when the launcher has heard TERM or INT for the first time.
+    """
+
+    def __init__(self, strikes: tuple[Strike, ...], folder: Path, launcher: int) -> None:
+        self._waiting = {i: one for i, one in enumerate(strikes) if not one.line}
+        self._folder = folder
+        self._launcher = launcher
+        self._cued = {}  # type: dict[int, float]
+        self._start_s = time.monotonic()
+        self._goes_on_s = 0.0
+        self.asked_at_s = float("inf")
+
+    def look(self) -> None:
+        """Strike who is due."""
+        now_s = time.monotonic()
+        if self._goes_on_s and now_s >= self._goes_on_s:
+            self._goes_on_s = 0.0
+            self._send(self._launcher, "CONT")
+        for number, one in list(self._waiting.items()):
+            if number not in self._cued and self._is_cued(one):
+                self._cued[number] = self._start_s if one.cue == "start" else now_s
+            due_s = self._cued.get(number, float("inf")) + one.after_s
+            if now_s >= due_s and (pid := self._find(one)) and self._send(pid, one.signal):
+                del self._waiting[number]
+                mark = f"{one.after_s:.3f} s after {one.cue} of worker {one.witness}"
+                (self._folder / f"struck-{number}").write_text(mark)
+                if one.target == "launcher":
+                    self._note(one.signal, now_s)
+
+    def end_it(self) -> None:
+        """Once."""
+        if self.asked_at_s == float("inf"):
+            self._send(self._launcher, "TERM")
+            self._note("TERM", time.monotonic())
+
+    def _note(self, name: str, now_s: float) -> None:
+        if name == "STOP":
+            self._goes_on_s = now_s + STOPPED_S
+        if name in _TO_END:  # a stopped process hears it when it goes on
+            self.asked_at_s = min(self.asked_at_s, max(now_s, self._goes_on_s))
+
+    def _is_cued(self, one: Strike) -> bool:
+        if one.cue == "checkpoint":
+            return next((self._folder / "run" / "checkpoints").glob(".new-*"), None) is not None
+        return one.cue == "start" or (self._folder / f"cue-{one.witness}-{one.cue}").exists()
+
+    def _find(self, one: Strike) -> int:
+        """The target's process now; 0: it is not there (yet, or any more)."""
+        if one.kind == "launcher":
+            return self._launcher
+        if one.kind == "worker":
+            with contextlib.suppress(OSError, ValueError):
+                return int((self._folder / f"pid-{one.target.split()[1]}").read_text())
+            return 0
+        with contextlib.suppress(OSError):
+            tasks = Path(f"/proc/{self._launcher}/task").iterdir()
+            children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+            for pid in children:
+                if _MODULES[one.kind] in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return int(pid)
+        return 0
+
+    def _send(self, pid: int, name: str) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.Signals[f"SIG{name}"])
+            return True
+        return False
+
+
+# -- what is left ---------------------------------------------------------------------------------
+
+
+def _left(scratch: Path, own: Path) -> tuple[str, ...]:
+    """Processes of a run, its temporary files, and what it wrote where it was called."""
+    end_s = time.monotonic() + LEAVE_S
+    while True:
+        files = [one for folder in (scratch, own) for one in folder.iterdir()]
+        left = [*_alive(scratch), *(f"file {one.parent.name}/{one.name}" for one in files)]
+        if not left or time.monotonic() > end_s:
+            break
+        time.sleep(0.02)
+    for pid in _alive(scratch):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return tuple(f"process {one}" if isinstance(one, int) else one for one in left)
+
+
+def _alive(scratch: Path) -> list[int]:
+    """Processes whose temporary folder it is; what is over, and only not reaped, has none."""
+    mark, found = f"TMPDIR={scratch}\0".encode(), []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (place / "environ").read_bytes():
+                found.append(int(place.name))
+    return found
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _say_where(process: "subprocess.Popen[bytes]", scratch: Path) -> None:
+    """Workers and launcher of a run that hangs write where they stand; it ends."""
+    pids = _alive(scratch)
+    workers = [pid for pid in pids if _parent(pid) in pids and _parent(pid) != process.pid]
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGABRT)
+    process.wait()

@@ -1,0 +1,155 @@
+"""What a run must compute, in plain PyTorch: one loop, and the update equation after a trace.
+
+    w_{v+1} = optimizer(w_v, sum_i weight_i g(w_{version_i}, samples_i))
+
+The replay takes from the trace who pushed what, from which version and in which order, and
+nothing else; gradients, averages and steps are its own. It must not use sessions, stores or
+engines.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from paceline.data.arrays import collate_batch
+from paceline.data.loader import LeasedLoader
+from paceline.events import Apply, Lease, Ticket
+from paceline.replica.seeding import seed_all
+from paceline.trace.records import Handed, Ordered, Record
+from paceline.workloads.base import Task
+from runs import leases_of
+
+State = dict[str, Tensor]
+
+
+class Order:
+    """The order of the samples of each epoch, as the run's seed draws it."""
+
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        self.dataset = task.data().train
+        loader = DataLoader(self.dataset, task.batch_size, shuffle=True, collate_fn=collate_batch)
+        self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
+
+    def batch(self, lease: Lease) -> tuple[Tensor, Tensor]:
+        """The samples at the positions of a lease."""
+        self._leased.order.draw(lease.epoch)
+        indices = list(self._leased.order.indices)[lease.start : lease.stop]
+        return collate_batch([self.dataset[index] for index in indices])
+
+
+def fresh(task: Task, learning_rate: float | None = None) -> tuple[nn.Module, Optimizer]:
+    """The model as every worker begins with it, and its optimizer."""
+    seed_all(0)
+    model = task.model()
+    return model, task.optimizer(model.parameters(), learning_rate or task.learning_rate)
+
+
+def plain_loop(task: Task, *, batch_size: int | None = None, lr: float | None = None) -> State:
+    """One process with whole batches; what is left of ``batch_size`` makes a last batch."""
+    model, optimizer = fresh(task, lr)
+    order = Order(task)
+    for epoch in range(task.epochs):
+        for lease in _batches(len(order.dataset), batch_size or task.batch_size, epoch):  # type: ignore[arg-type]
+            inputs, targets = order.batch(lease)
+            optimizer.zero_grad()
+            task.loss(model(inputs), targets).backward()
+            optimizer.step()
+    return state_of(model)
+
+
+def _batches(num_samples: int, batch_size: int, epoch: int) -> Iterator[Lease]:
+    for start in range(0, num_samples, batch_size):
+        yield Lease(0, epoch, start, min(start + batch_size, num_samples))
+
+
+def replay(task: Task, records: Sequence[Record]) -> State:
+    """The parameters after the pushes of a trace, each at the version that it was made from."""
+    model, optimizer = fresh(task)
+    versions = [state_of(model)]
+    order, leases = Order(task), _leases_of(records)
+    pushes: dict[Ticket, State] = {}
+    for record in records:
+        if isinstance(record, Handed):
+            ticket = record.fact.ticket
+            batch = [order.batch(lease) for lease in leases[ticket[:2]]]
+            pushes[ticket] = _gradient(model, task, versions[ticket.version], batch)
+        elif isinstance(record, Ordered) and isinstance(record.order, Apply):
+            update = average([pushes[one] for one in record.order.tickets], record.order.weights)
+            model.load_state_dict(versions[-1])
+            for name, parameter in model.named_parameters():
+                parameter.grad = update.get(f"grad {name}")
+            optimizer.step()
+            buffers = {name: update[name] for name, _ in model.named_buffers()}
+            versions.append({**state_of(model), **buffers})
+    return versions[-1]
+
+
+def replay_local_sgd(task: Task, records: Sequence[Record], num_workers: int) -> State:
+    """The same where a push is the difference that some steps of one's own have made."""
+    model, _ = fresh(task)
+    versions = [state_of(model)]
+    order, leases = Order(task), _leases_of(records)
+    own = [fresh(task) for _ in range(num_workers)]
+    pushes: dict[Ticket, State] = {}
+    for record in records:
+        if isinstance(record, Handed):
+            ticket = record.fact.ticket
+            mine, optimizer = own[ticket.member]
+            mine.load_state_dict(versions[ticket.version])
+            for lease in leases[ticket[:2]]:
+                inputs, targets = order.batch(lease)
+                optimizer.zero_grad()
+                task.loss(mine(inputs), targets).backward()
+                optimizer.step()
+            pushes[ticket] = state_of(mine)
+        elif isinstance(record, Ordered) and isinstance(record.order, Apply):
+            tickets, weights = record.order
+            versions.append(average([pushes[one] for one in tickets], weights))
+    return versions[-1]
+
+
+def _gradient(
+    model: nn.Module, task: Task, state: State, batches: Sequence[tuple[Tensor, Tensor]]
+) -> State:
+    """The gradient at ``state``, each under "grad NAME", and the buffers that the pass leaves."""
+    model.load_state_dict(state)
+    model.zero_grad()
+    for inputs, targets in batches:
+        (task.loss(model(inputs), targets) / len(batches)).backward()
+    grads = {
+        f"grad {name}": parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return {**grads, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
+
+
+def average(states: Sequence[State], weights: Sequence[float]) -> State:
+    """The weighted mean of numbers, the maximum of counters."""
+    mean = {}
+    for name, first in states[0].items():
+        values = [state[name] for state in states]
+        if first.is_floating_point():
+            parts = [value * weight for value, weight in zip(values, weights, strict=True)]
+            mean[name] = torch.stack(parts).sum(dim=0)
+        else:
+            mean[name] = torch.stack(values).amax(dim=0)
+    return mean
+
+
+def _leases_of(records: Sequence[Record]) -> dict[tuple[int, int], tuple[Lease, ...]]:
+    return leases_of(one.order for one in records if isinstance(one, Ordered))
+
+
+def state_of(model: nn.Module) -> State:
+    """Clones of all parameters and buffers."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def differ(one: State, other: State) -> float:
+    """The largest difference of any element; the names must be the same."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)

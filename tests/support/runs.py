@@ -1,0 +1,160 @@
+"""Runs as tests need them: quiet, in a folder of their own, and read again from their files."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from paceline.config import RunSettings
+from paceline.engines import inline
+from paceline.engines.local import client
+from paceline.events import Apply, EpochEnd, Grant, Late, Lease, Order, Pushed, Retire
+from paceline.launch import launcher
+from paceline.program import Program, ScriptProgram, TaskProgram
+from paceline.report.live import QuietObserver
+from paceline.report.summary import Summary
+from paceline.trace import read_trace
+from paceline.trace.records import Handed, Header, Heard, Noted, Ordered, Record, SupersededRecord
+from paceline.workloads.base import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that is over."""
+
+    folder: Path
+    summary: Summary
+
+    @property
+    def records(self) -> list[Record]:
+        return list(read_trace(self.folder / "trace.jsonl"))
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The model that the run saved."""
+        return load_file(self.folder / "model.safetensors")
+
+    @property
+    def path(self) -> str:
+        header = self.records[0]
+        assert isinstance(header, Header)
+        return header.text("path")
+
+    @property
+    def pushes(self) -> list[Pushed]:
+        """All pushes that were not late, in the order in which they arrived."""
+        late = {one.ticket[:2] for one in self.every_order() if isinstance(one, Late)}
+        facts = [one.fact for one in self.records if isinstance(one, Handed)]
+        return [fact for fact in facts if fact.ticket[:2] not in late]
+
+    def every_order(self) -> list[Order]:
+        return [one.order for one in self.records if isinstance(one, Ordered)]
+
+    @property
+    def orders(self) -> list[Order]:
+        """What the coordinator decided, in order; late pushes decide nothing."""
+        return [one for one in self.every_order() if not isinstance(one, Late)]
+
+    @property
+    def superseded(self) -> list[SupersededRecord]:
+        return [one for one in self.records if isinstance(one, SupersededRecord)]
+
+    @property
+    def notes(self) -> list[str]:
+        return [one.text for one in self.records if isinstance(one, Noted)]
+
+    @property
+    def left(self) -> list[str]:
+        """How members ended that did not end by themselves."""
+        return [
+            one.reason
+            for one in self.records
+            if isinstance(one, Heard) and one.reason.startswith("killed")
+        ]
+
+    def used(self) -> list[Counter[int]]:
+        """Per epoch, how often each position was used by an update."""
+        leases = leases_of(self.every_order())
+        rest = {
+            one.fact.ticket[:2]: one.fact.kept + one.fact.unused
+            for one in self.records
+            if isinstance(one, Handed)
+        }
+        used: list[Counter[int]] = []
+        for order in self.every_order():
+            if isinstance(order, Apply | Retire):
+                for ticket in order.tickets:
+                    for lease in leases[ticket[:2]]:
+                        while len(used) <= lease.epoch:
+                            used.append(Counter())
+                        if lease.id not in rest[ticket[:2]]:
+                            used[lease.epoch].update(range(lease.start, lease.stop))
+        return used
+
+    def num_epochs_ended(self) -> int:
+        return sum(isinstance(one, EpochEnd) for one in self.every_order())
+
+
+def leases_of(orders: Iterable[Order]) -> dict[tuple[int, int], tuple[Lease, ...]]:
+    """What was granted for each member and serial; accumulation grants one ticket more often."""
+    leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
+    for one in orders:
+        if isinstance(one, Grant):
+            leases[one.ticket[:2]] = (*leases.get(one.ticket[:2], ()), *one.leases)
+    return leases
+
+
+def train(task: Task, folder: Path, **settings: Any) -> Run:
+    """Train a task; the run is checked to have left no process behind."""
+    return _launch(TaskProgram(task=task), folder, settings)
+
+
+def run_script(
+    script: Path, folder: Path, *args: str, has_ranks: bool = True, **settings: Any
+) -> Run:
+    """Run a script of its own loop."""
+    program = ScriptProgram(path=str(script), args=args, has_ranks=has_ranks)
+    return _launch(program, folder, settings)
+
+
+def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
+    chosen = RunSettings(run_dir=str(folder / "run"), device="cpu", threads=1, **settings)
+    with nothing_left():
+        summary = launcher.launch_run(program, chosen, QuietObserver())
+    assert summary is not None
+    return Run(folder=folder / "run", summary=summary)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Assert that no process that was begun inside is alive afterwards, but a kept nursery."""
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    yield
+    after = psutil.Process().children(recursive=True)
+    if (spare := client.kept()) is not None:
+        before.add(spare.pid)
+    assert [one for one in after if one.pid not in before] == []
+
+
+def assert_each_sample_once(run: Run, num_samples: int, epochs: int) -> None:
+    """Every position of every epoch was used by exactly one update."""
+    assert run.used() == [Counter(range(num_samples))] * epochs
+
+
+@contextmanager
+def same_arrivals(run: Run, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, an inline run hears pushes in the order of ``run``, from the same versions."""
+    tickets = [fact.ticket for fact in run.pushes]
+    engine = functools.partial(inline.InlineEngine, arrivals=tickets)
+
+    with patch.context() as here:
+        here.setattr(inline, "InlineEngine", engine)
+        yield

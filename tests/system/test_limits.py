@@ -1,0 +1,133 @@
+"""What may be taken here: found in every kind of control group, and said by name."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.system import limits
+from paceline.system.limits import (
+    allow,
+    available_bytes,
+    count_kills,
+    describe_limits,
+    group_limits,
+)
+
+MIB = 1 << 20
+
+
+def machine(root: Path, groups: str, *, free_mib: int = 4096) -> Path:
+    """A machine's files; ``groups``: of /proc/self/cgroup."""
+    lay(root / "proc", {"meminfo": f"MemTotal: 1 kB\nMemAvailable: {free_mib * 1024} kB\n"})
+    lay(root / "proc/self", {"cgroup": groups})
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    return root
+
+
+def lay(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def second(folder: Path, most: str, used_mib: int, *, kept_mib: int = 0, kills: int = 0) -> None:
+    """The files of a group of version 2."""
+    stat = f"anon 5\ninactive_file {kept_mib * MIB}\n"
+    lay(folder, {
+        "memory.max": f"{most}\n", "memory.current": f"{used_mib * MIB}\n", "memory.stat": stat,
+        "memory.events": f"low 0\noom 1\noom_kill {kills}\n",
+    })  # fmt: skip
+
+
+def test_a_machine_without_groups(tmp_path: Path) -> None:
+    root = machine(tmp_path, "")
+    assert available_bytes(root) == 4096 * MIB
+    assert describe_limits(root) == ""
+    assert count_kills(root) == 0
+
+
+def test_nothing_is_known_where_there_is_no_proc(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) > 1 << 60
+
+
+def test_version_2_nested_the_outer_one_may_be_narrower(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/jobs/7/step\n")
+    top = root / "sys/fs/cgroup"
+    lay(top, {"cgroup.controllers": "memory"})
+    second(top / "jobs/7/step", "max", 100, kills=3)
+    second(top / "jobs/7", str(512 * MIB), 300, kept_mib=50)
+    second(top / "jobs", str(1024 * MIB), 1000)
+    assert [one.name for one in group_limits(root)] == [
+        "the control group jobs/7", "the control group jobs",
+    ]  # fmt: skip
+    assert available_bytes(root) == 24 * MIB
+    assert describe_limits(root).startswith("512.0 MiB by the control group jobs/7, 1.0 GiB by")
+    assert count_kills(root) == 3
+
+
+def test_version_2_in_a_container_that_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/docker/0123456789abcdef\n")
+    top = root / "sys/fs/cgroup"
+    lay(top, {"cgroup.controllers": "memory"})
+    second(top, str(256 * MIB), 56)
+    assert available_bytes(root) == 200 * MIB
+
+
+def test_version_1(tmp_path: Path) -> None:
+    root = machine(tmp_path, "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n")
+    lay(root / "sys/fs/cgroup/memory", {
+        "memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "5\n",
+    })  # fmt: skip
+    lay(root / "sys/fs/cgroup/memory/job", {
+        "memory.limit_in_bytes": f"{300 * MIB}\n", "memory.usage_in_bytes": f"{250 * MIB}\n",
+        "memory.stat": f"total_inactive_file {30 * MIB}\n",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    })  # fmt: skip
+    assert available_bytes(root) == 80 * MIB
+    assert describe_limits(root).startswith("300.0 MiB by the control group memory/job")
+    assert count_kills(root) == 2
+
+
+def test_kills_of_a_machine_whose_groups_do_not_count(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/\n")
+    (root / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 4\n")
+    assert count_kills(root) == 4
+
+
+def test_who_was_killed_for_memory_is_told_so_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 5
+    monkeypatch.setattr(limits, "count_kills", lambda: count)
+    monkeypatch.setattr(limits, "describe_limits", lambda: "2.0 GiB by the control group job")
+    toll = limits.Toll()
+    assert toll.explain() == ""
+    count = 7
+    told = ", out of memory (allowed: 2.0 GiB by the control group job)"
+    assert [toll.explain() for _ in range(3)] == [told, told, ""]
+
+
+def test_more_workers_than_memory_are_refused_before_they_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "available_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(limits, "describe_limits", lambda: "128.0 MiB by the control group job")
+    allow(8)
+    with pytest.raises(ConfigError) as told:
+        allow(9)
+    assert str(told.value) == (
+        "9 workers need 108.0 MiB at least, and 100.0 MiB are free (allowed: 128.0 MiB by the "
+        "control group job); use fewer workers"
+    )
+
+
+def test_open_files_are_asked_for_as_far_as_that_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (64, 100))
+    monkeypatch.setattr(resource, "setrlimit", lambda number, pair: asked.append(pair))
+    allow(4)
+    assert asked == []
+    allow(16)
+    assert asked == [(96, 100)]
+    with pytest.raises(ConfigError, match=r"20 workers need 108 open files, and 100 are allowed"):
+        allow(20)

@@ -1,0 +1,100 @@
+"""What the kernel tells of a process: its state, its tracer, and CPU time with its children's."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from paceline.system import vitals
+from paceline.system.vitals import UNKNOWN, ProcessState, catches, read_vitals
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell")
+
+SLEEPS = "import time; print(flush=True); time.sleep(60)"
+COMPUTES = "print(flush=True)\nwhile True: pass"
+LETS_COMPUTE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COMPUTES!r}])"
+IGNORES = "import signal, time; signal.signal(10, lambda *_: None); " + SLEEPS
+
+
+@contextmanager
+def started(code: str) -> Iterator[int]:
+    """A process that runs this, once it says so; it ends with the block, and what it began, too."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def comes(is_there: Callable[[], bool]) -> bool:
+    """Whether it does within a while."""
+    end_s = time.monotonic() + 20.0
+    while not is_there() and time.monotonic() < end_s:
+        os.sched_yield()
+    return is_there()
+
+
+def test_a_sleeper_uses_no_time_and_is_awake_until_it_is_stopped() -> None:
+    with started(SLEEPS) as pid:
+        before = read_vitals(pid)
+        assert before.state is ProcessState.AWAKE
+        os.kill(pid, signal.SIGSTOP)
+        assert comes(lambda: read_vitals(pid).state is ProcessState.STOPPED)
+        assert read_vitals(pid).cpu_s - before.cpu_s < 0.05
+        os.kill(pid, signal.SIGCONT)
+        assert comes(lambda: read_vitals(pid).state is ProcessState.AWAKE)
+
+
+@pytest.mark.parametrize("code", [COMPUTES, LETS_COMPUTE], ids=["itself", "a child"])
+def test_the_time_of_a_process_is_its_childrens_too(code: str) -> None:
+    with started(code) as pid:
+        before_s = read_vitals(pid).cpu_s
+        assert comes(lambda: read_vitals(pid).cpu_s > before_s + 0.1)
+
+
+def test_a_process_that_is_over_is_ended_and_time_of_the_dead_stays() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert read_vitals(process.pid).state is ProcessState.ENDED
+    process.wait()
+    assert read_vitals(process.pid).state is ProcessState.ENDED
+    assert read_vitals(os.getpid()).cpu_s >= os.times().children_user
+
+
+def test_it_is_known_which_signals_a_process_catches() -> None:
+    with started(IGNORES) as pid:
+        assert catches(pid, signal.SIGUSR1)
+        assert not catches(pid, signal.SIGUSR2)
+
+
+def test_without_proc_nobody_can_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "_PROC", tmp_path / "none")
+    assert read_vitals(os.getpid()) == UNKNOWN
+    assert catches(os.getpid(), signal.SIGUSR2)
+
+
+def test_who_is_traced_is_so_whatever_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel writes it; to trace somebody needs rights that a container may not give."""
+    monkeypatch.setattr(vitals, "_PROC", tmp_path)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "7").mkdir()
+    rows = [("S", 9, "TRACED"), ("t", 9, "TRACED"), ("T", 0, "STOPPED"), ("D", 0, "DISK")]
+    for letter, tracer, name in rows:
+        state = ProcessState[name]
+        (tmp_path / "7" / "stat").write_text(f"7 (a) name) {letter} " + "0 " * 48)
+        (tmp_path / "7" / "status").write_text(f"Name:\ta: b\nTracerPid:\t{tracer}\n")
+        assert read_vitals(7) == (state, 0.0, tracer)
