@@ -113,6 +113,26 @@ def test_no_folder_imports_one_that_imports_it() -> None:
     assert graph == {}
 
 
+def test_one_class_name_is_one_class() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(module_of(path))
+    twice = {name: sorted(found) for name, found in homes.items() if len(found) > 1}
+    assert twice == {}
+
+
+def test_every_folder_begins_with_a_table() -> None:
+    """Its ``__init__`` says what lies in it, name by name."""
+    for path in FILES:
+        if path.name != "__init__.py" or path.parent == ROOT:
+            continue
+        text = path.read_text()
+        missing = [one.stem for one in path.parent.glob("*.py") if one.stem not in text]
+        assert missing in ([], ["__init__"]), f"{path} does not name {missing}"
+
+
 def test_the_table_names_only_what_exists() -> None:
     there = {module_of(path).split(".")[0] for path in FILES}
     assert {part for parts in LAYERS for part in parts} == there

@@ -1,9 +1,15 @@
 """The tools that measure one device: a clock that knows queues, and what is built on it.
 
-    clock.py       Benchmark: a span of time, with all queued work in it
-    waiting.py     which devices and queues have work, and waiting for them
-    workqueue.py   a queue of operations on a CPU, as an accelerator's stream is one
-    samples.py     several measured times, and contenders that take turns
+    clock         Benchmark: a span of time, with all queued work in it
+    waiting, where, memory         devices: what has work, which one is meant, what it held
+    workqueue, backends            a queue of operations, as an accelerator's stream is one
+    samples, together, apart       measured times, two pieces at once, an object in its own process
+    asynchrony, overlap, parallel  what queueing, copying meanwhile and two places save
+    compiling, ways, contender     the same model through each compiler
+    throughput, stepping           images a second, up to where memory ends
+    batch_size, batch_choice, noise, to_accuracy   which batch fits, and what one is worth
+    exporting                      a file, proved and measured
+    lines, asynchrony_lines, compiling_lines, throughput_lines   what is printed
 
-(Our own timing scripts lie in the top folder ``bench/``; this room is the product's.)
+Our own timing scripts lie in the top folder ``bench/``; these are the product's.
 """

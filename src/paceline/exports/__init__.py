@@ -1,11 +1,14 @@
 """The table of formats in which a model runs without the Python that made it.
 
-base.py          what a format does: write a file, load it again
-torchscript.py   exported.py   aoti.py   onnx.py      the members
-reasons.py       why a model cannot be written: the construct and the line
-reduced.py       the same model in fewer bits: fp16, bf16, int8
-shapes.py        inputs as they are written on a command line
-proof.py       write, prove equal, measure: the whole of an export
+    base        what a format does: write a file, load it again
+    torchscript, exported, aoti, onnx      the members
+    subject     which model is meant
+    reasons     why a model cannot be written: the construct and the line
+    reduced     the same model in fewer bits: fp16, bf16, int8
+    shapes      inputs as they are written on a command line
+    proof       write, prove equal, measure: the whole of an export
+
+It must not know runs.
 """
 
 from ..errors import unknown

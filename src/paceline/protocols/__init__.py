@@ -1,7 +1,8 @@
 """The protocols by name, and how a name on the command line becomes one.
 
 A new protocol is one file here, one line in the table, and its claims in tests/protocols; the
-contract test runs over the table.
+contract test runs over the table. Beside them lie staleness.py, what a stale gradient is worth
+under any of them, and progress.py, which the adaptive ones follow.
 """
 
 from ..errors import ConfigError, unknown

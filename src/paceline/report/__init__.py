@@ -1,5 +1,12 @@
 """From the trace of a run to numbers, text and pictures.
 
-trace.jsonl -> summary -> terminal, svg, json
-engine -> live: what is seen while the run goes
+    tally, summary     the numbers of a run; whereabouts: what became of one sample
+    terminal, svg      a summary as text and as a curve; files: what a run leaves beside its trace
+    live, screen       what is seen while the run goes; logs: metrics for other tools
+    compared, compared_lines, compared_svg, chart     several runs side by side
+    forecast, ranking  what is predicted, and advised
+
+    trace.jsonl -> summary -> terminal, svg, json
+
+It must not know how a run is carried out.
 """

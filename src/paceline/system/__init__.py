@@ -1,1 +1,10 @@
-"""What we ask of the operating system: files, output, signals, limits, processes, cores."""
+"""What we ask of the operating system.
+
+    files              a folder of ours, opened by what it is; no links
+    streams, tail      output that may go away; a log that is followed
+    signals            who stops a run, softly first
+    limits, cores      what this process may take
+    vitals             what another process does
+
+It must not know runs.
+"""

@@ -1,8 +1,9 @@
 """The table of tasks, and the way from a name on the command line to a task.
 
-A built-in task by its name, or the user's own by ``package.module:attribute``. It must not know
-how a task is run. It imports no torch before a task is made: a launcher checks a name, and fetches
-the data that it wants, before any worker starts.
+A built-in task by its name, a file each beside what those on images share (images.py), or the
+user's own by ``package.module:attribute``. It must not know how a task is run. It imports no
+torch before a task is made: a launcher checks a name, and fetches the data that it wants, before
+any worker starts.
 """
 
 import importlib

@@ -1,0 +1,12 @@
+"""A run that is predicted: before anything is paid for, with what was measured.
+
+    profiles, steps    what a short real run tells of a machine
+    simulation         settings in, a protocol in virtual time, a forecast out
+    rehearsal          a whole training run in virtual time
+    race, pursuit      protocols that race, with real gradients
+    advice             which protocol with how many pushes an update
+    comparison         several protocols, one after the other
+    convergence        bounds on the error after so many updates
+
+It must not know how anything is printed.
+"""

@@ -1,0 +1,12 @@
+"""The parameters of a run in memory that its members share.
+
+    parameter_store    push, pull, versions, updates; sums: where pushes are added
+    layout             where every tensor lies in a block
+    optimizer          the user's own, applied in a block; optimizer_copy: its class once more
+    control            the words by which members see each other; memory, region: what they lie in
+    loss_scale, applied, norms, rhythms    what goes with a version, in those words
+    clip, distance     what an update does to a gradient
+    fences             the order in which writes are seen
+
+It must not know members, messages or protocols.
+"""
