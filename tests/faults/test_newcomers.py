@@ -179,3 +179,42 @@ def test_a_newcomer_that_nobody_can_tell_of_the_run_ends_it_in_words(
             script, tmp_path, workers=2, path="store", respawn=True, delay=("20ms",),
             fault=("kill worker 1 at update 2",),
         )  # fmt: skip
+
+
+ACCUMULATES = """
+import os, signal, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+from paceline.exchange.peers import PeerExchange
+
+def stop_first(self, go_on=PeerExchange._leave_with_work):
+    if pace.worker == 0 and not os.path.exists("stopped"):
+        open("stopped", "w").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    go_on(self)
+
+PeerExchange._leave_with_work = stop_first
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(48, 2)), batch_size=8)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for _ in pace.epochs(2):
+    for number, (x,) in enumerate(loader):
+        with pace.step():
+            model(x).sum().backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+def test_who_stands_still_as_peers_part_is_called_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers knew of its work by themselves, so its grant was told by nobody."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(ACCUMULATES)
+    run = run_script(script, tmp_path, workers=2, path="peers", respawn=True, stall_after=1.0)
+    assert (tmp_path / "stopped").exists()
+    assert run.num_epochs_ended() == 2

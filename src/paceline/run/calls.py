@@ -117,11 +117,11 @@ class Calls:
         self._asked: Count | None = None
         self._sums: dict[int, tuple[float, ...]] = {}
         self._alone: dict[int, EvaluationBook] = {}
-        """Of newcomers, before their first epoch: the others have done the same without them."""
+        """Of those who are by themselves: the others do the same without them."""
 
     def count(self, member: int, message: Count) -> None:
         shape = message[:3]
-        if not self._run.roster[member].has_arrived:
+        if self._is_alone(member):
             self._alone[member] = EvaluationBook(*shape)
             self._next_range_alone(member)
             return
@@ -151,7 +151,7 @@ class Calls:
         self._next_range(member)
 
     def sum(self, member: int, message: SumValues) -> None:
-        if not self._run.roster[member].has_arrived:
+        if self._is_alone(member):
             self._run.engine.tell(member, Summed(message.values))
             return
         self._sums[member] = message.values
@@ -169,6 +169,10 @@ class Calls:
         """Whether this member has done its part and waits for others."""
         in_census = self._census is not None and member in self._census.waiting
         return in_census or member in self._sums
+
+    def _is_alone(self, member: int) -> bool:
+        """Of a newcomer: before its first epoch, or where the run stops before that one opens."""
+        return not self._run.roster[member].has_arrived or member not in self._run.crew
 
     def _next_range_alone(self, member: int) -> None:
         book, tell = self._alone[member], self._run.engine.tell

@@ -15,7 +15,7 @@ import dataclasses
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ..checkpoints.shelf import FOLDER, CheckpointFolder
 from ..core.jobs import makes_border
 from ..events import Order
 from ..protocols.base import SyncProtocol
+from ..store.memory import Memory
 from ..trace import FILE_NAME
 from ..wire.messages import Copied, ShelfMoved, Snap
 from .state import RunState
@@ -50,6 +51,8 @@ class _Draft:
     version: int = -1
     missing: set[int] = field(default_factory=set)
     """Members that have not written their own part yet."""
+    copied: set[int] = field(default_factory=set)
+    """Members that have; between peers one may say so before the border is heard of."""
     is_pinned: bool = False
     asked_s: float = math.inf
     """When its pinner was asked."""
@@ -64,6 +67,7 @@ class Checkpointing:
         about: what runs: the program, as ``resumption`` compares it.
         identity: what a checkpoint cannot be used without: the model's layout, the data's size.
         pinned: where in the engine's memory a version is pinned, from and to, in bytes.
+        make_desk: of the engine's memory, where checkpoints are handed in to be written.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Checkpointing:
         about: Mapping[str, Any],
         identity: Mapping[str, Any],
         pinned: tuple[int, int],
+        make_desk: Callable[[Memory], WriteQueue] = WriteQueue,
     ) -> None:
         settings = run.settings
         every = parse_every(settings.checkpoint_every)
@@ -88,7 +93,7 @@ class Checkpointing:
         self._told: dict[int, tuple[object, ...]] = {}
         """member -> where it writes, where that is not the folder that the run began with."""
         self._first = self._place
-        self._desk = WriteQueue(run.engine.memory)
+        self._desk = make_desk(run.engine.memory)
         self._pinned = pinned
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
@@ -192,6 +197,7 @@ class Checkpointing:
             self._fail(fault)
             return
         draft.missing.discard(member)
+        draft.copied.add(member)
         draft.is_pinned |= is_pinned
         if is_pinned and draft.files and version != draft.version:
             self._fail(f"a worker pinned version {version}")
@@ -362,7 +368,8 @@ class Checkpointing:
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
         if remembers_all:
-            draft.missing = {one.number for one in run.roster.live if not one.is_done}
+            live = {one.number for one in run.roster.live if not one.is_done}
+            draft.missing = live - draft.copied
         self._tell_place()
         for number in draft.missing if are_told else ():
             if number != first:

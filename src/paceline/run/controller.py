@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..checkpoints.desk import WriteQueue
 from ..checkpoints.resumption import Origin
 from ..config import RunSettings
 from ..engines import base
@@ -21,6 +22,7 @@ from ..passes import START
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
+from ..store.memory import Memory
 from ..trace import Trace
 from ..wire import messages as said
 from ..wire.messages import Copied, Describe, LogValues, Note, PushScaled, Stop, Totals
@@ -50,7 +52,12 @@ share out. Add the four lines:
 
 
 class Controller:
-    """One run from the first member's description to the last member's end."""
+    """One run from the first member's description to the last member's end.
+
+    Args:
+        clock: what tells the time, in seconds from anywhere.
+        make_desk: of the store's memory, where checkpoints are handed in to be written.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,9 @@ class Controller:
         log: MetricsLog | None,
         output: Output,
         origin: Origin,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        make_desk: Callable[[Memory], WriteQueue] = WriteQueue,
     ) -> None:
         self.interruption = ""
         self._early_stop = ""
@@ -69,7 +79,8 @@ class Controller:
         self._protocol = protocol
         self._output = output
         self._origin = origin
-        self._run = RunState(engine, settings, trace, observer, log, origin.resumption)
+        self._run = RunState(engine, settings, trace, observer, log, origin.resumption, clock)
+        self._make_desk = make_desk
         self._peers = Peers(self._run, lambda number: self._snapshots.at_round(number))
         self._calls = Calls(self._run, self._evaluated)
         self._descriptions: dict[int, Description] = {}
@@ -114,7 +125,7 @@ class Controller:
         while not self._curfew.is_over and any(not one.is_done for one in run.roster.live):
             for event in run.engine.events(_TICK_S):
                 self.handle(event)
-            now_s = time.perf_counter()
+            now_s = run.clock()
             if now_s >= next_tick_s:
                 next_tick_s = now_s + _TICK_S
                 self._tick()
@@ -258,7 +269,9 @@ class Controller:
         if self._origin.note:
             run.trace.note(run.now_s(), self._origin.note)
         pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
-        self._snapshots = Checkpointing(run, self._protocol, self._origin.about, identity, pinned)
+        self._snapshots = Checkpointing(
+            run, self._protocol, self._origin.about, identity, pinned, self._make_desk
+        )
         self._gate.snapshots = self._snapshots
         run.at_orders, run.end_here = self._snapshots.at_orders, self._gate.end_here
         run.tell_all(run.laid(first.arena_bytes, 0, START))

@@ -105,7 +105,8 @@ class Departures:
             one.is_done = True
             if run.ending or run.are_express or member not in run.coordinator_members:
                 self._note_end(member)
-                run.hand_on(member)  # the others may wait for the version that they stop at
+                if run.live:  # they may wait for the version that they stop at
+                    run.hand_on(member)
             else:  # others may go on, and none of their work may be given to it
                 run.hear_left(member)
             self._peers.take_over_if_all_interrupted()

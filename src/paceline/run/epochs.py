@@ -120,12 +120,14 @@ class EpochBorders:
         self._rested.pop(member, None)
 
     def arrive(self, member: int, message: Arrive) -> None:
-        run = self._run
+        run, one = self._run, self._run.roster[member]
         if run.ending:
+            # Its script does with the others what follows the epoch that it came for.
+            one.has_arrived |= one.first_epoch <= run.coordinator.epoch
             if not self.owes_stop:
                 run.engine.tell(member, Stop(run.coordinator.version))
             return
-        if not run.roster[member].has_arrived:
+        if not one.has_arrived:
             if self._orders.is_other(member, message.epoch, message.digest):
                 return
             if self._newcomers.arrived(member, message.epoch):

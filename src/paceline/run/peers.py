@@ -172,6 +172,11 @@ class Peers:
 
     def _hear_the_dead(self) -> None:
         """Who died while peers ran by themselves; until now nothing could follow from it."""
-        for one in self._run.roster.members.values():
-            if not one.is_alive and one.number in self._run.coordinator.live_members:
-                self._run.hear_left(one.number)
+        run = self._run
+        for one in run.roster.members.values():
+            if one.is_alive:
+                continue
+            if one.number in run.coordinator.live_members:
+                run.hear_left(one.number)
+            elif run.ending and run.live:  # the last update was of its push, and waits for it
+                run.hand_on(one.number)

@@ -73,8 +73,11 @@ class RunState:
         observer: Observer,
         log: MetricsLog | None,
         resumption: Resumption | None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine = engine
+        self.clock = clock
+        """The machine's; its zero is anywhere."""
         self.settings = settings
         self.trace = trace
         self.observer = observer
@@ -103,11 +106,11 @@ class RunState:
         self.resumption = resumption
         self.token = secrets.token_hex(8) if resumption is None else resumption.token
         """What no other run has, in its trace and its checkpoints; None: it began without one."""
-        self._start_s = time.perf_counter()
+        self._start_s = clock()
 
     def now_s(self, monotonic_s: float | None = None) -> float:
         """Seconds that the run has gone, of now or of a reading of the machine's clock."""
-        reading = time.perf_counter() if monotonic_s is None else monotonic_s
+        reading = self.clock() if monotonic_s is None else monotonic_s
         return max(0.0, reading - self._start_s)
 
     @property
@@ -211,7 +214,7 @@ class RunState:
         """Coordinator, store, clock and trace stand where the checkpoint was taken."""
         saved, version = resumption.saved, resumption.version
         # Its clock goes on now: what it took to start again is no time of the run's.
-        self._start_s = time.perf_counter() - saved["elapsed_s"]
+        self._start_s = self.clock() - saved["elapsed_s"]
         self.coordinator.resume(state_for(resumption, ledger, self.protocol))
         self.engine.jump(version)
         self.watch.go_on(version, saved["opened_s"], saved["trained_s"])

@@ -23,7 +23,7 @@ from ...store.memory import Memory, SharedMemory
 from ...system.limits import Toll, allow
 from ...system.vitals import Vitals, read_vitals
 from ...wire.channel import SocketChannel, coordinator_channel, socket_pair
-from ...wire.messages import FromMember, ToMember
+from ...wire.messages import FromMember, Resume, ToMember
 from ..base import (
     Engine,
     Event,
@@ -232,6 +232,8 @@ class LocalEngine(Engine):
         return self.control.cancelled[self._seats[member]], self._serials[member] + 1
 
     def tell(self, member: int, message: ToMember) -> None:
+        if isinstance(message, Resume):  # of a grant that peers knew of by themselves
+            self._serials[member] = message.serial
         self._post(member, message)
         self._flush()
 

@@ -1,0 +1,245 @@
+"""Whole runs on paper: every order in which things can happen, in milliseconds a run.
+
+The contract is that of tests/faults, which holds it over real processes: see `paper_run`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.engines import base
+from paceline.errors import PacelineError
+from paceline.events import Grant, Lease, Ticket
+from paceline.passes import START, ScriptPlace
+from paceline.protocols import parse
+from paceline.store.clip import UNCLIPPED
+from paceline.wire import messages as said
+from paceline.wire.codec import FROM_MEMBER
+from paceline.wire.messages import FromMember, Job, ToMember
+from paper_engine import Fault, PaperEngine
+from paper_member import PLACES, Script
+from paper_run import Plan, carry_out, conduct, judge, make_engine
+
+EXAMPLES = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SPELLINGS = (
+    "full-sync", "k-sync:1", "k-sync:2", "k-batch-sync:2", "async", "k-async:1", "k-async:2",
+    "k-batch-async:2", "k-batch-async:3", "local-sgd:2", "stale-synchronous:0",
+    "stale-synchronous:1", "adaptive", "adaptive-local:2",
+)  # fmt: skip
+
+PEERS = ("full-sync", "local-sgd:2")
+
+
+def _fits(protocol: str, workers: int) -> bool:
+    try:
+        parse(protocol, workers)
+    except PacelineError:
+        return False
+    return True
+
+
+@st.composite
+def plans(draw: st.DrawFn, *, is_calm: bool = False) -> Plan:
+    """Any run of a few mini-batches, and what happens in it; calm: no fault, stop or early end."""
+    workers = draw(st.integers(1, 5))
+    protocol = draw(st.sampled_from([one for one in SPELLINGS if _fits(one, workers)]))
+    parts = parse(protocol, workers).num_pushes
+    epochs = draw(st.integers(1, 3))
+    moment = st.tuples(st.integers(0, epochs - 1), st.integers(-1, 3))
+    steps = st.lists(st.integers(0, 3), max_size=1).map(tuple)
+    is_plain = not protocol.startswith(("local-sgd", "adaptive-local"))
+    script = Script(
+        epochs=epochs,
+        calls=tuple(draw(st.lists(st.sampled_from(("count", "sum")), max_size=2))),
+        stops_at=draw(st.none() | moment) if not is_calm else None,
+        leaves_at=draw(st.none() | moment) if not is_calm else None,
+        extends_at=draw(steps) if is_plain else (),
+        gives_back_at=draw(steps),
+    )
+    faults = st.builds(
+        Fault,
+        kind=st.sampled_from(("kill", "fail", "stop")),
+        seat=st.integers(0, workers - 1),
+        place=st.sampled_from(PLACES),
+        nth=st.integers(0, 3),
+        life=st.integers(0, 1),
+        for_s=st.sampled_from((0.2, 2.0, 10.0)),
+    )
+    return Plan(
+        protocol=protocol,
+        workers=workers,
+        samples=draw(st.integers(parts, 16)),
+        batch=draw(st.integers(parts, parts + 5)),
+        script=script,
+        faults=tuple(draw(st.lists(faults, max_size=0 if is_calm else 4))),
+        choices=draw(st.binary(max_size=300)),
+        respawn=draw(st.booleans()),
+        interrupt_at=draw(st.integers(0, 200)) if not is_calm else 0,
+        updates=draw(st.none() | st.integers(1, 6)) if not is_calm else None,
+        path=draw(st.sampled_from(("store", "peers"))) if protocol in PEERS else "store",
+        checkpoint_every=draw(st.sampled_from(("never", "1 updates", "2 updates", "1 epoch"))),
+    )
+
+
+# -- what is heard ---------------------------------------------------------------------------------
+
+
+def test_all_that_members_and_engines_say_is_heard_and_nothing_else() -> None:
+    plan = Plan()
+    heard = conduct(plan, make_engine(plan)).handlers
+    assert heard == {*FROM_MEMBER.kinds, *get_args(base.Happening)}
+
+
+# -- one run, message for message ------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """What is heard of a member, and what members are told then."""
+
+    member: int
+    hears: FromMember | base.Happening
+    tells: Sequence[tuple[int, ToMember]] = ()
+
+
+class Recital(PaperEngine):
+    """Members say what stands in a list, and what they are told is held against it."""
+
+    lines: Sequence[Line]
+    _num_told = _num_heard = 0
+
+    def events(self, timeout_s: float) -> list[base.Event]:
+        self.check()
+        self.num_done = sum(isinstance(message, Job) for _, message in self.told)
+        line = self.lines[self._num_heard]
+        self._num_heard += 1
+        return [(line.member, line.hears)]
+
+    def check(self) -> None:
+        """What was told since the last line is what it says."""
+        told, self._num_told = self.told[self._num_told :], len(self.told)
+        if self._num_heard:
+            line = self.lines[self._num_heard - 1]
+            assert told == list(line.tells), line
+
+
+def _both(message: ToMember) -> list[tuple[int, ToMember]]:
+    return [(0, message), (1, message)]
+
+
+PLAN = Plan(protocol="full-sync", workers=2, samples=4, batch=4, checkpoint_every="never")
+LAID = said.Laid(
+    arena_bytes=64, num_steps=1, is_difference=False, nonfinite_is_error=True, first_epoch=0,
+    distance_limit=0.0, version=0, place=START,
+)  # fmt: skip
+IN, OVER = ScriptPlace(position=0), ScriptPlace(position=1, began=1)
+ARRIVE, REST = said.Arrive(0, None, "", IN), said.Rested(1, OVER)
+OPEN = said.OpenEpoch(epoch=0, is_express=False, updates_left=-1, phase=0, seats=(0, 1))
+GRANTS = [
+    Grant(Ticket(member=0, serial=0, version=0), (Lease(id=0, epoch=0, start=0, stop=2),)),
+    Grant(Ticket(member=1, serial=0, version=0), (Lease(id=1, epoch=0, start=2, stop=4),)),
+]
+PUSH = said.Push(0, 0, said.Told(2, 1.0, said.OK, 2.0), said.Clocks(0.01), 0, UNCLIPPED)
+ADDS = [
+    said.Add(job=1, seat=0, weight=0.5, scale=1.0, is_first=True),
+    said.Add(job=2, seat=1, weight=0.5, scale=1.0, is_first=False),
+]
+FINISH = said.Finish(job=3, version=1, seat=-1, scale=1.0, clip=UNCLIPPED)
+EXIT = base.ProcessLeft("exit 0", 0)
+LINES = (
+    Line(0, said.Describe(PLAN.description)),
+    Line(1, said.Describe(PLAN.description), _both(LAID)),
+    Line(1, ARRIVE),
+    Line(0, ARRIVE, [*_both(OPEN), (0, GRANTS[0]), (1, GRANTS[1])]),
+    Line(0, PUSH, [(0, ADDS[0])]),
+    Line(1, PUSH, [(1, ADDS[1]), (1, FINISH), *_both(said.EndEpoch(epoch=0, version=1))]),
+    Line(1, REST),
+    Line(0, REST, _both(said.Goodbye())),
+    Line(1, said.Done()),
+    Line(1, EXIT),
+    Line(0, said.Done()),
+)
+"""One epoch of two workers under full-sync: one update of four samples, two by each."""
+
+
+def test_an_epoch_of_two_workers_message_for_message() -> None:
+    engine = make_engine(PLAN, Recital)
+    assert isinstance(engine, Recital)
+    engine.lines = LINES
+    outcome = conduct(PLAN, engine)
+    engine.check()
+    assert outcome.error is None
+    assert outcome.version == 1
+
+
+# -- any run ---------------------------------------------------------------------------------------
+
+
+@EXAMPLES
+@given(plan=plans(is_calm=True))
+def test_without_faults_every_epoch_ends_with_each_sample_once(plan: Plan) -> None:
+    outcome = carry_out(plan)
+    assert outcome.error is None
+    judge(outcome)
+
+
+@EXAMPLES
+@given(plan=plans())
+def test_whatever_happens_the_run_ends_and_counts_each_sample_once(plan: Plan) -> None:
+    judge(carry_out(plan))
+
+
+@EXAMPLES
+@given(plan=plans())
+def test_who_died_comes_back_and_the_run_goes_on(plan: Plan) -> None:
+    judge(carry_out(replace(plan, respawn=True)))
+
+
+# -- runs that did not end, each by the shortest plan that was found -------------------------------
+
+
+def _choices(count: int, others: Mapping[int, int]) -> bytes:
+    """So many choices: always the first of those that could go on, but for these."""
+    return bytes(others.get(i, 0) for i in range(count))
+
+
+FOUND = {
+    "the last worker dies with a job, after a stop": Plan(
+        protocol="async", workers=1, samples=2, batch=1, interrupt_at=2,
+        checkpoint_every="never", faults=(Fault("kill", 0, "job"),),
+    ),
+    "a newcomer arrives at the epoch that a stop ends, and all sum": Plan(
+        samples=2, batch=2, script=Script(epochs=2, calls=("sum",)), respawn=True,
+        interrupt_at=62, checkpoint_every="never", faults=(Fault("kill", 1, "arrive", nth=1),),
+        choices=_choices(5, {4: 1}),
+    ),
+    "a newcomer arrives for an epoch that a stop keeps from opening, and all sum": Plan(
+        workers=3, samples=6, batch=3, script=Script(epochs=2, calls=("sum",)), respawn=True,
+        interrupt_at=83, checkpoint_every="never", faults=(Fault("kill", 1, "pushed", nth=1),),
+        choices=_choices(95, {70: 2, 74: 1, 76: 1, 80: 143, 86: 1, 94: 1}),
+    ),
+    "a peer has copied before the round is heard after which it did": Plan(
+        protocol="local-sgd:2", workers=3, samples=13, batch=3, script=Script(epochs=3),
+        path="peers", checkpoint_every="1s",
+        choices=_choices(95, {7: 1, 8: 1, 9: 1, 10: 1, 22: 47, 72: 159, 89: 15, 94: 1}),
+    ),
+    "who stands still is called off after peers have left, and another accumulates": Plan(
+        samples=2, batch=2, script=Script(extends_at=(0,)), respawn=True, path="peers",
+        checkpoint_every="never", faults=(Fault("stop", 0, "wait", nth=3),),
+    ),
+    "a peer dies in the round of the last update": Plan(
+        protocol="local-sgd:2", workers=3, samples=14, batch=3, path="peers", updates=1,
+        checkpoint_every="never", faults=(Fault("kill", 0, "barrier"),),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_random_plans_have_found_stays_mended(name: str) -> None:
+    outcome = carry_out(FOUND[name])
+    assert outcome.engine.happened == list(FOUND[name].faults), "the fault did not come"
+    assert not any("has not come to its end" in line for line in outcome.said.splitlines())
+    judge(outcome)

@@ -1,0 +1,404 @@
+"""A member on paper: what a real one says and does to the store, without process or tensor.
+
+    Describe -> Laid -> [ Arrive -> OpenEpoch -> Grant -> Push ... -> EndEpoch ] -> Rested -> Done
+
+It is a generator that stops wherever a real member could wait or die, and says there what it waits
+for: ``yield Turn(place, is_ready)``. Its verbs are those of sessions/mediated.py, mailbox.py and
+duties.py, by the same names. It must not know who lets it go on, nor in which order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from paceline.events import Grant, Lease
+from paceline.passes import Passes
+from paceline.store.clip import UNCLIPPED
+from paceline.wire import messages as said
+from paceline.wire.messages import (
+    FromMember,
+    Job,
+    Snap,
+    Stop,
+    ToMember,
+)
+
+A = TypeVar("A")
+T = TypeVar("T", bound=ToMember)
+
+PLACES = (
+    "describe", "laid", "arrive", "compute", "pushed", "job", "version", "wait", "copy", "between",
+    "rest", "end", "barrier", "leaving", "mend",
+)  # fmt: skip
+"""Where a member can be when something happens to it."""
+STEP = said.Clocks(compute_s=0.01)
+
+
+class Turn(NamedTuple):
+    """Where a member stands, and whether it can go on there."""
+
+    place: str
+    is_ready: Callable[[], bool] = lambda: True
+
+
+Doing: TypeAlias = Generator[Turn, None, A]
+
+
+class Stopped(Exception):
+    """The run ends in the midst of what a script does."""
+
+
+class Superseded(Exception):
+    """The work in flight was called off."""
+
+
+class PaperStore(Protocol):
+    """What members share: on paper the samples that each version was made of."""
+
+    layout: int
+    """Stage of what the run begins with."""
+
+    @property
+    def num_done(self) -> int:
+        """Jobs that are done."""
+
+    @property
+    def version(self) -> int:
+        """The newest."""
+
+    def cancelled(self, seat: int) -> int:
+        """The serial below which this seat's work is called off."""
+
+    def fill(self, seat: int, leases: Sequence[Lease]) -> None:
+        """The gradient of these leases lies in this seat's slot."""
+
+    def do(self, job: Job) -> None:
+        """Do the next job."""
+
+    def pin(self, number: int) -> int:
+        """Copy the newest version for this checkpoint; which one it is."""
+
+
+class Script(NamedTuple):
+    """What the user's script does; all counts are of one member and epoch.
+
+    Attributes:
+        calls: what follows each epoch: "count", "sum".
+        stops_at: (epoch, step) at which it asks for the end; step -1: after that epoch's loop.
+        leaves_at: likewise, where it leaves its loop.
+        extends_at, gives_back_at: steps at which it asks for one mini-batch more, or skips its own.
+    """
+
+    epochs: int = 1
+    calls: tuple[str, ...] = ()
+    stops_at: tuple[int, int] | None = None
+    leaves_at: tuple[int, int] | None = None
+    extends_at: tuple[int, ...] = ()
+    gives_back_at: tuple[int, ...] = ()
+
+
+class PaperMember:
+    """One life of one worker.
+
+    Args:
+        send: to the coordinator.
+        description: text of what it describes.
+    """
+
+    def __init__(
+        self,
+        member: int,
+        seat: int,
+        store: PaperStore,
+        send: Callable[[FromMember], None],
+        description: str,
+        script: Script,
+        *,
+        is_newcomer: bool = False,
+    ) -> None:
+        self.member, self.seat = member, seat
+        self.inbox: deque[ToMember] = deque()
+        self.is_main = seat == 0 and not is_newcomer
+        self.beats = 0
+        self._store = store
+        self._tell = send
+        self._held: list[FromMember] = []
+        self._description = description
+        self._script = script
+        self._jobs: list[Job] = []
+        self._queue: deque[ToMember] = deque()
+        self._has_stopped = self._is_ending = False
+        self._grant: Grant | None = None
+        self._serial = -1
+        self.num_steps, self.is_difference = 1, False
+        self._doing = self._live()
+        self.turn = next(self._doing)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can go on."""
+        return self.turn.is_ready()
+
+    def go_on(self) -> bool:
+        """Let it do what it does until it next could wait; False: it has come to its end."""
+        self.beats += 1
+        try:
+            self.turn = next(self._doing)
+        except StopIteration:
+            return False
+        return True
+
+    # -- the script -----------------------------------------------------------------------------
+
+    def _live(self) -> Doing[None]:
+        yield Turn("describe")
+        with suppress(Stopped):  # as a real script, which ends in order or is cut short
+            yield from self._run_script()
+        yield Turn("end")
+        self._send(said.Done())
+
+    def _run_script(self) -> Doing[None]:
+        self._send(said.Describe(self._description))
+        laid = yield from self._expect(said.Laid)
+        self.num_steps, self.is_difference = laid.num_steps, laid.is_difference
+        yield Turn("laid")
+        yield from self._reach(1)
+        first, place = laid.first_epoch, laid.place
+        passes = Passes(first, place) if first else Passes()
+        for position in range(passes.first_position, self._script.epochs):
+            if (yield from self._is_stopped()):
+                return
+            passes.arrive(position)
+            epoch = passes.take()
+            if not passes.is_behind(epoch):
+                yield from self._run_epoch(epoch, passes)
+            yield from self._make_calls(epoch)
+        passes.arrive(self._script.epochs)
+        yield Turn("rest")
+        self._send(said.Rested(passes.next, passes.place))
+        yield from self._answer(said.Goodbye)
+
+    def _run_epoch(self, epoch: int, passes: Passes) -> Doing[None]:
+        self._send(said.SettingsNow("{}"))
+        if not (yield from self._open_epoch(epoch, passes)):
+            return
+        step = -1
+        while (grant := self._grant) is not None:
+            step += 1
+            yield Turn("compute")
+            if self._script.stops_at == (epoch, step):
+                self._send(said.AskStop())
+            if self._script.leaves_at == (epoch, step):
+                yield from self._leave_epoch()
+                return
+            try:
+                yield from self._step(grant, step)
+            except Superseded:
+                yield from self._superseded()
+
+    def _step(self, grant: Grant, step: int) -> Doing[None]:
+        self._check()
+        leases = list(grant.leases)
+        if step in self._script.gives_back_at:
+            yield from self._give_back()
+            return
+        if step in self._script.extends_at:
+            more = yield from self._extend()
+            leases += [] if more is None else [more]
+        yield Turn("compute")
+        self._check()
+        yield from self._push(leases)
+
+    def _make_calls(self, epoch: int) -> Doing[None]:
+        yield Turn("between")
+        if self._script.stops_at == (epoch, -1):
+            self._send(said.AskStop())
+        for call in self._script.calls:
+            if call == "count":
+                yield from self._count()
+            else:
+                self._send(said.SumValues((1.0,)))
+                yield from self._answer(said.Summed)
+        yield Turn("between")
+
+    def _count(self) -> Doing[None]:
+        self._send(said.Count(7, 3, None, ""))
+        while (one := (yield from self._answer(said.Range))).start >= 0:
+            yield Turn("between")
+            size = float(one.stop - one.start)
+            self._send(said.Counted(one.start, {"n": (size, size)}))
+        totals = (yield from self._answer(said.CountTotals)).totals
+        assert totals == {"n": (7.0, 7.0)}, f"of 7 samples were evaluated {totals}"
+
+    # -- the verbs ------------------------------------------------------------------------------
+
+    def _open_epoch(self, epoch: int, passes: Passes) -> Doing[bool]:
+        if self._has_stopped:
+            return False
+        if self.is_main:
+            yield from self._reach(2)
+        yield Turn("arrive")
+        self._send(said.Arrive(epoch, None, "", passes.place))
+        while isinstance(message := (yield from self._next()), said.Adopt):
+            pass
+        if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch
+            yield from self._end_at(message.version)
+        if not isinstance(message, said.OpenEpoch):
+            return False
+        yield from self._reach(2)
+        yield from self._opened(message)
+        return True
+
+    def _opened(self, opened: said.OpenEpoch) -> Doing[None]:
+        yield from self._await_grant()
+
+    def _extend(self) -> Doing[Lease | None]:
+        self._send(said.Extend(self._serial))
+        return (yield from self._answer(said.Extended)).lease
+
+    def _give_back(self) -> Doing[None]:
+        self._send(said.GiveBack(self._serial))
+        yield from self._await_grant()
+
+    def _superseded(self) -> Doing[None]:
+        self._held.append(said.StepLeft(self._serial, 0.01, 0.0))
+        yield from self._await_grant()
+
+    def _push(self, leases: Sequence[Lease]) -> Doing[None]:
+        assert self._grant is not None
+        num_samples = sum(lease.num_samples for lease in leases)
+        self._store.fill(self.seat, leases)
+        told = said.Told(num_samples, 1.0, said.OK, float(num_samples))
+        version = self._grant.ticket.version
+        self._send(said.Push(self._serial, version, told, STEP, 0, UNCLIPPED))
+        yield Turn("pushed")
+        yield from self._await_grant()
+
+    def _leave_epoch(self) -> Doing[None]:
+        self._send(said.LeaveEpoch((), False))
+        while isinstance(message := (yield from self._next()), Grant):
+            pass  # it was on its way
+        yield from self._end_at(_version_of(message))
+
+    def _check(self) -> None:
+        if self._store.cancelled(self.seat) > self._serial:
+            raise Superseded
+
+    def _await_grant(self) -> Doing[None]:
+        message = yield from self._next()
+        if isinstance(message, Grant):
+            version = message.ticket.version
+            yield from self._settle(lambda: self._store.version >= version)
+            self._serial, self._grant = message.ticket.serial, message
+        else:
+            yield from self._end_at(_version_of(message))
+
+    def _end_at(self, version: int) -> Doing[None]:
+        yield from self._settle(lambda: self._store.version >= version)
+        self._grant = None
+
+    def _reach(self, stage: int) -> Doing[None]:
+        """What the run begins with: the main one does it, all others wait."""
+        store = self._store
+        while store.layout < stage:
+            if self.is_main:
+                store.layout = stage
+                return
+            yield Turn("wait", lambda: store.layout >= stage or bool(self.inbox))
+            self._do_jobs()
+
+    # -- what it hears --------------------------------------------------------------------------
+
+    def _next(self) -> Doing[ToMember]:
+        """The next message that is not a job; jobs that came before it are done first."""
+        while True:
+            while self._jobs:
+                yield Turn("job", lambda: self._is_due or bool(self.inbox))
+                self._do_jobs()
+            if not self._queue:
+                yield Turn("wait", lambda: bool(self.inbox))
+                self._hear()
+                continue
+            message = self._queue.popleft()
+            if isinstance(message, Snap):
+                yield from self._snap(message)
+                continue
+            self._has_stopped |= isinstance(message, Stop)
+            return message
+
+    def _expect(self, kind: type[T]) -> Doing[T]:
+        message = yield from self._next()
+        if not isinstance(message, kind):
+            raise Stopped
+        return message
+
+    def _answer(self, kind: type[T]) -> Doing[T]:
+        """The next message of this kind; those before it stay, in order."""
+        others: list[ToMember] = []
+        while not isinstance(message := (yield from self._next()), kind):
+            others.append(message)
+        self._queue.extendleft(reversed(others))
+        return message
+
+    def _is_stopped(self) -> Doing[bool]:
+        if not self._has_stopped:
+            self._hear()
+            if self._is_ending:
+                yield from self._answer(Stop)
+        return self._has_stopped or any(isinstance(one, Stop) for one in self._queue)
+
+    def _settle(self, is_there: Callable[[], bool]) -> Doing[None]:
+        while not is_there():
+            yield Turn("version", lambda: is_there() or self._is_due or bool(self.inbox))
+            self._do_jobs()
+
+    def _snap(self, message: Snap) -> Doing[None]:
+        number, version, is_first = message
+        if is_first:
+            yield from self._settle(lambda: self._store.version >= version)
+        yield Turn("copy")
+        pinned = self._store.pin(number) if is_first else version
+        assert pinned == version, f"version {version} was to be pinned, and {pinned} was"
+        self._send(said.Copied(number, version, is_first, ""))
+
+    @property
+    def _is_due(self) -> bool:
+        return bool(self._jobs) and self._store.num_done >= self._jobs[0].job - 1
+
+    def _hear(self) -> None:
+        while self.inbox:
+            message = self.inbox.popleft()
+            if isinstance(message, Job):
+                self._jobs.append(message)
+                self._jobs.sort(key=lambda job: job.job)
+            elif isinstance(message, said.BeMain):
+                self.is_main = True
+            elif isinstance(message, said.Ending):
+                self._is_ending = True
+            elif not isinstance(message, said.ShelfMoved):
+                self._queue.append(message)
+
+    def _do_jobs(self) -> None:
+        """Do the next job if it is its turn, leave every other message for later."""
+        self._hear()
+        if not self._is_due:
+            return
+        job = self._jobs.pop(0)
+        if job.job <= self._store.num_done:
+            return  # whoever had it before has done it
+        self._store.do(job)
+        if isinstance(job, said.Copy):
+            self._send(said.Copied(job.number, self._store.pin(job.number), True, ""))
+
+    def _send(self, message: FromMember) -> None:
+        for one in (*self._held, message):
+            self._tell(one)
+        self._held.clear()
+
+
+def _version_of(message: ToMember) -> int:
+    """At which an epoch or the run is over."""
+    if not isinstance(message, said.EndEpoch | Stop):
+        raise Stopped
+    return message.version
