@@ -67,7 +67,8 @@ def page(rows: dict[str, list[Cell]]) -> str:
     for family, scripts in FAMILIES.items():
         lines += [f"## {family}", "", *table(scripts, rows, notes), ""]
     lines += ["## What is refused", ""]
-    lines += [f"{number}. {words}" for words, number in notes.items()]
+    root = f"{Path(__file__).parents[2]}/"
+    lines += [f"{number}. {words}".replace(root, "") for words, number in notes.items()]
     return HEAD.format(**about(rows)) + "\n".join(lines) + "\n"
 
 
