@@ -2,7 +2,7 @@
 
     plan -> which member goes on, which of their messages is heard, when time passes -> Conductor
 
-Everything above the engine is the code of a live run, and so are the jobs (engines/jobs.py). What
+Everything above the engine is the code of a live run, and so are the jobs (core/jobs.py). What
 members share is a ledger: the samples that each version was made of. So at the end every sample can
 be counted, and a wait for what nobody will send is seen at once: nobody can go on.
 
@@ -19,7 +19,6 @@ from typing import NamedTuple
 from paceline.checkpoints.desk import Answer, Request, WriteQueue
 from paceline.checkpoints.resumption import COORDINATOR, RUN
 from paceline.core.batches import Batches
-from paceline.core.jobs import Jobs, Payload
 from paceline.core.ledger import Ledger, LedgerPlace
 from paceline.engines.base import (
     Engine,
@@ -27,22 +26,14 @@ from paceline.engines.base import (
     MemberSpec,
     ProcessBorn,
     ProcessContinued,
+    Processes,
     ProcessLeft,
     ProcessStopped,
     Signs,
+    StoreView,
 )
 from paceline.engines.local.engine import LocalEngine
-from paceline.events import (
-    Cancel,
-    Fact,
-    Grant,
-    Joined,
-    Late,
-    Lease,
-    Left,
-    Order,
-)
-from paceline.protocols.staleness import StalenessRule
+from paceline.events import Lease
 from paceline.store.memory import Memory, PrivateMemory
 from paceline.system.vitals import ProcessState, Vitals
 from paceline.wire.messages import (
@@ -52,7 +43,6 @@ from paceline.wire.messages import (
     Finish,
     FromMember,
     Job,
-    Resume,
     Skip,
     ToMember,
 )
@@ -64,7 +54,6 @@ _ACT_S, _TICK_S = 0.01, 0.1
 _LONGEST_IDLE_S = 60.0
 """So long nobody can go on before it is a hang: longer than any stop lasts, or a curfew."""
 _MOST_TURNS = 40_000
-_EVER = 2**63 - 1
 
 
 class Hang(AssertionError):
@@ -136,7 +125,34 @@ class PaperDesk(WriteQueue):
         }
 
 
-class PaperEngine(Engine):
+class PaperStore(StoreView):
+    """The ledger that members on paper share."""
+
+    def __init__(self, engine: "PaperEngine") -> None:
+        self.memory = PrivateMemory()
+        self._engine = engine
+
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
+    @property
+    def num_jobs(self) -> int:
+        return self._engine.num_done
+
+    def ask_copy(self, number: int) -> None:
+        self._engine.board.asked = number
+
+    def alarm(self) -> None:
+        self._engine.board.has_alarm = True
+
+    def calm(self) -> int:
+        board = self._engine.board
+        board.has_alarm = False
+        return max(board.arrived.values(), default=0)
+
+
+class PaperEngine(Engine, Processes):
     """Members on paper.
 
     Args:
@@ -167,6 +183,7 @@ class PaperEngine(Engine):
         faults: Sequence[Fault] = (),
     ) -> None:
         self.now_s = 0.0
+        self.processes = self
         self.made: list[list[Lease]] = []
         self.told: list[tuple[int, ToMember]] = []
         self.ended_acting: list[str] = []
@@ -179,13 +196,9 @@ class PaperEngine(Engine):
         self._description, self._script = description, script
         self._choices, self._faults = iter(choices), list(faults)
         self._batches, self.board = batches, Board(num_seats)
-        self._memory = PrivateMemory()
-        self._seats: dict[int, int] = {}
         self._cancelled = dict.fromkeys(range(num_seats), 0)
-        self._serials: dict[int, int] = {}
         self._slots: dict[int, list[Lease]] = {}
         self._sum: list[Lease] = []
-        self._jobs: Jobs | None = None
         self._idle_since_s = 0.0
 
     # -- what members share ---------------------------------------------------------------------
@@ -276,8 +289,6 @@ class PaperEngine(Engine):
         event = one.events.popleft()
         if isinstance(event[1], ProcessLeft):
             self.board.gone.add(one.paper.seat)
-        if isinstance(event[1], ProcessLeft) and self._jobs is None:
-            del self._seats[number]  # it never began: it is nobody's heir
         if isinstance(event[1], ProcessBorn):
             one.is_born = True
         return event
@@ -336,7 +347,6 @@ class PaperEngine(Engine):
             member, seat, self, send, self._description, self._script, is_newcomer=is_newcomer
         )
         paper.share_with(self.board, self._batches, self.stand)
-        self._seats[member] = seat
         self.members[member] = Seated(paper, life, events)
         return self.members[member]
 
@@ -374,54 +384,20 @@ class PaperEngine(Engine):
                 self.ended_acting.append(f"member {member} at {one.paper.turn.place}")
             self._leave(member, ProcessLeft("killed by signal 9", -9))
 
-    def prepare_jobs(self, samples_per_update: int, staleness: StalenessRule) -> None:
-        self._jobs = Jobs(
-            self.tell, self._seats, lambda: self.num_done, samples_per_update, staleness
-        )
+    def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
+        for member, message in messages:
+            self.told.append((member, message))
+            if isinstance(message, EndEpoch) and message.epoch not in self.ended_epochs:
+                self.ended_epochs.append(message.epoch)
+            if self.members[member].is_alive:
+                self.members[member].paper.inbox.append(message)
 
-    def carry_out(
-        self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
-    ) -> None:
-        assert self._jobs is not None
-        if isinstance(cause, Left):
-            self._jobs.left(cause.member)
-        elif isinstance(cause, Joined):
-            self._jobs.joined(cause.member)
-        self._jobs.settle(orders, cause, payload)
-        cancelled = {}
-        for order in orders:
-            if isinstance(order, Grant):
-                self._serials[order.ticket.member] = order.ticket.serial
-                self.tell(order.ticket.member, order)
-            elif isinstance(order, Cancel):
-                cancelled[self._seats[order.member]] = self._serials[order.member] + 1
-            elif isinstance(order, Late):
-                self._jobs.idle(order.ticket.member)
-        self._cancelled |= cancelled
-
-    def tell(self, member: int, message: ToMember) -> None:
-        self.told.append((member, message))
-        if isinstance(message, Resume):
-            self._serials[member] = message.serial
-        if isinstance(message, EndEpoch) and message.epoch not in self.ended_epochs:
-            self.ended_epochs.append(message.epoch)
-        if self.members[member].is_alive:
-            self.members[member].paper.inbox.append(message)
-
-    def stop(self, members: Sequence[int]) -> None:
-        if self._jobs is not None:
-            self._jobs.forget()
-        for member in members:
-            self._cancelled[self._seats[member]] = _EVER
+    def cancel(self, member: int, serial: int) -> None:
+        self._cancelled[self.members[member].paper.seat] = serial + 1
 
     def signs(self, member: int) -> Signs:
-        has_job = self._jobs is not None and self._jobs.is_held_by(member)
         paper = self.members[member].paper
-        arrived = self.board.arrived.get(paper.seat, 0)
-        return Signs(paper.beats, arrived, self.version, has_job)
-
-    def is_free(self, seat: int) -> bool:
-        return self._jobs is None or not self._jobs.needs(seat)
+        return Signs(paper.beats, self.board.arrived.get(paper.seat, 0))
 
     def vitals(self, member: int) -> Vitals:
         one = self.members[member]
@@ -434,31 +410,11 @@ class PaperEngine(Engine):
     def whereabouts(self, member: int, does: str = "is") -> str:
         return f"it {does} at {self.members[member].paper.turn.place}"
 
-    def lay_out(self, num_bytes: int) -> None:
+    def hurry(self, member: int) -> None:
         return
 
-    def jump(self, version: int) -> None:
-        assert self._jobs is not None
-        self._jobs.jump(version)
-
-    @property
-    def memory(self) -> Memory:
-        return self._memory
-
-    def ask_copy(self, number: int) -> None:
-        assert self._jobs is not None
-        self.board.asked = number
-        self._jobs.ask_copy(number)
-
-    def alarm(self) -> None:
-        self.board.has_alarm = True
-
-    def calm(self) -> int:
-        self.board.has_alarm = False
-        return max(self.board.arrived.values(), default=0)
-
-    def begun(self) -> None:
-        return
+    def lay_out(self, num_bytes: int) -> StoreView:
+        return PaperStore(self)
 
     def close(self) -> None:
         for one in self.members.values():

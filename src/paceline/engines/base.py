@@ -1,32 +1,29 @@
-"""The engine contract: what makes time pass, carries facts in and orders out.
+"""The engine contract: what makes time pass, carries facts in and messages out.
 
-    events(timeout)            what happened since the last call, in one total order
-    carry_out(orders, cause)   do what the coordinator decided; returns at once
-    tell(member, message)      everything else that a member waits for
-    lay_out(num_bytes)         make the store's memory
-    close(reason)              end every member; nothing is left behind
+    start(specs, program)   begin the members
+    events(timeout)         what happened since the last call, in one total order
+    send(messages)          hand these to members, in order; returns at once
+    cancel(member, serial)  let a member leave its step, if it works on no later one
+    lay_out(num_bytes)      make the store's memory
+    close()                 end every member; nothing is left behind
 
 An event is ``(member, what)``: a message of ``wire/messages.py``, or a happening that the engine
-itself tells of. Facts are messages, payloads are seats' slots in shared memory here, object
-references elsewhere. This module must not know protocols.
-
-How others implement it: a cluster engine's ``events`` are finished remote calls (``wait`` for the
-first of them), its payloads object references that ``carry_out`` hands to the member that
-executes the update; in a ``torch.distributed`` world every rank runs its own conductor over the
-pushes of all ranks in rank order, and ``Apply`` is the collective.
+itself tells of. An engine whose members can be lost has `Processes` besides. This module must not
+know protocols or jobs.
 """
 
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from ..core.jobs import Payload
-from ..events import Fact, Order
-from ..protocols.staleness import StalenessRule
+from ..store.control import ALARM, JOBS, SNAPSHOT, Control
 from ..store.memory import Memory
 from ..system.vitals import Vitals
 from ..wire.messages import FromMember, ToMember
+
+ALL_WORK: Final = 2**63 - 2
+"""To `Engine.cancel`: whatever a member works on."""
 
 RENDEZVOUS = "rendezvous"
 """The file beside the logs by which members of one life of a run find each other."""
@@ -84,86 +81,90 @@ class Traits:
     """Members can run between peers, without a message to the coordinator."""
 
 
-class Engine(abc.ABC):
-    """The coordinator's side of an engine."""
+class StoreView:
+    """What the deciding side sees of the store, and shows to members that run between peers.
 
-    traits: Traits
+    Args:
+        memory: that checkpoints are written from.
+        control: the run's words.
+    """
+
+    def __init__(self, memory: Memory, control: Control) -> None:
+        self.memory = memory
+        self._control = control
 
     @property
-    @abc.abstractmethod
-    def memory(self) -> Memory:
-        """The store's memory, which checkpoints are written from."""
+    def version(self) -> int:
+        """The newest whole one; between peers the coordinator hears of it later."""
+        return self._control.version
 
-    @abc.abstractmethod
-    def events(self, timeout_s: float) -> Sequence[Event]:
-        """What happened, in one total order; [] after ``timeout_s``."""
+    @property
+    def num_jobs(self) -> int:
+        """How many jobs are done by now."""
+        return self._control[JOBS]
 
-    @abc.abstractmethod
-    def carry_out(
-        self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
-    ) -> None:
-        """Carry out what the coordinator answered to ``cause``, with which ``payload`` came."""
-
-    @abc.abstractmethod
-    def tell(self, member: int, message: ToMember) -> None:
-        """Send one message to a member."""
-
-    @abc.abstractmethod
-    def lay_out(self, num_bytes: int) -> None:
-        """Make the store's memory; LinkError where there is too little."""
-
-    @abc.abstractmethod
-    def prepare_jobs(self, samples_per_update: int, staleness: StalenessRule) -> None:
-        """Be ready for pushes; a whole update averages ``samples_per_update``."""
-
-    @abc.abstractmethod
-    def jump(self, version: int) -> None:
-        """The members made updates among themselves, up to ``version``."""
-
-    @abc.abstractmethod
     def ask_copy(self, number: int) -> None:
-        """Let a member pin the version of the next update for this checkpoint; 0: no longer."""
+        """Let peers pin the version of their next round for this checkpoint; 0: no longer."""
+        self._control[SNAPSHOT] = number
 
-    @abc.abstractmethod
     def alarm(self) -> None:
         """Make all members leave the express path at their next barrier."""
+        self._control[ALARM] = 1
+        for index in self._control.arrived:
+            self._control.wake(index)
 
-    @abc.abstractmethod
     def calm(self) -> int:
         """End the alarm, while all members wait; how many barriers they have passed by now."""
+        self._control[ALARM] = 0
+        return max(self._control[index] for index in self._control.arrived)
 
-    @abc.abstractmethod
-    def stop(self, members: Sequence[int]) -> None:
-        """Make these members leave their step: the run ends."""
+
+class Engine(abc.ABC):
+    """The deciding side of an engine.
+
+    Attributes:
+        processes: of members; None: they cannot be lost, as threads of this process.
+    """
+
+    traits: Traits
+    processes: "Processes | None" = None
 
     @abc.abstractmethod
     def start(self, births: Sequence["MemberSpec"], program: bytes) -> dict[int, tuple[int, int]]:
         """Begin these members; member -> (seat, pid).
 
         Args:
-            program: what every member runs, also one that `spawn` begins; pickled, and never in a
+            program: what every member runs, also one that is begun later; pickled, and never in a
                 file that has a name: whoever could write there would choose what is run.
         """
 
     @abc.abstractmethod
+    def events(self, timeout_s: float) -> Sequence[Event]:
+        """What happened, in one total order; [] after ``timeout_s``."""
+
+    @abc.abstractmethod
+    def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
+        """Hand each message to its member, those of one member in order; returns at once."""
+
+    @abc.abstractmethod
+    def cancel(self, member: int, serial: int) -> None:
+        """Let a member leave its step where that works on ``serial`` or on one before."""
+
+    @abc.abstractmethod
+    def lay_out(self, num_bytes: int) -> StoreView:
+        """Make the store's memory; LinkError where there is too little."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End every member and free everything; may be called twice."""
+
+
+class Processes(abc.ABC):
+    """Members as something that can be lost: looked at, ended and begun again."""
+
+    @abc.abstractmethod
     def signs(self, member: int) -> "Signs":
         """Signs of life of this member."""
-
-    @abc.abstractmethod
-    def is_free(self, seat: int) -> bool:
-        """Whether a new life may push from this seat: nobody needs what the last one pushed."""
-
-    @abc.abstractmethod
-    def end(self, member: int) -> None:
-        """End a member that was given up; ``ProcessLeft`` follows."""
-
-    @abc.abstractmethod
-    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
-        """Begin a new life on a seat whose last member has left; ``ProcessBorn`` follows.
-
-        Args:
-            told: what its script finds through ``connect`` and the first life's did not.
-        """
 
     @abc.abstractmethod
     def vitals(self, member: int) -> Vitals:
@@ -177,17 +178,21 @@ class Engine(abc.ABC):
             does: what it does there.
         """
 
+    @abc.abstractmethod
     def hurry(self, member: int) -> None:
         """Let it copy what it was asked for, though its script is busy by itself; where it can."""
-        return
 
     @abc.abstractmethod
-    def begun(self) -> None:
-        """The first epoch opens."""
+    def end(self, member: int) -> None:
+        """End a member that was given up; ``ProcessLeft`` follows."""
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """End every member and free everything; may be called twice."""
+    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
+        """Begin a new life on a seat whose last member has left; ``ProcessBorn`` follows.
+
+        Args:
+            told: what its script finds through ``connect`` and the first life's did not.
+        """
 
 
 class Signs(NamedTuple):
@@ -196,15 +201,11 @@ class Signs(NamedTuple):
     Attributes:
         beats: grows with each mini-batch, gradient and push.
         arrived: barriers reached.
-        version: the newest whole one; between peers the coordinator hears of it later.
-        has_job: whether it holds the job that is next: nobody can go on before it is done.
         is_first: whether it goes through ``pace.once()`` before the others, as long as it takes.
     """
 
     beats: int
     arrived: int
-    version: int
-    has_job: bool
     is_first: bool = False
 
 
@@ -214,6 +215,7 @@ class MemberSpec:
 
     Attributes:
         log: file for all that it prints.
+        exchange: ``module:function`` that makes the member's side, see ``local/process.py``.
         context: what its script finds through ``connect``.
     """
 
@@ -224,5 +226,6 @@ class MemberSpec:
     log: str
     context: dict[str, object]
     environment: dict[str, str]
+    exchange: str = ""
     search_path: tuple[str, ...] = ()
     """Where the launcher's process finds modules: a task may come from beside the user's script."""

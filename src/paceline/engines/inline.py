@@ -16,20 +16,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from ..context import Context
-from ..core.jobs import Jobs, Payload
 from ..errors import ConfigError
-from ..events import Cancel, Fact, Grant, Late, Left, Order, Ticket
+from ..events import Grant, Ticket
 from ..exchange.base import Perished, Stopped, Superseded
 from ..exchange.peers import PeerExchange
-from ..protocols.staleness import StalenessRule
-from ..store.control import BEGAN, JOBS, VERSION, Control, control_bytes
-from ..store.memory import Memory, PrivateMemory
-from ..system.vitals import UNKNOWN, Vitals
+from ..store.control import JOBS, VERSION, Control, control_bytes
+from ..store.memory import PrivateMemory
 from ..tuning.process import kept_process
 from ..wire.messages import FromMember, Push, ToMember
-from .base import Engine, Event, MemberSpec, MemberStalled, ProcessLeft, Signs, Traits
-
-_EVER = 2**63 - 1
+from .base import Engine, Event, MemberSpec, MemberStalled, ProcessLeft, StoreView, Traits
 
 
 class _Turn(threading.Thread):
@@ -277,77 +272,20 @@ class InlineEngine(Engine):
         self._ready_pushes.remove(first)
         return self._turns[first]
 
-    def prepare_jobs(self, samples_per_update: int, staleness: StalenessRule) -> None:
-        self._jobs = Jobs(
-            self.tell, {member: turn.birth.seat for member, turn in self._turns.items()},
-            lambda: self._control[JOBS], samples_per_update, staleness,
-        )  # fmt: skip
-
-    def carry_out(
-        self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
-    ) -> None:
-        if isinstance(cause, Left):
-            self._jobs.left(cause.member)
-        self._jobs.settle(orders, cause, payload)
-        for order in orders:
-            if isinstance(order, Grant):
+    def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
+        for member, message in messages:
+            turn = self._turns[member]
+            if isinstance(message, Grant):
                 self._num_grants += 1
-                turn = self._turns[order.ticket.member]
-                turn.serial, turn.granted = order.ticket.serial, self._num_grants
-                self.tell(order.ticket.member, order)
-            elif isinstance(order, Cancel):
-                turn = self._turns[order.member]
-                self._control[self._control.cancelled[turn.birth.seat]] = turn.serial + 1
-            elif isinstance(order, Late):
-                self._jobs.idle(order.ticket.member)
+                turn.serial, turn.granted = message.ticket.serial, self._num_grants
+            turn.inbox.append(message)
 
-    def tell(self, member: int, message: ToMember) -> None:
-        self._turns[member].inbox.append(message)
+    def cancel(self, member: int, serial: int) -> None:
+        self._control[self._control.cancelled[self._turns[member].birth.seat]] = serial + 1
 
-    def lay_out(self, num_bytes: int) -> None:
+    def lay_out(self, num_bytes: int) -> StoreView:
         self.arena.grow(num_bytes)
-
-    def jump(self, version: int) -> None:
-        self._jobs.jump(version)
-
-    @property
-    def memory(self) -> Memory:
-        return self.arena
-
-    def ask_copy(self, number: int) -> None:
-        self._jobs.ask_copy(number)
-
-    def alarm(self) -> None:
-        raise AssertionError("members of the inline engine make no updates among themselves")
-
-    def calm(self) -> int:
-        return 0
-
-    def stop(self, members: Sequence[int]) -> None:
-        self._jobs.forget()
-        for member in members:
-            self._control[self._control.cancelled[self._turns[member].birth.seat]] = _EVER
-
-    def signs(self, member: int) -> Signs:
-        return Signs(0, 0, 0, False)
-
-    def is_free(self, seat: int) -> bool:
-        return True
-
-    def end(self, member: int) -> None:
-        raise AssertionError("members of the inline engine are never given up")
-
-    def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
-        raise AssertionError("the inline engine begins no second lives")
-
-    def vitals(self, member: int) -> Vitals:
-        return UNKNOWN
-
-    def whereabouts(self, member: int, does: str = "is") -> str:
-        return "it is in this process"
-
-    def begun(self) -> None:
-        self._control.set_double(BEGAN, time.perf_counter())
+        return StoreView(self.arena, self._control)
 
     def close(self) -> None:
         self.is_closed = True

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease
 from ..replica.replica import Replica
-from ..store.control import BEGAN, Control
+from ..store.control import Control
 from ..store.distance import allowed_scale, squared_distance
 from ..store.loss_scale import LossScale
 from ..store.memory import Memory
@@ -105,6 +105,7 @@ class StoreExchange(Exchange):
         is_newcomer: bool = False,
     ) -> None:
         self._lane = lane
+        self._began_s = time.perf_counter()
         self._control = control
         self._arena = arena
         self.seat = seat
@@ -224,6 +225,7 @@ class StoreExchange(Exchange):
             return False
         if is_first:
             self._settle_beginning()
+        self._began_s = time.perf_counter() - message.began_for_s
         self._opened(message)
         if own is not None and self._grant is not None:
             self._replica.layout.buffers.of(self._home).copy_(own)
@@ -384,7 +386,7 @@ class StoreExchange(Exchange):
 
     @property
     def trained_s(self) -> float:
-        return time.perf_counter() - self._control.double(BEGAN)
+        return time.perf_counter() - self._began_s
 
     def befall(self, fault: Fault) -> None:
         self._lane.send(FaultComes(str(fault)))

@@ -152,7 +152,7 @@ class Calls:
 
     def sum(self, member: int, message: SumValues) -> None:
         if self._is_alone(member):
-            self._run.engine.tell(member, Summed(message.values))
+            self._run.dispatch.tell(member, Summed(message.values))
             return
         self._sums[member] = message.values
         self._close_sums()
@@ -175,7 +175,7 @@ class Calls:
         return not self._run.roster[member].has_arrived or member not in self._run.crew
 
     def _next_range_alone(self, member: int) -> None:
-        book, tell = self._alone[member], self._run.engine.tell
+        book, tell = self._alone[member], self._run.dispatch.tell
         one = book.take(member)
         tell(member, Range(*(one or ())))
         if one is None:
@@ -186,13 +186,13 @@ class Calls:
         assert census is not None
         one = census.take(member)
         if one is not None:
-            self._run.engine.tell(member, Range(*one))
+            self._run.dispatch.tell(member, Range(*one))
             return
         census.waiting.append(member)
         self._close_census()
 
     def _close_census(self) -> None:
-        census, tell = self._census, self._run.engine.tell
+        census, tell = self._census, self._run.dispatch.tell
         if census is None:
             return
         while census.waiting and (one := census.take(census.waiting[0])) is not None:
@@ -213,4 +213,4 @@ class Calls:
             waiting = sorted(self._sums)
             self._sums.clear()
             for number in waiting:
-                self._run.engine.tell(number, Summed(total))
+                self._run.dispatch.tell(number, Summed(total))

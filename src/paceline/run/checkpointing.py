@@ -93,7 +93,7 @@ class Checkpointing:
         self._told: dict[int, tuple[object, ...]] = {}
         """member -> where it writes, where that is not the folder that the run began with."""
         self._first = self._place
-        self._desk = make_desk(run.engine.memory)
+        self._desk = make_desk(run.dispatch.store.memory)
         self._pinned = pinned
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
@@ -146,14 +146,16 @@ class Checkpointing:
         if run.is_open and self._due.by_step(now_s, run.coordinator.version):
             self._draft = self._begin(now_s)
             if self._draft is not None:
-                run.engine.ask_copy(self._draft.number)
+                run.dispatch.ask_copy(self._draft.number)
 
     def _hurry(self) -> None:
         """The run ends, and who is to copy that may be busy with a script's own code for long."""
         run, draft = self._run, self._draft
-        if draft is not None and draft.is_last and run.now_s() - draft.asked_s > _HURRY_S:
+        if draft is None or not draft.is_last or run.engine.processes is None:
+            return
+        if run.now_s() - draft.asked_s > _HURRY_S:
             for member in filter(self.wait_for, run.live):
-                run.engine.hurry(member)
+                run.processes.hurry(member)
 
     def at_orders(self, orders: list[Order]) -> None:
         """Through the store: the border has come with these orders, which are not sent yet."""
@@ -168,7 +170,7 @@ class Checkpointing:
         draft, run = self._draft, self._run
         if draft is None or draft.number != number or draft.files:
             return
-        run.engine.ask_copy(0)  # or a job would pin another version where peers go by the store
+        run.dispatch.ask_copy(0)  # or a job would pin another version where peers go by the store
         draft.pinner = run.roster.on_seat(0).number
         if draft.is_pinned or run.roster[draft.pinner].is_alive:
             self._capture(draft)
@@ -252,7 +254,7 @@ class Checkpointing:
     def _snap(self, *, is_last: bool) -> None:
         """Everybody waits: one of them pins what stands."""
         run = self._run
-        run.engine.ask_copy(0)
+        run.dispatch.ask_copy(0)
         draft, self._draft = self._draft, None
         if draft is not None:
             self._shelf.drop(draft.aside)
@@ -316,7 +318,7 @@ class Checkpointing:
         for number in self._run.live:
             if self._told.get(number, self._first) != place:
                 self._told[number] = place
-                self._run.engine.tell(number, place)
+                self._run.dispatch.tell(number, place)
 
     def _draft_in(self, shelf: CheckpointFolder, *, last_bytes: int = 0) -> _Draft:
         """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
@@ -373,9 +375,9 @@ class Checkpointing:
         self._tell_place()
         for number in draft.missing if are_told else ():
             if number != first:
-                run.engine.tell(number, Snap(draft.number, version, False))
+                run.dispatch.tell(number, Snap(draft.number, version, False))
         if first is not None:
-            run.engine.tell(first, Snap(draft.number, version, True))
+            run.dispatch.tell(first, Snap(draft.number, version, True))
         self._hand_in_if_whole()
 
     def _hand_in_if_whole(self) -> None:
@@ -409,7 +411,7 @@ class Checkpointing:
             else:
                 self._due.wrote(answer["took_s"])
         if answers and self._draft is None and not self._desk.is_busy:
-            self._run.engine.memory.release(*self._pinned)
+            self._run.dispatch.store.memory.release(*self._pinned)
         return answers
 
     def _fail(self, reason: str) -> None:
@@ -420,7 +422,7 @@ class Checkpointing:
         draft, self._draft = self._draft, None
         self._last_place = (-1, -1)
         if draft is not None:
-            self._run.engine.ask_copy(0)
+            self._run.dispatch.ask_copy(0)
             self._shelf.drop(draft.aside)
             if draft.is_last:
                 self._lost = self._lost or reason

@@ -1,6 +1,6 @@
 """What every engine runs: events in, the coordinator asked, orders out, the trace written.
 
-    engine.events -> message -> handler -> fact -> run (coordinator, trace) -> engine.carry_out
+    engine.events -> message -> handler -> fact -> run (coordinator, trace) -> dispatch
 
 Here a run begins, with the description and the plan, and is watched. Its epochs' borders are in
 ``epochs.py``, its members' ends in ``departures.py``; what lies between in ``pushes.py``,
@@ -184,7 +184,7 @@ class Controller:
         run.ending = reason
         self._curfew.stopped(run.now_s())
         if run.are_express:
-            run.engine.alarm()
+            run.dispatch.store.alarm()
         elif run.is_open:
             run.send_stop()
         else:  # between epochs nobody is torn out of an evaluation: the answers go on
@@ -327,7 +327,7 @@ class Controller:
         if self._snapshots.wait_for(member):
             return False
         if self._gate.owes_stop:
-            return not self._run.engine.signs(member).has_job
+            return not self._run.dispatch.holds_next_job(member)
         return member in self._gate or self._calls.is_waiting(member)
 
     def _holds_up(self, member: int) -> bool:
@@ -346,4 +346,4 @@ class Controller:
         run = self._run
         if run.is_open and run.stalled(member):
             self.handle((member, ProcessLeft("replaced after a stall", 0)))
-            run.engine.tell(member, Stop(run.coordinator.version))
+            run.dispatch.tell(member, Stop(run.coordinator.version))

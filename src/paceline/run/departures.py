@@ -119,7 +119,7 @@ class Departures:
         run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
         self._gate.left(member)
         if run.are_express:
-            run.engine.alarm()
+            run.dispatch.store.alarm()
             self._peers.take_over_if_all_interrupted()
         else:
             if member in run.coordinator_members:
@@ -148,7 +148,7 @@ class Departures:
         """Raise AllGone where it had begun an update and those who are left never joined."""
         run = self._run
         heirs = [other for other in run.roster.live if other.has_joined and not other.is_done]
-        if run.live and not heirs and run.engine.signs(one.number).has_job:
+        if run.live and not heirs and run.dispatch.holds_next_job(one.number):
             self._note_end(one.number)
             raise AllGone(
                 f"worker {one.seat} ended: {one.end}, in the middle of an update, and whoever came "
@@ -171,4 +171,4 @@ class Departures:
             main = min(live, key=lambda one: one.seat)
             self._main = main.number
             self._output.follow(main.seat)  # before it is told: what it prints then is shown
-            self._run.engine.tell(main.number, BeMain())
+            self._run.dispatch.tell(main.number, BeMain())

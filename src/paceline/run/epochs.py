@@ -72,7 +72,7 @@ class Orders:
             f"worker {run.roster[member].seat} came back and drew another order of the samples "
             "than the others: its sampler has random numbers of its own; it is sent away"
         )
-        run.engine.tell(member, SentAway())
+        run.dispatch.tell(member, SentAway())
 
 
 class EpochBorders:
@@ -125,7 +125,7 @@ class EpochBorders:
             # Its script does with the others what follows the epoch that it came for.
             one.has_arrived |= one.first_epoch <= run.coordinator.epoch
             if not self.owes_stop:
-                run.engine.tell(member, Stop(run.coordinator.version))
+                run.dispatch.tell(member, Stop(run.coordinator.version))
             return
         if not one.has_arrived:
             if self._orders.is_other(member, message.epoch, message.digest):
@@ -160,14 +160,13 @@ class EpochBorders:
         self._arrived.clear()
         self._say_who_is_over()
         self._newcomers.join_all()
-        is_first, run.has_opened = not run.has_opened, True
+        if not run.has_opened:
+            run.has_opened, run.began_s = True, run.now_s()
         if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
             self._close_again(epoch)
             return
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
         run.is_open = True
-        if is_first:
-            run.engine.begun()
         run.watch.opened(run.now_s(), epoch)
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
         is_whole = position is not None and len(live) == run.plan.workers
@@ -175,10 +174,11 @@ class EpochBorders:
         run.go_by(run.plan.path if is_express else "store")
         seats = tuple(run.roster[number].seat for number in live)
         first_id = run.coordinator.first_lease_id(position or 0) if is_express else 0
-        phase = run.engine.calm()
-        run.tell_all(
-            OpenEpoch(epoch, is_express, run.updates_left, phase, seats, position or 0, first_id)
-        )
+        phase = run.dispatch.store.calm()
+        run.tell_all(OpenEpoch(
+            epoch, is_express, run.updates_left, phase, seats, run.began_for_s,
+            position or 0, first_id,
+        ))  # fmt: skip
         if is_express:
             self._peers.begin()
             run.note(orders, run.now_s())
@@ -198,8 +198,10 @@ class EpochBorders:
     def _close_again(self, epoch: int) -> None:
         """The checkpoint was taken after the last update of this epoch: its loop has no more."""
         version = self._run.coordinator.version
-        self._run.tell_all(OpenEpoch(epoch, False, -1, self._run.engine.calm(), ()))
-        self._run.tell_all(EndEpoch(epoch, version))
+        run = self._run
+        phase = run.dispatch.store.calm()
+        run.tell_all(OpenEpoch(epoch, False, -1, phase, (), run.began_for_s))
+        run.tell_all(EndEpoch(epoch, version))
 
     def left_early(self, member: int) -> ConfigError:
         seat, epoch = self._run.roster[member].seat, self._run.coordinator.epoch + 1
@@ -252,4 +254,4 @@ class EpochBorders:
         if not self.snapshots.is_waited_for:
             self._rested.clear()
             for number in live:
-                run.engine.tell(number, Goodbye())
+                run.dispatch.tell(number, Goodbye())

@@ -65,7 +65,7 @@ class Case:
 def explain(case: Case) -> str:
     """The whole sentence."""
     run, seat = case.run, case.one.seat
-    where = run.engine.whereabouts(case.one.number, case.doing.value)
+    where = run.processes.whereabouts(case.one.number, case.doing.value)
     parts = [f"worker {seat} {_silence(case)}: {where}", _waits(case), case.decision]
     return "; ".join(part for part in parts if part)
 
@@ -93,7 +93,7 @@ def _waits(case: Case) -> str:
     num_others = len(run.roster.live) - 1
     what = "it"
     if run.has_begun and run.is_open:
-        version = max(run.coordinator.version, run.engine.signs(case.one.number).version)
+        version = max(run.coordinator.version, run.dispatch.store.version)
         what = f"update {version + 1}"
     if len(seats) == num_others > 1 or (num_others == 1 and what != "it"):
         return f"the others wait for {what}"

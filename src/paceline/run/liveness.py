@@ -73,7 +73,7 @@ class Liveness:
 
     def tick(self, now_s: float) -> None:
         """Look at everybody once."""
-        if not self._run.engine.traits.loses_members:
+        if self._run.engine.processes is None:
             return  # one process: a debugger may hold it up for as long as it likes
         gap_s, self._last_s = now_s - self._last_s, now_s
         if gap_s > _GAP_S:  # this process did not run itself: nobody is to blame for that time
@@ -101,11 +101,11 @@ class Liveness:
 
     def holds_up(self, member: int) -> bool:
         """Whether others cannot do what they have to before this member does something."""
-        signs = self._run.engine.signs(member)
+        signs = self._run.processes.signs(member)
         if self._peers.are_express:
             peers = self._peers.members
-            return signs.arrived < max(self._run.engine.signs(one).arrived for one in peers)
-        return signs.has_job or member in self._stopped
+            return signs.arrived < max(self._run.processes.signs(one).arrived for one in peers)
+        return self._run.dispatch.holds_next_job(member) or member in self._stopped
 
     def _last_sign_s(self, member: int) -> float:
         watched = self._watched.get(member)
@@ -118,7 +118,7 @@ class Liveness:
     def _look(self, one: RosterEntry, now_s: float) -> bool:
         """Whether this member is awaited; its verdict is brought up to date."""
         run = self._run
-        signs = run.engine.signs(one.number)
+        signs = run.processes.signs(one.number)
         watched = self._watched.get(one.number)
         if watched is None:
             watched = self._watched[one.number] = Watched(signs, Silence(now_s))
@@ -136,7 +136,7 @@ class Liveness:
         limits = self._limits(one, watched)
         is_held = one.number in self._stopped
         if is_held or silence.wants_look(now_s, limits):
-            vitals = run.engine.vitals(one.number)
+            vitals = run.processes.vitals(one.number)
             watched.verdict = silence.look(now_s, vitals, limits, is_held=is_held)
         else:
             watched.verdict = silence.verdict()
@@ -153,18 +153,20 @@ class Liveness:
         if one.is_done or one.is_starting:
             return one.is_starting
         if run.has_begun and self._peers.are_express:
-            arrived = [run.engine.signs(number).arrived for number in self._peers.members]
+            arrived = [run.processes.signs(number).arrived for number in self._peers.members]
             is_behind = watched.signs.arrived < max(arrived)
             return is_behind or one.number in self._stopped or min(arrived) == max(arrived)
         if run.has_begun and run.is_open:
             is_at_work = one.number in run.coordinator_members and run.coordinator.is_at_work(
                 one.number
             )
-            return is_at_work or watched.signs.has_job or not one.has_arrived
+            return is_at_work or run.dispatch.holds_next_job(one.number) or not one.has_arrived
         if self._is_resting(one.number):
             return False
-        holds_job = [run.engine.signs(other.number).has_job for other in run.roster.live]
-        return watched.signs.has_job or not any(holds_job)  # else it waits for that job's version
+        holds_job = run.dispatch.holds_next_job
+        if holds_job(one.number):
+            return True
+        return not any(holds_job(other) for other in run.live)  # else it waits for that version
 
     def _excuse(self, one: RosterEntry, awaited: Sequence[RosterEntry], now_s: float) -> None:
         """Outside the loop who sleeps may wait for another one by itself, as for a file."""
@@ -201,7 +203,7 @@ class Liveness:
         if watched.verdict.is_due or is_new or watched.is_given_up:
             run.say(explain(case))
         if watched.is_given_up:
-            run.engine.end(one.number)
+            run.processes.end(one.number)
 
     def _decide(self, one: RosterEntry, case: Case, *, has_others: bool) -> str:
         """What becomes of it, in words."""
@@ -235,4 +237,5 @@ class Liveness:
         is_handed_on = not was_told and run.stalled(one.number)
         others = [other for other in run.coordinator_members if other != one.number]
         all_wait = not any(coordinator.is_at_work(other) for other in others)
-        return is_handed_on or watched.signs.has_job or all_wait or run.settings.respawn
+        is_awaited = is_handed_on or run.dispatch.holds_next_job(one.number)
+        return is_awaited or all_wait or run.settings.respawn

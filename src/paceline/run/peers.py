@@ -112,7 +112,7 @@ class Peers:
             _, orders = run.hear_push(ticket, entry.told, entry.clocks, at_s)
             run.note(orders, at_s)
             ended = next((one for one in orders if isinstance(one, EpochEnd)), ended)
-        run.engine.jump(run.coordinator.version)
+        run.dispatch.jump(run.coordinator.version)
         if row.snapshot:
             self._snapshot(row.snapshot)
         if run.has_all_updates and not run.ending:
@@ -141,7 +141,7 @@ class Peers:
         if rounds is None or not rounds.all_interrupted(live := self.members):
             return
         if len(live) < len(rounds.members):
-            self._run.engine.tell(live[0], Mend())
+            self._run.dispatch.tell(live[0], Mend())
         else:
             self._take_over()
 
@@ -159,7 +159,7 @@ class Peers:
         run.go_by("store")
         for number in peers:
             ticket = run.roster[number].ticket
-            run.engine.tell(number, Resume(ticket.serial if ticket else -1))
+            run.dispatch.tell(number, Resume(ticket.serial if ticket else -1))
         if run.ending:
             run.send_stop()
             return

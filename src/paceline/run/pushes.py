@@ -73,7 +73,7 @@ class Pushes:
             if lease is not None:
                 self._say_what_is_uneven(ticket, lease)
                 run.trace.order(Grant(ticket, (lease,)), run.now_s())
-        run.engine.tell(member, Extended(lease))
+        run.dispatch.tell(member, Extended(lease))
 
     def _say_what_is_uneven(self, ticket: Ticket, lease: Lease) -> None:
         """Accumulated parts of batches of other sizes weigh otherwise than in one process."""

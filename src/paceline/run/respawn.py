@@ -42,7 +42,7 @@ class Beginners:
         number = max(run.roster.members) + 1
         run.say(f"worker {one.seat} is gone ({one.end}); it begins again")
         run.roster.join(number, one.seat, 0)
-        run.engine.spawn(number, one.seat, {})
+        run.processes.spawn(number, one.seat, {})
         return number
 
 
@@ -91,7 +91,7 @@ class Newcomers:
                 run.roster.expect(number, seat)
                 plan = FaultPlan.parse(run.settings.fault, run.settings.workers)
                 left = [str(one) for one in plan.without(run.happened).faults]
-                run.engine.spawn(number, seat, {"is_newcomer": True, "fault": left})
+                run.processes.spawn(number, seat, {"is_newcomer": True, "fault": left})
 
     def born(self, member: int, message: ProcessBorn) -> None:
         self._run.roster[member].pid = message.pid
@@ -113,12 +113,12 @@ class Newcomers:
                     f"worker {one.seat} came back with another model or other data than the run "
                     "began with; it is sent away"
                 )
-            run.engine.tell(member, Stop(run.coordinator.version))
+            run.dispatch.tell(member, Stop(run.coordinator.version))
             return
         self._has_lookahead = own.lookahead
         one.is_starting = False
         one.first_epoch, place = run.begins_with()
-        run.engine.tell(member, run.laid(first.arena_bytes, one.first_epoch, place))
+        run.dispatch.tell(member, run.laid(first.arena_bytes, one.first_epoch, place))
 
     def arrived(self, member: int, epoch: int) -> bool:
         """A newcomer is at its loop; False when it waits for this epoch like all the others."""
@@ -135,7 +135,7 @@ class Newcomers:
         one = run.roster[member]
         if not one.is_alive or not run.is_open or one.first_epoch != run.coordinator.epoch:
             return  # that epoch has ended meanwhile, and it was told
-        if self._peers.are_express or not run.engine.is_free(one.seat):
+        if self._peers.are_express or run.dispatch.needs(one.seat):
             self._arrived.append(member)
         else:
             self._enter(member)
@@ -147,8 +147,9 @@ class Newcomers:
         run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
         self._tell_settings(member)
-        opened = OpenEpoch(run.coordinator.epoch, False, run.updates_left, 0, tuple(seats))
-        run.engine.tell(member, opened)
+        epoch, left = run.coordinator.epoch, run.updates_left
+        opened = OpenEpoch(epoch, False, left, 0, tuple(seats), run.began_for_s)
+        run.dispatch.tell(member, opened)
         self._join(member)
 
     def join_all(self) -> None:
@@ -162,7 +163,7 @@ class Newcomers:
     def _tell_settings(self, member: int) -> None:
         """As they are now: the others may have stepped a scheduler since it arrived."""
         if self._settings:
-            self._run.engine.tell(member, Adopt(self._settings))
+            self._run.dispatch.tell(member, Adopt(self._settings))
 
     def _join(self, member: int) -> None:
         run = self._run

@@ -50,14 +50,14 @@ class Shutdown:
     def tick(self, now_s: float) -> None:
         """Do what is due."""
         run = self._run
-        if not run.engine.traits.loses_members:
+        if run.engine.processes is None:
             return  # members are this process's own threads: nobody could end one
         if self._peers.are_express and now_s - self._stopped_s > _CALL_OFF_S:
-            run.engine.stop(run.live)
+            run.dispatch.call_off(run.live)
         late_s = now_s - self._asked_s
         if self._peers.are_express and late_s > _HURRY_S:
             for member in run.live:
-                run.engine.hurry(member)
+                run.processes.hurry(member)
         if late_s > _WAY_S:
             self._clear_the_way(now_s)
         if late_s > _END_S and not self.is_over:
@@ -70,15 +70,15 @@ class Shutdown:
             if not one.is_done and one.number not in self._ended and self._holds_up(one.number):
                 self._ended.add(one.number)
                 late_s = now_s - self._asked_s
-                where = run.engine.whereabouts(one.number)
+                where = run.processes.whereabouts(one.number)
                 run.say(f"worker {one.seat} does not stop for {late_s:.1f} s: {where}; it is ended")
-                run.engine.end(one.number)
+                run.processes.end(one.number)
 
     def _name_the_late(self, late_s: float) -> None:
         run = self._run
         late = [one for one in run.roster.live if not one.is_done]
         for one in late[:_MOST_NAMED]:
-            where = run.engine.whereabouts(one.number)
+            where = run.processes.whereabouts(one.number)
             run.say(
                 f"worker {one.seat} has not come to its end {late_s:.1f} s after the stop: "
                 f"{where}; it is ended"

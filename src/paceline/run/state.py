@@ -1,6 +1,6 @@
 """The state of one run, and the one way from a fact to orders that are carried out.
 
-    fact -> coordinator.hear -> orders -> trace -> engine
+    fact -> coordinator.hear -> orders -> trace -> dispatch -> engine
 
 What messages lead to facts is said elsewhere: pushes and epochs in ``controller.py``, rounds among
 peers in ``peers.py``, calls that all members make together in ``calls.py``. This module must not
@@ -18,7 +18,7 @@ from ..core.coordinator import Coordinator
 from ..core.jobs import Payload
 from ..core.ledger import Ledger
 from ..core.stats import Patience
-from ..engines.base import Engine
+from ..engines.base import Engine, Processes
 from ..events import (
     Apply,
     Cancel,
@@ -40,6 +40,7 @@ from ..report.logs import MetricsLog
 from ..trace import Trace
 from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
 from .describe import Description
+from .dispatch import Dispatch
 from .progress import ProgressMeter
 from .roster import Roster
 
@@ -82,9 +83,12 @@ class RunState:
         self.trace = trace
         self.observer = observer
         self.roster = Roster()
+        self.dispatch = Dispatch(engine, self.roster)
         self.has_begun = False
         self.is_open = False
         self.has_opened = False
+        self.began_s = 0.0
+        """When its first epoch opened."""
         self.ending = ""
         self.patience = Patience(settings.stall_after)
         self.happened: list[str] = []
@@ -112,6 +116,17 @@ class RunState:
         """Seconds that the run has gone, of now or of a reading of the machine's clock."""
         reading = self.clock() if monotonic_s is None else monotonic_s
         return max(0.0, reading - self._start_s)
+
+    @property
+    def processes(self) -> Processes:
+        """Of members that can be lost."""
+        assert self.engine.processes is not None
+        return self.engine.processes
+
+    @property
+    def began_for_s(self) -> float:
+        """Seconds since its first epoch opened."""
+        return self.now_s() - self.began_s
 
     @property
     def live(self) -> list[int]:
@@ -179,8 +194,7 @@ class RunState:
         self.coordinator = Coordinator(protocol, ledger)
         self.protocol = protocol
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
-        self.engine.lay_out(first.arena_bytes)
-        self.engine.prepare_jobs(plan.samples_per_update, protocol.staleness)
+        self.dispatch.begin(first.arena_bytes, plan.samples_per_update, protocol.staleness)
         if self.resumption is not None:
             self._go_on(self.resumption, ledger, self.header(first, plan))
         for one in self.roster.live:
@@ -216,7 +230,7 @@ class RunState:
         # Its clock goes on now: what it took to start again is no time of the run's.
         self._start_s = self.clock() - saved["elapsed_s"]
         self.coordinator.resume(state_for(resumption, ledger, self.protocol))
-        self.engine.jump(version)
+        self.dispatch.jump(version)
         self.watch.go_on(version, saved["opened_s"], saved["trained_s"])
         lost = self.trace.go_on(
             saved["trace_bytes"], self.now_s(), version, len(self.roster.live), header
@@ -235,7 +249,7 @@ class RunState:
 
     def tell_all(self, message: ToMember) -> None:
         for number in self.live:
-            self.engine.tell(number, message)
+            self.dispatch.tell(number, message)
 
     def hear_push(
         self, ticket: Ticket, told: Told, clocks: Clocks, at_s: float
@@ -261,7 +275,7 @@ class RunState:
     def hand_on(self, member: int) -> None:
         """What this member had to do for the store is another's; nothing else follows."""
         if self.has_begun:
-            self.engine.carry_out([], Left(member, self.now_s()), None)
+            self.dispatch.hand_on(member)
 
     def stalled(self, member: int) -> bool:
         """A member is silent; whether its work was called off and handed on."""
@@ -281,10 +295,10 @@ class RunState:
                 self.watch.applied(order, self.coordinator.version)
 
     def carry_out(self, orders: list[Order], cause: Fact | None, payload: Payload | None) -> None:
-        """Note the answer to ``cause`` and let the engine do it."""
+        """Note the answer to ``cause`` and send it to members."""
         self.note(orders, self.now_s())
         self.at_orders(orders)
-        self.engine.carry_out(orders, cause, payload)
+        self.dispatch.carry_out(orders, cause, payload)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"
             self.send_stop()  # members hear of one end, not of two
@@ -302,7 +316,7 @@ class RunState:
         self.is_open = False
         self.trace.stopped(self.now_s())
         self.coordinator.stop(self.now_s())
-        self.engine.stop(self.live)
+        self.dispatch.call_off(self.live)
         self.end_here()
 
     def record(self, values: dict[str, float]) -> None:

@@ -62,8 +62,6 @@ HAS_SCALE: Final = _words()
 """1 when some member scales its losses (writer: any member)."""
 SCALE: Final = (_words(6), _words(6))
 """For even and odd versions: six float64, the loss scale (writer: who executes)."""
-BEGAN: Final = _words()
-"""A float64: the machine's clock when the first epoch opened, seconds (writer: coordinator)."""
 
 SKIPPED: Final = (_words(), _words())
 """For even and odd versions: updates until then that changed nothing (writer: who executes)."""

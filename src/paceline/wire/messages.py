@@ -320,6 +320,7 @@ class OpenEpoch(NamedTuple):
         updates_left: until the run has all it was asked for; -1: nobody set a number.
         phase: barriers that members have passed.
         seats: of the members, in member order.
+        began_for_s: seconds since the run's first epoch opened.
         position: in the epoch's order, where a run that goes on begins.
         first_id: of the first lease from there on.
     """
@@ -329,6 +330,7 @@ class OpenEpoch(NamedTuple):
     updates_left: int
     phase: int
     seats: tuple[int, ...]
+    began_for_s: float
     position: int = 0
     first_id: int = 0
 

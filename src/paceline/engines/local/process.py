@@ -4,6 +4,7 @@ This module must not know protocols or messages beyond ``Done`` and ``Failed``.
 """
 
 import ctypes
+import importlib
 import os
 import pickle
 import runpy
@@ -52,6 +53,8 @@ _HINT_OF_END = (
     "at StopIteration"
 )
 
+MakeExchange = Callable[[Channel, list[int], MemberSpec, Context], StoreExchange]
+
 
 def run_member(birth: MemberSpec, descriptors: list[int]) -> int:
     """Run the program on this seat; the exit code."""
@@ -62,25 +65,33 @@ def run_member(birth: MemberSpec, descriptors: list[int]) -> int:
     os.setpgid(0, 0)
     _be_a_member()
     _redirect(birth)
-    lane = member_channel(socket.socket(fileno=descriptors[0]))
+    channel = member_channel(socket.socket(fileno=descriptors[0]))
+    show_standing(descriptors[1])
+    program = SharedMemory(descriptors[2])
     os.environ.update(birth.environment)
     sys.path += [entry for entry in birth.search_path if entry not in sys.path]
     torch.set_num_threads(birth.threads)
-    control = Control(SharedMemory(descriptors[1]), birth.num_seats)
-    arena = SharedMemory(descriptors[2])
-    show_standing(descriptors[3])
     context = Context.read(birth.context)
-    kind = DistributedExchange if context.path == "collective" else PeerExchange
-    session = kind(
-        lane, control, arena,
-        seat=birth.seat, member=birth.member, is_newcomer=context.is_newcomer,
-    )  # fmt: skip
-    if isinstance(session, DistributedExchange):
-        session.rendezvous = str(Path(birth.log).parent / RENDEZVOUS)
-    worker.start_context(session, context)
-    look_when_hurried(torch.inference_mode(mode=False)(session.copy_now))  # not as where it is busy
-    program = SharedMemory(descriptors[4])
-    return perform(lambda: run_program(load_program(program), context), lane, birth, session)
+    module, _, name = birth.exchange.partition(":")
+    make: MakeExchange = getattr(importlib.import_module(module), name)
+    exchange = make(channel, descriptors[3:], birth, context)
+    worker.start_context(exchange, context)
+    look_when_hurried(torch.inference_mode(mode=False)(exchange.copy_now))  # not as where it is
+    return perform(lambda: run_program(load_program(program), context), channel, birth, exchange)
+
+
+def exchange_in_shared_memory(
+    channel: Channel, descriptors: list[int], birth: MemberSpec, context: Context
+) -> StoreExchange:
+    """A member that shares its control page and its arena with all others."""
+    control = Control(SharedMemory(descriptors[0]), birth.num_seats)
+    arena = SharedMemory(descriptors[1])
+    place = {"seat": birth.seat, "member": birth.member}
+    if context.path != "collective":
+        return PeerExchange(channel, control, arena, **place, is_newcomer=context.is_newcomer)
+    found = DistributedExchange(channel, control, arena, **place, is_newcomer=context.is_newcomer)
+    found.rendezvous = str(Path(birth.log).parent / RENDEZVOUS)
+    return found
 
 
 def perform(

@@ -1,0 +1,92 @@
+"""The channels to all members at once: what they said, and what they have not taken yet.
+
+    member 0 --\\
+    member 1 ----> poll -> (member, message), ...        (member, message), ... -> member 1
+    member 2 --/
+
+Nobody is waited for: what a member does not take, since it is stopped or busy, is kept for it. This
+module must not know what a message leads to, nor what a member is.
+"""
+
+import contextlib
+import select
+import socket
+from collections.abc import Sequence
+
+from ...wire.channel import SocketChannel, coordinator_channel
+from ...wire.messages import FromMember, ToMember
+
+Said = tuple[int, FromMember]
+
+
+class Switchboard:
+    """The coordinator's ends of all channels.
+
+    Args:
+        other: looked at as well, while it is waited for what members say.
+    """
+
+    def __init__(self, other: int) -> None:
+        self._channels: dict[int, SocketChannel[ToMember, FromMember]] = {}
+        self._ends: dict[int, socket.socket] = {}
+        self._members: dict[int, int] = {}
+        """By descriptor."""
+        self._late: set[int] = set()
+        """Members that have not taken yet what they were sent."""
+        self._other = other
+        self._poll = select.poll()
+        self._poll.register(other, select.POLLIN)
+
+    def open(self, member: int, end: socket.socket) -> None:
+        """From now on this member is heard."""
+        self._ends[member] = end
+        self._channels[member] = coordinator_channel(end)
+        self._members[end.fileno()] = member
+        self._poll.register(end, select.POLLIN)
+
+    def hear(self, timeout_s: float) -> tuple[list[Said], bool]:
+        """What members said, [] after ``timeout_s``; and whether the other one has something."""
+        self._send_rest()
+        said: list[Said] = []
+        has_other = False
+        for descriptor, _ in self._poll.poll(timeout_s * 1000):
+            if descriptor == self._other:
+                has_other = True
+                continue
+            member = self._members[descriptor]
+            try:
+                said += [(member, message) for message in self._channels[member].receive(False)]
+            except OSError:
+                self._poll.unregister(descriptor)
+        return said, has_other
+
+    def drain(self, member: int) -> list[Said]:
+        """What a member had said before it ended."""
+        said: list[Said] = []
+        with contextlib.suppress(OSError):
+            while messages := self._channels[member].receive(False):
+                said += [(member, message) for message in messages]
+        return said
+
+    def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
+        """All that goes to one member goes as one."""
+        outbox: dict[int, list[ToMember]] = {}
+        for member, message in messages:
+            outbox.setdefault(member, []).append(message)
+        for member, its in outbox.items():
+            channel = self._channels[member]
+            with contextlib.suppress(OSError):  # it is gone: the fork server tells
+                channel.send_all(its)
+                if channel.is_late:
+                    self._late.add(member)
+
+    def close(self) -> None:
+        for end in self._ends.values():
+            end.close()
+
+    def _send_rest(self) -> None:
+        for member in list(self._late):
+            with contextlib.suppress(OSError):
+                if not self._channels[member].send_rest():
+                    continue
+            self._late.discard(member)

@@ -1,0 +1,125 @@
+"""From what was decided to what members hear: orders become messages, updates become jobs.
+
+    orders of one fact -> [ jobs (core/jobs.py) ] -> messages, sent at once -> who is called off
+
+All that one fact leads to leaves in one sending, and who is called off hears of that last, so that
+it finds its next grant already there and sleeps no second time. This module must not know
+protocols, processes or tensors.
+"""
+
+from collections.abc import Sequence
+
+from ..core.jobs import Jobs, Payload
+from ..engines.base import ALL_WORK, Engine, StoreView
+from ..events import Cancel, Fact, Grant, Joined, Late, Left, Order
+from ..protocols.staleness import StalenessRule
+from ..wire.messages import Resume, ToMember
+from .roster import Roster
+
+
+class Dispatch:
+    """The messages and jobs of one run.
+
+    Attributes:
+        store: what this side sees of it, as soon as it is laid out.
+    """
+
+    store: StoreView
+
+    def __init__(self, engine: Engine, roster: Roster) -> None:
+        self._engine = engine
+        self._roster = roster
+        self._jobs: Jobs | None = None
+        self._seats: dict[int, int] = {}
+        self._serials: dict[int, int] = {}
+        self._outbox: list[tuple[int, ToMember]] = []
+
+    def begin(self, num_bytes: int, samples_per_update: int, staleness: StalenessRule) -> None:
+        """Make the store's memory, and be ready for pushes.
+
+        Args:
+            samples_per_update: that a whole update averages.
+
+        Raises:
+            LinkError: there is too little memory.
+        """
+        self.store = store = self._engine.lay_out(num_bytes)
+        self._seats |= {one.number: one.seat for one in self._roster.live}
+        self._jobs = Jobs(
+            self._post, self._seats, lambda: store.num_jobs, samples_per_update, staleness
+        )
+
+    @property
+    def _begun(self) -> Jobs:
+        assert self._jobs is not None
+        return self._jobs
+
+    def tell(self, member: int, message: ToMember) -> None:
+        """Send one message, and nothing that follows from it."""
+        if isinstance(message, Resume):  # of a grant that peers knew of by themselves
+            self._serials[member] = message.serial
+        self._engine.send([(member, message)])
+
+    def carry_out(
+        self, orders: Sequence[Order], cause: Fact | None, payload: Payload | None
+    ) -> None:
+        """Send what the coordinator answered to ``cause``, with which ``payload`` came."""
+        jobs = self._begun
+        if isinstance(cause, Left):
+            jobs.left(cause.member)
+        elif isinstance(cause, Joined):
+            self._seats[cause.member] = self._roster[cause.member].seat
+            jobs.joined(cause.member)
+        jobs.settle(orders, cause, payload)
+        called_off = []
+        for order in orders:
+            kind = type(order)
+            if kind is Grant:
+                ticket = order.ticket  # type: ignore[union-attr]
+                self._serials[ticket.member] = ticket.serial
+                self._post(ticket.member, order)  # type: ignore[arg-type]
+            elif kind is Cancel:
+                member = order.member  # type: ignore[union-attr]
+                called_off.append((member, self._serials[member]))
+            elif kind is Late:
+                jobs.idle(order.ticket.member)  # type: ignore[union-attr]
+        self._send()
+        for member, serial in called_off:
+            self._engine.cancel(member, serial)
+
+    def hand_on(self, member: int) -> None:
+        """It is gone, and what it had to do for the store is another's."""
+        self._begun.left(member)
+        self._send()
+
+    def call_off(self, members: Sequence[int]) -> None:
+        """The run ends: these leave whatever step they are in."""
+        if self._jobs is not None:
+            self._jobs.forget()
+        for member in members:
+            self._engine.cancel(member, ALL_WORK)
+
+    def jump(self, version: int) -> None:
+        """The members made updates among themselves, up to ``version``."""
+        self._begun.jump(version)
+
+    def ask_copy(self, number: int) -> None:
+        """Let a member pin the version of the next update for this checkpoint; 0: no longer."""
+        self.store.ask_copy(number)
+        self._begun.ask_copy(number)
+
+    def needs(self, seat: int) -> bool:
+        """Whether what the last life on this seat has pushed is still to be used."""
+        return self._begun.needs(seat)
+
+    def holds_next_job(self, member: int) -> bool:
+        """Whether nobody can go on before this member has done its job."""
+        return self._jobs is not None and self._jobs.is_held_by(member)
+
+    def _post(self, member: int, message: ToMember) -> None:
+        self._outbox.append((member, message))
+
+    def _send(self) -> None:
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._engine.send(outbox)
