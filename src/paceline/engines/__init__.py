@@ -1,8 +1,30 @@
-"""Where members run: each engine makes time pass, carries facts in and orders out.
+"""Where members run: each engine makes time pass, carries facts in and messages out.
 
-    base      the contract
+    base      the contract: six verbs, and processes where members can be lost
     inline    the whole run in one process, for tests and debuggers
     local     processes on this machine, shared memory between them
 
-They must not know protocols or plans.
+They must not know protocols or plans. docs/add-an-engine.md shows a third one.
 """
+
+import importlib
+from typing import Final
+
+from .base import Engine
+
+ENGINES: Final = {
+    "inline": "paceline.engines.inline:InlineEngine",
+    "local": "paceline.engines.local.engine:LocalEngine",
+}
+"""By what ``--engine`` is told. As text, since the inline one imports torch."""
+
+
+def make_engine(name: str, num_workers: int) -> Engine:
+    """The engine of this name, with a seat for each worker.
+
+    Raises:
+        ConfigError: this machine has no room for so many.
+    """
+    module, _, kind = ENGINES[name].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), kind)(num_workers)
+    return engine

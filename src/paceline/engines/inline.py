@@ -19,6 +19,7 @@ from ..context import Context
 from ..errors import ConfigError
 from ..events import Grant, Ticket
 from ..exchange.base import Perished, Stopped, Superseded
+from ..exchange.carrier import MemoryCarrier
 from ..exchange.peers import PeerExchange
 from ..store.control import JOBS, VERSION, Control, control_bytes
 from ..store.memory import PrivateMemory
@@ -76,7 +77,7 @@ class _Turn(threading.Thread):
         try:
             context = Context.read(self.birth.context)
             session = PeerExchange(
-                self, self._engine.member_control(self), self._engine.arena,
+                self, MemoryCarrier(self._engine.member_control(self), self._engine.arena),
                 seat=self.birth.seat, member=self.birth.member,
             )  # fmt: skip
             worker.start_context(session, context)

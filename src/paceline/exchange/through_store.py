@@ -19,12 +19,9 @@ from torch.optim import Optimizer
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease
 from ..replica.replica import Replica
-from ..store.control import Control
 from ..store.distance import allowed_scale, squared_distance
 from ..store.loss_scale import LossScale
-from ..store.memory import Memory
 from ..store.optimizer import Updater
-from ..store.parameter_store import SharedStore
 from ..store.rhythms import RhythmWords
 from ..wire.channel import Channel
 from ..wire.messages import (
@@ -74,6 +71,7 @@ from .base import (
     settings_word,
 )
 from .beginning import Beginning, State
+from .carrier import Carrier
 from .evaluation import SharedRanges
 from .inbox import Inbox
 from .jobs import POLL_S, JobQueue
@@ -87,8 +85,7 @@ class StoreExchange(Exchange):
 
     Args:
         lane: both ways to the coordinator.
-        control: the run's words.
-        arena: the store's memory, still empty; sized when the layout is known.
+        carrier: of words and bytes between members.
         seat, member: the worker's place, and this life on it.
         is_newcomer: whether it joins a run under way, whose main worker is another by now.
         num_workers: seats of the run.
@@ -97,8 +94,7 @@ class StoreExchange(Exchange):
     def __init__(
         self,
         lane: Channel,
-        control: Control,
-        arena: Memory,
+        carrier: Carrier,
         *,
         seat: int,
         member: int,
@@ -106,8 +102,8 @@ class StoreExchange(Exchange):
     ) -> None:
         self._lane = lane
         self._began_s = time.perf_counter()
-        self._control = control
-        self._arena = arena
+        self._carrier = carrier
+        self._control = control = carrier.control
         self.seat = seat
         self.member = member
         self._cancelled = control.cancelled[seat]
@@ -176,7 +172,7 @@ class StoreExchange(Exchange):
         self.num_steps, self._is_difference = laid.num_steps, laid.is_difference
         self._nonfinite_is_error = laid.nonfinite_is_error
         self.begins = laid.first_epoch, laid.place
-        self.store = SharedStore(replica.layout, self._arena.tensor(), self._control)
+        self.store = self._carrier.open_store(replica.layout, laid.arena_bytes)
         self._updaters = [
             Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
         ]

@@ -21,8 +21,8 @@ from ..conditions.delays import parse_delays, parse_slowness
 from ..conditions.faults import FaultPlan
 from ..config import MOST_PROCESSES, RunSettings, resolve
 from ..data.choice import choose
-from ..engines.base import RENDEZVOUS, Engine
-from ..engines.local.engine import LocalEngine
+from ..engines import make_engine
+from ..engines.base import RENDEZVOUS
 from ..errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
 from ..program import Program, TaskProgram
 from ..protocols import parse
@@ -230,7 +230,7 @@ def _run(
             ends.enter_context(closing(log))
         tail = Tail([Path(birth.log) for birth in births], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
-        engine = ends.enter_context(closing(_make_engine(settings)))
+        engine = ends.enter_context(closing(make_engine(settings.engine, settings.workers)))
         conductor = Controller(engine, protocol, settings, trace, observer, log, tail, origin)
         ends.enter_context(closing(conductor))
         ends.callback(lives.lived, trace)
@@ -271,13 +271,3 @@ def _ending(error: BaseException) -> str:
         return "interrupted"
     first = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
     return f"failed: {first}"
-
-
-def _make_engine(settings: RunSettings) -> Engine:
-    if settings.engine == "inline":
-        from ..engines.inline import (
-            InlineEngine,  # here: it needs torch, this process otherwise not
-        )
-
-        return InlineEngine(settings.workers)
-    return LocalEngine(settings.workers)

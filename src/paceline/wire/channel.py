@@ -56,7 +56,7 @@ class SocketChannel(Generic[Sent, Heard]):
     def __init__(
         self, end: socket.socket, sent: Codec[Sent], heard: Codec[Heard], *, waits: bool = True
     ) -> None:
-        self._end, self._sent, self._heard = end, sent, heard
+        self.end, self._sent, self._heard = end, sent, heard
         self._flags = 0 if waits else socket.MSG_DONTWAIT
         self._held: list[Sent] = []
         self._unsent: deque[bytes] = deque()
@@ -86,7 +86,7 @@ class SocketChannel(Generic[Sent, Heard]):
         """Send what was not taken before; whether all of it is now."""
         try:
             while self._unsent:
-                self._end.send(self._unsent[0], self._flags)
+                self.end.send(self._unsent[0], self._flags)
                 self._unsent.popleft()
         except BlockingIOError:
             return False
@@ -113,10 +113,10 @@ class SocketChannel(Generic[Sent, Heard]):
         most = 1 + self.PIECE_BYTES
         for _ in spin() if is_blocking else (None,):
             try:
-                return self._end.recv(most, socket.MSG_DONTWAIT)
+                return self.end.recv(most, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 continue
-        return self._end.recv(most) if is_blocking else None
+        return self.end.recv(most) if is_blocking else None
 
 
 def member_channel(end: socket.socket) -> SocketChannel[FromMember, ToMember]:

@@ -4,7 +4,7 @@
     message    number of its type (1 byte) | a record
     record     all its numbers at once, those of records in it too | what has a length, in order
     number     int, float: 8 bytes; bool: 1
-    length     str: bytes of UTF-8; tuple, dict: so many values; None or a value: 1 byte before it
+    length     str: bytes of UTF-8; bytes; tuple, dict: so many values; None or a value: 1 byte first
 
 ``WIRE`` is a checksum over all types and their fields, so who speaks another version of this
 language is refused by name. A frame that is cut, too long, or holds what a type does not allow is a
@@ -124,6 +124,8 @@ def _form(kind: Any) -> _Form:
         return _Form(packed.pack, _reader(packed, itemgetter(0)), packed.size, _NUMBERS[kind])
     if kind is str:
         return _Form(_write_text, _read_text, _LENGTH.size)
+    if kind is bytes:
+        return _Form(_write_bytes, _read_bytes, _LENGTH.size)
     if origin in (Union, types.UnionType):
         (one,) = (each for each in inner if each is not type(None))
         return _optional(_form(one))
@@ -147,16 +149,24 @@ def _reader(packed: struct.Struct, join: Callable[[Any], Any]) -> Read:
     return lambda data, at: (join(packed.unpack_from(data, at)), at + packed.size)
 
 
-def _write_text(text: str) -> bytes:
-    data = text.encode(errors="surrogatepass")
-    return _LENGTH.pack(len(data)) + data
+def _write_bytes(value: bytes) -> bytes:
+    return _LENGTH.pack(len(value)) + value
 
 
-def _read_text(data: bytes, at: int) -> tuple[str, int]:
+def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     start = at + _LENGTH.size
     stop = start + _LENGTH.unpack_from(data, at)[0]
     _check(data, stop)
-    return data[start:stop].decode(errors="surrogatepass"), stop
+    return data[start:stop], stop
+
+
+def _write_text(text: str) -> bytes:
+    return _write_bytes(text.encode(errors="surrogatepass"))
+
+
+def _read_text(data: bytes, at: int) -> tuple[str, int]:
+    found, stop = _read_bytes(data, at)
+    return found.decode(errors="surrogatepass"), stop
 
 
 def _check(data: bytes, stop: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from ...context import Context
 from ...errors import AllGone, ConfigError, PacelineError
 from ...exchange.base import Perished, Stopped
+from ...exchange.carrier import MemoryCarrier
 from ...exchange.distributed import DistributedExchange
 from ...exchange.peers import PeerExchange
 from ...exchange.through_store import StoreExchange
@@ -85,13 +86,15 @@ def exchange_in_shared_memory(
 ) -> StoreExchange:
     """A member that shares its control page and its arena with all others."""
     control = Control(SharedMemory(descriptors[0]), birth.num_seats)
-    arena = SharedMemory(descriptors[1])
-    place = {"seat": birth.seat, "member": birth.member}
-    if context.path != "collective":
-        return PeerExchange(channel, control, arena, **place, is_newcomer=context.is_newcomer)
-    found = DistributedExchange(channel, control, arena, **place, is_newcomer=context.is_newcomer)
-    found.rendezvous = str(Path(birth.log).parent / RENDEZVOUS)
-    return found
+    carrier = MemoryCarrier(control, SharedMemory(descriptors[1]))
+    kind = DistributedExchange if context.path == "collective" else PeerExchange
+    exchange = kind(
+        channel, carrier,
+        seat=birth.seat, member=birth.member, is_newcomer=context.is_newcomer,
+    )  # fmt: skip
+    if isinstance(exchange, DistributedExchange):
+        exchange.rendezvous = str(Path(birth.log).parent / RENDEZVOUS)
+    return exchange
 
 
 def perform(

@@ -11,7 +11,7 @@ module must not know what a message leads to, nor what a member is.
 import contextlib
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...wire.channel import SocketChannel, coordinator_channel
 from ...wire.messages import FromMember, ToMember
@@ -24,9 +24,17 @@ class Switchboard:
 
     Args:
         other: looked at as well, while it is waited for what members say.
+        make_channel: of this process's end of a pair.
     """
 
-    def __init__(self, other: int) -> None:
+    def __init__(
+        self,
+        other: int,
+        make_channel: Callable[
+            [socket.socket], SocketChannel[ToMember, FromMember]
+        ] = coordinator_channel,
+    ) -> None:
+        self._make_channel = make_channel
         self._channels: dict[int, SocketChannel[ToMember, FromMember]] = {}
         self._ends: dict[int, socket.socket] = {}
         self._members: dict[int, int] = {}
@@ -40,7 +48,7 @@ class Switchboard:
     def open(self, member: int, end: socket.socket) -> None:
         """From now on this member is heard."""
         self._ends[member] = end
-        self._channels[member] = coordinator_channel(end)
+        self._channels[member] = self._make_channel(end)
         self._members[end.fileno()] = member
         self._poll.register(end, select.POLLIN)
 

@@ -1,0 +1,127 @@
+"""One contract for every engine: threads of one process, shared memory, and sockets alone.
+
+The third one is made here (``socket_engine.py``): its members are processes that have no memory in
+common, so whatever an exchange needs of one is a message. Under an order of pushes that is fixed
+all engines come to the same bytes; under any, each sample counts once, whatever happens to members.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import RunSettings
+from paceline.engines import ENGINES
+from paceline.errors import ConfigError
+from paceline.events import Joined, Left, Stalled
+from paceline.trace.records import Heard
+from reference import differ, plain_loop
+from runs import Run, assert_each_sample_once, train
+from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
+
+SOCKETS = "socket_engine:SocketEngine"
+ALL = pytest.mark.parametrize("engine", ["inline", "local", "sockets"])
+WITH_PROCESSES = pytest.mark.parametrize("engine", ["local", "sockets"])
+PROTOCOLS = (
+    "full-sync", "k-sync:2", "k-batch-sync:2", "async", "k-async:2", "k-batch-async:2",
+    "stale-synchronous:1", "local-sgd:2", "adaptive", "adaptive-local:2",
+)  # fmt: skip
+IN_ORDER = ("full-sync", "k-sync:2", "local-sgd:2", "adaptive-local:2")
+"""With two workers, one push of each an update: what comes of them is one thing."""
+
+
+@pytest.fixture
+def run_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Train on an engine; the one of sockets takes the local one's place in the table."""
+
+    def run(engine: str, task: Any = TASK, folder: str = "", **settings: Any) -> Run:
+        with monkeypatch.context() as patch:
+            if engine == "sockets":
+                patch.setitem(ENGINES, "local", SOCKETS)
+                engine = "local"
+            (tmp_path / folder).mkdir(exist_ok=True)
+            chosen = {"workers": 2, "path": "store", **settings}
+            return train(task, tmp_path / folder, engine=engine, **chosen)
+
+    return run
+
+
+def facts(run: Run, kind: type) -> list[Any]:
+    return [one.fact for one in run.records if isinstance(one, Heard) and type(one.fact) is kind]
+
+
+@ALL
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_each_sample_counts_once(run_on: Any, engine: str, protocol: str) -> None:
+    run = run_on(engine, workers=3, protocol=protocol)
+    assert run.num_epochs_ended() == EPOCHS
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+
+
+@pytest.mark.parametrize("engine", ["local", "sockets"])
+@pytest.mark.parametrize("protocol", IN_ORDER)
+def test_one_order_of_pushes_comes_to_the_same_bytes(
+    run_on: Any, engine: str, protocol: str
+) -> None:
+    task = with_optimizer(torch.optim.Adam, 0.05)
+    expected = run_on("inline", task, "expected", protocol=protocol).state
+    found = run_on(engine, task, "found", protocol=protocol).state
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@ALL
+def test_buffers_are_those_of_one_process(run_on: Any, engine: str) -> None:
+    found = run_on(engine, WITH_BATCH_NORM, "found", protocol="full-sync")
+    expected = run_on("inline", WITH_BATCH_NORM, "expected", protocol="full-sync")
+    assert all(torch.equal(found.state[name], one) for name, one in expected.state.items())
+
+
+@ALL
+@pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2", "local-sgd:2"])
+@pytest.mark.parametrize("worker", [0, 2])
+def test_a_death_takes_nothing_along(run_on: Any, engine: str, protocol: str, worker: int) -> None:
+    run = run_on(engine, workers=3, protocol=protocol, fault=(f"kill worker {worker} at step 3",))
+    assert run.left == ["killed by signal 9"]
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    if protocol == "full-sync":
+        assert differ(run.state, plain_loop(TASK)) < 1e-6
+
+
+@ALL
+def test_who_stands_still_is_gone_on_without(run_on: Any, engine: str) -> None:
+    stop = "stop worker 1 at update 2 for 20s"
+    run = run_on(engine, workers=3, protocol="full-sync", fault=(stop,), stall_after=1.0)
+    assert len(facts(run, Stalled)) + len(facts(run, Left)) >= 1
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(run.state, plain_loop(TASK)) < 1e-6
+
+
+@WITH_PROCESSES
+@pytest.mark.parametrize("protocol", ["full-sync", "async"])
+def test_a_new_worker_takes_the_place(run_on: Any, engine: str, protocol: str) -> None:
+    settings = {"protocol": protocol, "respawn": True, "epochs": 60}
+    run = run_on(engine, fault=("kill worker 1 at update 4",), delay=("10ms",), **settings)
+    assert len(facts(run, Joined)) == 3
+    assert_each_sample_once(run, NUM_SAMPLES, 60)
+    newcomer = max(fact.ticket.member for fact in run.pushes)
+    assert newcomer == 2
+
+
+@ALL
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_what_is_resumed_ends_where_it_would_have(
+    run_on: Any, tmp_path: Path, engine: str, protocol: str
+) -> None:
+    settings = {"protocol": protocol, "checkpoint_every": "2 updates"}
+    whole = run_on(engine, folder="whole", **settings)
+    run_on(engine, folder="parts", updates=3, **settings)
+    found = run_on(engine, folder="parts", resume=str(tmp_path / "parts" / "run"), **settings)
+    assert all(torch.equal(found.state[name], one) for name, one in whole.state.items())
+
+
+def test_the_table_has_what_the_setting_offers() -> None:
+    with pytest.raises(ConfigError, match="engine must be one of local, inline, got 'nowhere'"):
+        RunSettings(engine="nowhere")
+    assert sorted(ENGINES) == ["inline", "local"]
