@@ -149,6 +149,30 @@ def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(
     assert left(people) == []
 
 
+@pytest.mark.parametrize(
+    "begins",
+    [
+        "from paceline.checkpoints.desk import WriteQueue\n"
+        "from paceline.store.memory import SharedMemory\n"
+        "pid = WriteQueue(SharedMemory.create())._start().pid",
+        "from paceline.engines.local.client import ForkServerClient\npid = ForkServerClient().pid",
+    ],
+    ids=["checkpoint writer", "fork server"],
+)
+def test_who_is_stopped_before_its_first_line_dies_with_its_launcher(begins: str) -> None:
+    stops = "import os, signal; os.kill(pid, signal.SIGSTOP)\nprint(pid, flush=True); os._exit(0)"
+    words = [sys.executable, "-c", f"{begins}\n{stops}"]
+    said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=20)
+    pid, end_s = int(said.stdout), time.monotonic() + 2
+    try:
+        while psutil.pid_exists(pid):
+            assert time.monotonic() < end_s, psutil.Process(pid)
+            time.sleep(0.01)
+    finally:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_launcher_that_was_ordered_to_die_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     fault = "kill launcher at update 40"

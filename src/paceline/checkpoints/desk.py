@@ -20,7 +20,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from ..system.signals import held_back
+from ..system.signals import die_with_parent, held_back
 from ..system.vitals import ProcessState, read_vitals
 from . import scribe
 from .shelf import CheckpointFolder
@@ -97,6 +97,7 @@ class WriteQueue:
                 stdout=subprocess.PIPE,
                 pass_fds=[self._memory.fd],
                 start_new_session=True,  # Ctrl-C is the launcher's to hear
+                preexec_fn=die_with_parent,
             )
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.files import OpenFolder, open_to_read
-from ..system.signals import die_with_parent, leave_to_the_launcher
+from ..system.signals import leave_to_the_launcher
 from .shelf import CheckpointFolder, number_of
 
 LAYOUT = "layout.json"
@@ -110,8 +110,7 @@ def _dense(memory: Any, offset: int, item_bytes: int, shape: list[int], strides:
 
 
 def main() -> None:
-    """Entry of ``python -m paceline.checkpoints.scribe FD``."""
-    die_with_parent()  # elsewhere than on Linux the end of standard input ends it
+    """Entry of ``python -m paceline.checkpoints.scribe FD``; the end of its input ends it."""
     leave_to_the_launcher()
     descriptor = int(sys.argv[1])
     memory: mmap.mmap | None = None

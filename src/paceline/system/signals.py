@@ -84,7 +84,15 @@ def leave_to_the_launcher() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REASONS)
 
 
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+"""Found in advance: who calls it between fork and exec may look for nothing."""
+
+
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Get this signal when the thread that began this process ends; Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    """Get this signal when the thread that began this process ends; Linux only.
+
+    It holds through exec: given to ``Popen`` as ``preexec_fn``, who is stopped before its first
+    line dies, too.
+    """
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -4,7 +4,7 @@
     message    number of its type (1 byte) | a record
     record     all its numbers at once, those of records in it too | what has a length, in order
     number     int, float: 8 bytes; bool: 1
-    length     str: bytes of UTF-8; bytes; tuple, dict: so many values; None or a value: 1 byte first
+    length     str: UTF-8; bytes; tuple, dict: so many values; None or a value: 1 byte before it
 
 ``WIRE`` is a checksum over all types and their fields, so who speaks another version of this
 language is refused by name. A frame that is cut, too long, or holds what a type does not allow is a

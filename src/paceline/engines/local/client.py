@@ -32,7 +32,7 @@ from typing import Any
 
 from ...errors import AllGone, LinkError, WorkerError
 from ...system.limits import Toll, describe_limits
-from ...system.signals import held_back
+from ...system.signals import die_with_parent, held_back
 from ...system.vitals import ProcessState, read_vitals
 from ...wire.channel import socket_pair
 
@@ -61,6 +61,7 @@ class ForkServerClient:
                 env={**os.environ, **_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         theirs.close()
         self._early: list[dict[str, int]] = []

@@ -252,7 +252,7 @@ def _import_all() -> None:
 def main() -> None:
     """Entry of ``python -m paceline.engines.local.forkserver FD SCRATCH``."""
     leave_to_the_launcher()
-    die_with_parent()  # else it would import for seconds, and see only then that it is alone
+    # Until it has imported it dies with the launcher (see client.py), which could be gone already.
     open_standard_streams()
     launcher, scratch = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     if select.select([launcher], [], [], 0.0)[0] and not launcher.recv(1, socket.MSG_PEEK):
