@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..conditions.faults import Fault
 from ..core.batches import Batches
@@ -27,6 +28,10 @@ from ..passes import START, ScriptPlace
 from ..store.clip import UNCLIPPED, Clip
 from ..store.loss_scale import LossScale
 from ..wire.messages import Totals
+
+if TYPE_CHECKING:
+    from .solo import SoloExchange
+    from .through_store import StoreExchange
 
 
 class Superseded(BaseException):
@@ -150,6 +155,16 @@ class Exchange(abc.ABC):
     """Whether the script is in a pass over its loader that the end of the run left empty."""
     last_norm: float = float("nan")
     """Norm of the averaged gradient of the update that used the last push; nan: not known."""
+
+    @property
+    def shared(self) -> "StoreExchange | None":
+        """This one, where there is a coordinator: what only then can be done is asked of it."""
+        return None
+
+    @property
+    def alone(self) -> "SoloExchange | None":
+        """This one, where a worker is alone in its own process."""
+        return None
 
     @property
     def is_main(self) -> bool:

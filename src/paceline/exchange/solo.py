@@ -20,6 +20,10 @@ class SoloExchange(Exchange):
         self._is_stopped = False
         self.begun_s = time.perf_counter()
 
+    @property
+    def alone(self) -> "SoloExchange":
+        return self
+
     def push(self) -> None:
         """The optimizer has made a step."""
         self._version += 1

@@ -154,6 +154,10 @@ class StoreExchange(Exchange):
         self.first_scale: LossScale | None = None
         """Of a run that goes on; None: the scalers' own."""
 
+    @property
+    def shared(self) -> "StoreExchange":
+        return self
+
     # -- before the first step ------------------------------------------------------------------
 
     def attach(

@@ -21,7 +21,6 @@ from ..data.order import EpochOrder
 from ..errors import ConfigError
 from ..exchange.base import EvaluationRanges, Exchange
 from ..exchange.evaluation import LocalRanges, ranges_of
-from ..exchange.through_store import StoreExchange
 from ..replica.seeding import kept_random_state, mix, seed_all
 from ..wire.messages import Totals
 from .loader import PreparedLoader
@@ -82,7 +81,7 @@ class Evaluation:
             raise _empty(loader)
         totals = own.totals()
         prepared = self._prepared
-        if isinstance(self._session, StoreExchange) and prepared and not prepared.is_iterating:
+        if self._session.shared and prepared and not prepared.is_iterating:
             census = self._session.census(1, 1)  # so that the run hears of them
             while census.next() is not None:
                 census.report(totals)
@@ -112,10 +111,10 @@ class Evaluation:
         if not num:
             raise _empty(loader)
         assert self._prepared is not None
-        assert isinstance(self._session, StoreExchange)
-        if self._prepared.is_iterating:
+        shared = self._session.shared
+        if self._prepared.is_iterating or shared is None:
             return LocalRanges(ranges_of(num, size, ends))
-        return self._session.census(num, size, ends, order.fingerprint())
+        return shared.census(num, size, ends, order.fingerprint())
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:

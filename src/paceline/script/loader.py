@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..exchange.through_store import StoreExchange
 from ..passes import Passes
 from .prepared import Prepared
 
@@ -99,8 +98,8 @@ class PreparedLoader:
 
     def _epoch(self) -> Iterator[Any]:
         prepared, leased = self._prepared, self._prepared.leased
-        session = prepared._session
-        assert isinstance(session, StoreExchange)
+        session = prepared._session.shared
+        assert session is not None
         prepared.finish_leaving()
         passes = self.passes
         epoch = passes.take()

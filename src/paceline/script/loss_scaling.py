@@ -15,7 +15,6 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..exchange.base import Exchange, Work
-from ..exchange.through_store import StoreExchange
 from ..store.loss_scale import LossScale
 from .grad_scaler import (
     begin_with,
@@ -56,7 +55,7 @@ class Scaling:
         if scale is not None:
             work.inv_scale = 1.0 / float(scale)
             work.loss *= work.inv_scale
-        if self._is_local or not isinstance(self._session, StoreExchange):
+        if self._is_local or self._session.shared is None:
             self._unscale(work.inv_scale)
 
     def remember(self) -> dict[str, Any] | None:
@@ -72,8 +71,8 @@ class Scaling:
             return
         scale = LossScale(**saved)
         begin_with(scale)
-        session = self._session
-        if isinstance(session, StoreExchange) and session.num_workers > 1 and not self._is_local:
+        session = self._session.shared
+        if session is not None and session.num_workers > 1 and not self._is_local:
             session.first_scale = scale
 
     def follow(self) -> None:
@@ -98,10 +97,9 @@ class Scaling:
 
     def _share(self) -> None:
         """The scaler that steps now follows the run's scale."""
-        session = self._session
-        if session.num_workers == 1 or self._is_local:
+        session = self._session.shared
+        if session is None or session.num_workers == 1 or self._is_local:
             return
-        assert isinstance(session, StoreExchange)
         scaler = scaler_at(self._optimizer)
         if scaler is not None and scaler is not self._scaler:
             session.offer_scale(read_scaler(scaler))

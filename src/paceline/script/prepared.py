@@ -30,7 +30,6 @@ from ..data.trees import apply
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Shape, Stopped, Superseded, Work, not_finite
-from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..replica.batch_norm import batch_norm_note
 from ..replica.cancel import grain, watch_forward
@@ -81,7 +80,7 @@ class Prepared:
         fast: tuple[str, Forward | None] = ("none", None),
     ) -> None:
         self._session = session
-        self._member = session if isinstance(session, StoreExchange) else None
+        self._member = session.shared
         self._context = context
         self._device = device
         self._keeper = keeper
@@ -158,7 +157,7 @@ class Prepared:
             objects,
             self.optimizer,
             place,
-            words=session.rhythm if isinstance(session, StoreExchange) else None,
+            words=None if self._member is None else self._member.rhythm,
             num_workers=session.num_workers,
             most=MOST_SCHEDULES,
             skips=context.nonfinite == "skip",
@@ -175,7 +174,7 @@ class Prepared:
             device=self._device,
             sizes=frozenset({max(1, size // context.parts), -(-size // context.parts)}),
             num_workers=self._session.num_workers,
-            steps_itself=context.is_difference or not isinstance(self._session, StoreExchange),
+            steps_itself=context.is_difference or self._member is None,
             forward=forward,
         )
         return settle(script, context, fast)
@@ -237,8 +236,8 @@ class Prepared:
             add(f"schedule {number}", schedule.remember, schedule.go_on)
         add("steps", self.schedules.place.remember, self.schedules.place.go_on)
         add("scale", self.scaling.remember, self.scaling.go_on)
-        if isinstance(self._session, StoreExchange):
-            add("skipped", self._session.num_skipped, self._session.begin_skipped)
+        if self._member is not None:
+            add("skipped", self._member.num_skipped, self._member.begin_skipped)
         add("order", self.leased.order.digest, self.leased.order.expect)
         rng = self._holdup.rng
         add("delays", rng.getstate, rng.setstate)
@@ -280,10 +279,8 @@ class Prepared:
 
     def tell_settings(self) -> None:
         """What learning rates and schedules are, for a worker that comes later, if one may."""
-        if not self._context.respawn or not isinstance(self._session, StoreExchange):
-            return
-        if self.schedules.knows:
-            self._session.tell_settings(settings_text(self.optimizer, self.schedules))
+        if self._context.respawn and self._member is not None and self.schedules.knows:
+            self._member.tell_settings(settings_text(self.optimizer, self.schedules))
 
     def note_loss(self, loss: Tensor) -> None:
         """A backward pass begins; the loss is what the next push reports."""
@@ -636,8 +633,8 @@ class Prepared:
             session.sleep(hold_s)
 
     def _step_alone(self, work: Work) -> None:
-        session = self._session
-        assert isinstance(session, SoloExchange)
+        session = self._session.alone
+        assert session is not None
         self._hold_up(session.version)
         self.scaling.read(work)
         self._begin_step(session.version, work)

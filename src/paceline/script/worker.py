@@ -251,8 +251,8 @@ class Pace:
             self._session, self._context, objects, self.device, batch, self._keeper, (fast, forward)
         )
         loader = PreparedLoader(self._prepared, self._passes)
-        if isinstance(self._session, StoreExchange):
-            self._prepared.attach(self._session)
+        if self._session.shared is not None:
+            self._prepared.attach(self._session.shared)
             if self._session.begins[0]:  # it joins a run that is under way
                 loader.passes = self._passes = Passes(*self._session.begins)
         else:
