@@ -5,6 +5,7 @@ common, so whatever an exchange needs of one is a message. Under an order of pus
 all engines come to the same bytes; under any, each sample counts once, whatever happens to members.
 """
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,18 @@ def test_the_table_has_what_the_setting_offers() -> None:
     with pytest.raises(ConfigError, match="engine must be one of local, inline, got 'nowhere'"):
         RunSettings(engine="nowhere")
     assert sorted(ENGINES) == ["inline", "local"]
+
+
+def test_the_engine_of_the_page_does_what_it_says(
+    run_on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "add-an-engine.md"
+    (tmp_path / "counted.py").write_text(page.read_text().split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ENGINES, "inline", "counted:CountedEngine")
+    run = run_on("inline", protocol="full-sync")
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    sent = importlib.import_module("counted").CountedEngine.sent
+    assert sent["Finish"] == run.summary.updates
+    assert sent["Add"] == sent["Grant"] == 2 * run.summary.updates
+    assert sent["EndEpoch"] == 2 * EPOCHS
