@@ -1,12 +1,12 @@
 """The vocabulary of a run: facts that happened and decisions that follow, nothing else.
 
 Facts are in the past tense, decisions in the imperative. An engine turns what happens into
-facts, the coordinator answers with orders, the engine carries them out:
+facts, the coordinator answers with orders, which become messages to members:
 
     facts      Joined    Pushed    Stalled    Left    Exhausted
     decisions  Apply     Discard   Cancel     Release           (what a protocol says)
     orders     Apply     Discard   Cancel     Grant    Late    Retire    EpochEnd
-                                                                    (what an engine hears)
+                                                                    (what members are told of)
 
 A protocol says ``Release(member)``; the coordinator makes it a ``Grant``, which names the ticket
 and the leases, and takes pushes that weigh nothing out of an ``Apply``, into a ``Retire``. This

@@ -6,6 +6,6 @@
     peers           between peers in shared memory, two barriers a round: full-sync and local-sgd
     distributed     the same through ``torch.distributed``, one accelerator a worker
 
-Their parts: inbox (what a member hears), jobs (its part in updates), barrier and shares (between
+Their parts: carrier (of words and bytes between members), inbox (what a member hears), jobs (its part in updates), barrier and shares (between
 peers), evaluation, snapshot, turns, beginning, unedited, rounds_told. None of them knows protocols.
 """

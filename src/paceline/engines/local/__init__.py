@@ -1,6 +1,8 @@
 """The local engine: processes on this machine, shared memory between them.
 
     engine        the contract, from the launcher's side
+    processes     members as processes: begun, looked at, ended, begun again
+    switchboard   the channels to all members at once
     forkserver    the process that members are forked from     client    the launcher's end of it
     process       a member from its fork to its end            stack     where it is while it hangs
 
