@@ -29,8 +29,8 @@ POINTS = {
     "with its share half written": ("exchange.shares", "Share", "step", "spoil"),
     "after its share is written": ("exchange.shares", "Share", "step", "after"),
     "inside an all-reduce": ("exchange.distributed", "DistributedExchange", "_update", "before"),
-    "at a barrier": ("exchange.barrier", "Barrier", "lines", "before"),
-    "before it reaches a barrier": ("exchange.barrier", "Barrier", "arrive", "before"),
+    "at a barrier": ("exchange.rounds", "Barrier", "lines", "before"),
+    "before it reaches a barrier": ("exchange.rounds", "Barrier", "arrive", "before"),
     "after its last barrier": ("store.applied", "Applied", "bring", "before"),
     "while it leaves its peers": (
         "exchange.peers",
@@ -38,7 +38,7 @@ POINTS = {
         "_leave_with_work",
         "before",
     ),
-    "before it tells of rounds": ("exchange.rounds_told", "RoundsTold", "tell", "before"),
+    "before it tells of rounds": ("exchange.rounds", "RoundsTold", "tell", "before"),
     "before it pins a version": ("exchange.snapshot", "Snapshot", "take", "before"),
     "while it fills its slot": ("replica.replica", "Replica", "collect", "before"),
     "before it tells of the epoch": (

@@ -22,9 +22,9 @@ from ..events import Lease
 from ..store.control import ALARM
 from ..store.optimizer import Updater
 from ..wire.messages import NOT_FINITE, OK, Entry
-from .barrier import Line, check_settings, common_clip
 from .base import Work
 from .peers import PeerExchange
+from .rounds import Line, check_settings, common_clip
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 _TOLD_S = 2.0

@@ -34,9 +34,8 @@ from ..wire.messages import (
     PeersLeft,
     Resume,
 )
-from .barrier import Barrier, GivenUp, Line, check_settings, common_clip
 from .base import Stopped, Work
-from .rounds_told import RoundsTold
+from .rounds import Barrier, GivenUp, Line, RoundsTold, check_settings, common_clip
 from .shares import Share
 from .through_store import StoreExchange
 

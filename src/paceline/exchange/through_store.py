@@ -70,13 +70,11 @@ from .base import (
     not_finite,
     settings_word,
 )
-from .beginning import Beginning, State
 from .carrier import Carrier
 from .evaluation import SharedRanges
-from .inbox import Inbox
-from .jobs import POLL_S, JobQueue
+from .inbox import POLL_S, Inbox, JobQueue
 from .snapshot import Snapshot
-from .turns import Turns
+from .turns import Beginning, State, Turns
 from .unedited import Unedited
 
 

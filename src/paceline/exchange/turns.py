@@ -1,19 +1,108 @@
-"""Blocks that one member goes through before all others: ``pace.once()``.
+"""What the main worker does before all others: the store's beginning, and ``pace.once()``.
+
+    LAYOUT   0 --- weights as prepared ---> 1 --- as the script left them before its loop ---> 2
+             all others wait in prepare     |                all others wait in the first epoch
 
     main:    enter ------ block ------ exit -> the word counts one more block
     others:  enter .......... wait ......... woken: block
 
-    the main one dies inside: the next main one finds the word as it was, and goes first
-
+Whoever is the main worker by then does it, whole: what a dead one had half done is done again.
 Blocks are counted, so members may come by at any time, and one that joins later goes through what
-was gone through. This module must not know what is done inside a block.
+was gone through. This module must not know what weights are good for, nor what a block does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from ..store.control import INSIDE, ONCE, Control
-from .jobs import POLL_S
+import torch
+from torch.optim import Optimizer
+
+from ..replica.replica import Replica
+from ..store.control import INSIDE, LAYOUT, ONCE, SKIPPED, VERSION, Control
+from ..store.loss_scale import LossScale
+from ..store.optimizer import Updater
+from ..store.parameter_store import SharedStore
+from .inbox import POLL_S, Inbox
+
+State = Mapping[torch.Tensor, Mapping[str, Any]]
+"""What an optimizer keeps for each parameter."""
+
+
+class Beginning:
+    """One member's part in it.
+
+    Args:
+        updaters: of the store's blocks; other ones take their place where state was loaded.
+        version: that the run begins with: of one that goes on it is not 0.
+        beat: gives a sign of life: who waits for another does not hang.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        mail: Inbox,
+        store: SharedStore,
+        updaters: list[Updater],
+        version: int,
+        beat: Callable[[], None],
+    ) -> None:
+        self._control = control
+        self._mail = mail
+        self._store = store
+        self._updaters = updaters
+        self._version = version
+        self._beat = beat
+
+    def lay_out(
+        self, replica: Replica, rule: Optimizer, scale: LossScale | None, num_skipped: int
+    ) -> None:
+        """Parameters and state into the store, once; returns when they are there.
+
+        Args:
+            scale: of a run that goes on.
+            num_skipped: updates until its version that changed nothing.
+        """
+        control, store, version = self._control, self._store, self._version
+
+        def write() -> None:
+            control[VERSION] = 2 * version
+            if scale is not None:
+                store.scales.begin(version, scale)
+            control[SKIPPED[version & 1]] = num_skipped
+            replica.write_to(store.blocks[store.current])
+            self._updaters[store.current].write_state(rule.state)
+
+        self._reach(1, write)
+
+    def settle(self, replica: Replica, rule: Optimizer, loaded: State | None) -> None:
+        """What the script has changed since; a run that goes on begins as it was saved.
+
+        Args:
+            loaded: the optimizer's state that it has loaded since.
+        """
+
+        def write() -> None:
+            if self._version:
+                return
+            store, parameters = self._store, replica.parameters
+            replica.write_to(store.blocks[store.current])
+            if loaded is not None:
+                for number, block in enumerate(store.blocks):
+                    self._updaters[number] = Updater(rule, parameters, replica.layout, block)
+                self._updaters[store.current].write_state(loaded)
+
+        self._reach(2, write)
+
+    def _reach(self, stage: int, write: Callable[[], None]) -> None:
+        control = self._control
+        while control[LAYOUT] < stage:
+            if self._mail.is_main:
+                write()
+                control.set_and_wake(LAYOUT, stage)
+            elif not control.wait_while(LAYOUT, lambda value: value < stage, POLL_S):
+                self._beat()
+                self._mail.do_jobs()  # it may hear that it is the main one now
 
 
 class Turns:

@@ -7,9 +7,9 @@
     peers           rounds among themselves            calls    evaluations and sums of all
     checkpointing   when, of what, by whom             progress what an observer is shown
     departures, respawn                                ends and new lives
-    liveness, silence, explained                       who gives no sign of life, and what is said
-    shutdown, early_stop                               the end that a user asks for, or a metric
-    faults          those that were ordered
+    liveness        who gives no sign of life          silence  whether it stalls; what is said
+    shutdown        the end that a user asks for, or a metric
+    dispatch        orders become messages             faults   those that were ordered
 
 It must not know processes, sockets, tensors or terminals.
 """

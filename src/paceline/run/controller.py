@@ -30,7 +30,6 @@ from .calls import Calls
 from .checkpointing import Checkpointing
 from .departures import Departures, Output
 from .describe import Description, check_size, make_plan
-from .early_stop import EarlyStop
 from .epochs import EpochBorders
 from .faults import OuterFaults
 from .liveness import Liveness
@@ -38,7 +37,7 @@ from .peers import Peers
 from .pushes import Pushes
 from .respawn import Beginners, Newcomers
 from .roster import RosterEntry
-from .shutdown import Shutdown
+from .shutdown import EarlyStop, Shutdown
 from .state import RunState
 
 _TICK_S = 0.1

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 
 from ..core.stats import Limits
 from ..engines.base import ProcessContinued, ProcessStopped, Signs
-from .explained import Case, explain
 from .peers import Peers
 from .roster import RosterEntry
-from .silence import Doing, Silence, Verdict
+from .silence import Case, Doing, Silence, Verdict, explain
 from .state import RunState
 
 _GAP_S = 1.0
