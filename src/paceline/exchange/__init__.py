@@ -6,7 +6,7 @@
     peers           between peers in shared memory, two barriers a round: full-sync and local-sgd
     distributed     the same through ``torch.distributed``, one accelerator a worker
 
-Their parts: carrier (of words and bytes between members), inbox (what a member hears, its
-jobs), rounds and shares (between peers), turns (what the main one does first), evaluation,
-snapshot, unedited. None of them knows protocols.
+Their parts: model_copy (what leaves a member and comes back), carrier (of words and bytes between
+members), inbox (what a member hears, its jobs), rounds and shares (between peers), turns (what the
+main one does first), evaluation, snapshot, unedited. None of them knows protocols.
 """

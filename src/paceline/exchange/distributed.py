@@ -45,18 +45,18 @@ class DistributedExchange(PeerExchange):
     def _enter(self) -> None:
         """Parameters and optimizer state in one block on this member's own device."""
         self._is_express = True
-        store, replica = self.store, self._replica
+        store, replica = self.store, self._copy.replica
         self._start_group()
         self._block = store.current
         self._own = store.blocks[self._block].to(replica.device, copy=True)
-        self._kept_buffers = replica.layout.buffers.of(self._home).clone()
-        self._updater = Updater(self._rule, replica.parameters, replica.layout, self._own)
-        self._mean = torch.zeros_like(self._own) if self._is_difference else replica.outgoing
+        self._kept_buffers = replica.layout.buffers.of(self._copy.home).clone()
+        self._updater = Updater(self._copy.rule, replica.parameters, replica.layout, self._own)
+        self._mean = torch.zeros_like(self._own) if self._copy.is_difference else replica.outgoing
         self._all_present = b"\1" * len(replica.parameters)
-        if not self._is_difference:
+        if not self._copy.is_difference:
             replica.live_in(self._own)
             self.unedited.watch(self._own)
-            self.unedited.mark(self._home)
+            self.unedited.mark(self._copy.home)
 
     def _come_back(self) -> None:
         """The weights lie alone already."""
@@ -64,14 +64,14 @@ class DistributedExchange(PeerExchange):
     def _step_aside(self) -> None:
         """The store gets what the next epoch is compared with, and what state_dict() reads."""
         if self._is_express:
-            layout, block = self._replica.layout, self.store.blocks[self._block]
+            layout, block = self._copy.replica.layout, self.store.blocks[self._block]
             for section in (layout.parameters, layout.state):
                 section.of(block).copy_(section.of(self._own))
 
     def _start_group(self) -> None:
         if not dist.is_initialized():
             dist.init_process_group(
-                "gloo" if self._replica.device.type == "cpu" else None,
+                "gloo" if self._copy.replica.device.type == "cpu" else None,
                 init_method=f"file://{self.rendezvous}",
                 rank=self.seat,
                 world_size=self.num_workers,
@@ -108,16 +108,11 @@ class DistributedExchange(PeerExchange):
     # -- one round ------------------------------------------------------------------------------
 
     def _fill(self, work: Work) -> None:
-        replica = self._replica
-        if self._is_difference:
-            assert self._base is not None
+        replica = self._copy.replica
+        if self._copy.is_difference:
             self.unedited.check()
             self.store.present(self.seat)[:] = self._all_present
-            for dtype, start, stop in replica.layout.parameters.runs():
-                base, home, out = (
-                    one[start:stop].view(dtype) for one in (self._base, self._home, self._mean)
-                )
-                torch.sub(base, home, out=out)
+            self._copy.difference_into(self._mean)
             return
         if work.inv_scale != 1.0:
             replica.scale_gradients(work.inv_scale)
@@ -129,7 +124,7 @@ class DistributedExchange(PeerExchange):
         weights = [line.weight for line in lines]
         check_settings(lines)
         clip = common_clip(lines)
-        if not self._is_difference:
+        if not self._copy.is_difference:
             self.unedited.check()
         self._is_bad = False
         self._is_skipped = any(line.fault for line in lines)
@@ -138,7 +133,7 @@ class DistributedExchange(PeerExchange):
         weight = weights[self.seat] / sum(weights)
         runs = [
             self._mean[start:stop].view(dtype)
-            for dtype, start, stop in self._replica.layout.parameters.runs()
+            for dtype, start, stop in self._copy.replica.layout.parameters.runs()
         ]
         for run in runs:
             run.mul_(weight) if weight else run.zero_()
@@ -154,14 +149,14 @@ class DistributedExchange(PeerExchange):
                 run.mul_(factor)
             if clip.has_value:
                 run.clamp_(-clip.max_value, clip.max_value)
-        self.advance_schedule(self._version)
-        self._updater.step(self._mean, self._present_in_any(weights), self._rule.param_groups)
+        self.advance_schedule(self._copy.version)
+        self._updater.step(self._mean, self._present_in_any(weights), self._copy.rule.param_groups)
         self._average_buffers(weight)
-        if not self._is_difference:
+        if not self._copy.is_difference:
             self.unedited.mark()
 
     def _average_buffers(self, weight: float) -> None:
-        for buffer in self._replica.buffers:
+        for buffer in self._copy.replica.buffers:
             if buffer.is_floating_point():
                 buffer.mul_(weight) if weight else buffer.zero_()
                 self._reduce(buffer)
@@ -182,13 +177,13 @@ class DistributedExchange(PeerExchange):
 
     def _take_back_if_bad(self) -> int:
         """All members saw the same mean and left everything as it was."""
-        if self._is_bad and self._nonfinite_is_error:
+        if self._is_bad and not self._copy.skips_not_finite:
             raise WorkerError(
                 f"worker {self.seat}: the averaged gradient of {self._name_of_bad()!r} is not "
-                f"finite at version {self._version}; lower the learning rate, clip the gradient, "
-                "or go on without such updates: --nonfinite skip"
+                f"finite at version {self.version}; lower the learning rate, clip the gradient, or "
+                "go on without such updates: --nonfinite skip"
             )
-        mine = self._replica.layout.buffers.of(self._home)
+        mine = self._copy.replica.layout.buffers.of(self._copy.home)
         if self._is_bad or self._is_skipped:
             mine.copy_(self._kept_buffers)
         else:
@@ -196,7 +191,7 @@ class DistributedExchange(PeerExchange):
         return NOT_FINITE if self._is_bad else OK
 
     def _name_of_bad(self) -> str:
-        for place in self._replica.layout.parameters.places:
+        for place in self._copy.replica.layout.parameters.places:
             if not bool(torch.isfinite(place.flat(self._mean)).all()):
                 return place.name
         return "?"
@@ -206,15 +201,15 @@ class DistributedExchange(PeerExchange):
         if not self._is_express:
             super()._pull(version)
             return
-        self._version = version
-        if self._is_difference:
+        self._copy.version = version
+        if self._copy.is_difference:
             self._pull_share()
 
     def _pull_share(self) -> None:
-        size = self._replica.layout.parameters.stop
-        self._home[:size].copy_(self._own[:size])
-        assert self._base is not None
-        self._base.copy_(self._home)
+        size = self._copy.replica.layout.parameters.stop
+        self._copy.home[:size].copy_(self._own[:size])
+        assert self._copy.base is not None
+        self._copy.base.copy_(self._copy.home)
         self.unedited.mark()
 
     def _standing(self) -> tuple[Tensor, Tensor | None]:
@@ -226,10 +221,10 @@ class DistributedExchange(PeerExchange):
         if phase == 2:
             raise AllGone(_DIED_INSIDE)
         if work.num_samples:
-            if self._is_difference:
-                self._fill_slot(work)
+            if self._copy.is_difference:
+                self._copy.fill(work, self._step)
             else:
-                self._replica.send()
+                self._copy.replica.send()
         super()._interrupted(phase, work)
 
     def _restore_the_dead(self) -> None:

@@ -87,41 +87,41 @@ class PeerExchange(StoreExchange):
     def _enter(self) -> None:
         """The model on the shared block; this member's share and its optimizer."""
         self._is_express = True
-        store, replica = self.store, self._replica
-        self._kept_buffers = replica.layout.buffers.of(self._home).clone()
+        store, replica = self.store, self._copy.replica
+        self._kept_buffers = replica.layout.buffers.of(self._copy.home).clone()
         """Of the version that stands: the model's own change with every forward pass."""
         self._block = store.current
-        self._share = Share(store, replica, self._rule, seat=self.seat, block=self._block)
+        self._share = Share(store, replica, self._copy.rule, seat=self.seat, block=self._block)
         self._all_present = b"\1" * len(replica.parameters)
         self._come_back()
 
     def _come_back(self) -> None:
         """The weights on the shared block, where others read them."""
-        if not self._is_difference:
-            self._replica.live_in(self.store.blocks[self._block])
+        if not self._copy.is_difference:
+            self._copy.replica.live_in(self.store.blocks[self._block])
             self.unedited.watch(self.store.blocks[self._block], self._share.ranges)
-            self.unedited.mark(self._home)  # others may be at work already
+            self.unedited.mark(self._copy.home)  # others may be at work already
 
     def _step_aside(self) -> None:
         """Between epochs the weights lie alone: what a script does with them is seen by nobody."""
-        if self._is_express and not self._is_difference:
-            self._replica.live_in(self._home)
-            self.unedited.watch(self._home)
+        if self._is_express and not self._copy.is_difference:
+            self._copy.replica.live_in(self._copy.home)
+            self.unedited.watch(self._copy.home)
             self.unedited.mark()
 
     def _leave(self) -> None:
         """Back to private parameters; they are pulled with the next grant."""
         self._is_express = False
-        self._live_alone()
+        self._copy.live_alone()
 
     def _advance(self) -> None:
         """The grant of the next round in which this member has a lease."""
         while self._round < len(self._rounds):
             leases = self._rounds[self._round][self.seat]
             if leases:
-                self._version = self._first_version + self._round
-                self._serial, self._step = _NEVER_CANCELLED, self._version
-                ticket = Ticket(self.member, self._version, self._version)
+                self._copy.version = self._first_version + self._round
+                self._serial, self._step = _NEVER_CANCELLED, self._copy.version
+                ticket = Ticket(self.member, self._copy.version, self._copy.version)
                 self._grant = Grant(ticket, tuple(leases))
                 self.beat()
                 return
@@ -210,7 +210,7 @@ class PeerExchange(StoreExchange):
             fault=FOUND_INF if work.found_inf else OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
             squared_norm=0.0, max_norm=work.clip.max_norm, max_value=work.clip.max_value,
-            hyper=self._digest_hyper() if work.weight else 0, bad_version=-1.0,
+            hyper=self._settings() if work.weight else 0, bad_version=-1.0,
             leaves=control[ALARM], snapshot=control[SNAPSHOT],
         ))  # fmt: skip
         self._loss = work.loss
@@ -218,20 +218,20 @@ class PeerExchange(StoreExchange):
 
     def _fill(self, work: Work) -> None:
         store = self.store
-        if self._is_difference:
+        if self._copy.is_difference:
             self.unedited.check()
-            self._fill_slot(work)
+            self._copy.fill(work, self._step)
             return
         if work.inv_scale != 1.0:
-            self._replica.scale_gradients(work.inv_scale)
-        self._replica.collect(store.present(self.seat))
+            self._copy.replica.scale_gradients(work.inv_scale)
+        self._copy.replica.collect(store.present(self.seat))
 
     def _update(self, lines: list[Line]) -> None:
         """Mean of this member's share of all gradients, and the optimizer's step on it."""
         weights = [line.weight for line in lines]
         total = sum(weights)
         check_settings(lines)
-        if not self._is_difference:
+        if not self._copy.is_difference:
             self.unedited.check()  # all are here: nobody changes weights after it was looked
         clip, share = common_clip(lines), self._share
         self._is_skipped = any(line.fault for line in lines)
@@ -240,16 +240,16 @@ class PeerExchange(StoreExchange):
             return
         norm = share.average([one / total for one in weights])
         if not math.isfinite(norm):
-            self._board.show_bad(self._version)
+            self._board.show_bad(self._copy.version)
         if clip.has_norm:
             self._clip(clip)
         if clip.has_value:
             share.clamp(clip.max_value)
-        share.keep(self._version + 1)
-        self.advance_schedule(self._version)
-        share.step(present, self._rule.param_groups)
+        share.keep(self._copy.version + 1)
+        self.advance_schedule(self._copy.version)
+        share.step(present, self._copy.rule.param_groups)
         share.average_buffers([one / total for one in weights])
-        if not self._is_difference:
+        if not self._copy.is_difference:
             self.unedited.mark()
 
     def _present_in_any(self, weights: list[float]) -> Sequence[int]:
@@ -269,14 +269,14 @@ class PeerExchange(StoreExchange):
 
     def _take_back_if_bad(self) -> int:
         """After the second barrier: an update that is not finite is undone; what was wrong."""
-        is_bad = self._board.is_bad(self._version)
+        is_bad = self._board.is_bad(self._copy.version)
         if is_bad and not self._is_skipped:
-            self._share.restore(self._version + 1)
-            if not self._is_difference:
+            self._share.restore(self._copy.version + 1)
+            if not self._copy.is_difference:
                 self.unedited.mark()
             self._raise_if_mine()
             self._board.barrier()
-        mine = self._replica.layout.buffers.of(self._home)
+        mine = self._copy.replica.layout.buffers.of(self._copy.home)
         if is_bad or self._is_skipped:
             mine.copy_(self._kept_buffers)
         else:
@@ -285,7 +285,7 @@ class PeerExchange(StoreExchange):
 
     def _conclude(self, lines: list[Line], fault: int) -> None:
         """The version is there: note what made it."""
-        control, version = self._control, self._version
+        control, version = self._control, self._copy.version
         has_overflowed = any(line.fault for line in lines)
         is_update = not has_overflowed and not fault
         self.store.applied.bring(version + 1, is_update=is_update)
@@ -294,13 +294,13 @@ class PeerExchange(StoreExchange):
             is_update=is_update,
             overflow_version=version if has_overflowed else NO_OVERFLOW,
         )
-        if self._is_difference:
+        if self._copy.is_difference:
             self._pull_share()
         if self.seat == 0:
             control[VERSION] = 2 * (version + 1) + self._block
         told = [_entry(one, int(one.fault) or fault) for one in map(lines.__getitem__, self._seats)]
         self._round += 1
-        self._version += 1
+        self._copy.version += 1
         asked = self._asked(lines)
         is_time = self._diary.note(self._round - 1, told, asked)
         if (is_time or asked) and self.seat == 0:
@@ -321,9 +321,9 @@ class PeerExchange(StoreExchange):
         """The block stands until all have arrived at the next barrier."""
         self._mail.look()  # it may go to another folder than the last one
         if self.seat == 0:
-            self.snapshots.take(number, self._version, *self._standing())
-        elif self._is_difference:
-            self.snapshots.add_own(number, self._version)
+            self.snapshots.take(number, self._copy.version, *self._standing())
+        elif self._copy.is_difference:
+            self.snapshots.add_own(number, self._copy.version)
         else:
             self.snapshots.newest = number
 
@@ -333,16 +333,16 @@ class PeerExchange(StoreExchange):
         return self.store.blocks[self._block], self._kept_buffers
 
     def _pull_share(self) -> None:
-        size = self._replica.layout.parameters.stop
-        self._home[:size].copy_(self.store.blocks[self._block][:size])
-        assert self._base is not None
-        self._base.copy_(self._home)
+        size = self._copy.replica.layout.parameters.stop
+        self._copy.home[:size].copy_(self.store.blocks[self._block][:size])
+        assert self._copy.base is not None
+        self._copy.base.copy_(self._copy.home)
         self.unedited.mark()
 
     def _raise_if_mine(self) -> None:
         """The worker whose own gradient is not finite says so, with the parameter's name."""
-        if self._nonfinite_is_error and not self.store.is_finite(self.seat):
-            self._fail_not_finite(self._loss)
+        if not self.store.is_finite(self.seat):
+            self._copy.refuse_not_finite(self._loss, self._step)
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -371,10 +371,10 @@ class PeerExchange(StoreExchange):
     def _interrupted(self, phase: int, work: Work) -> None:
         """Put the share back, tell where this member stands, and go on through the store."""
         entries: tuple[Entry, ...] = ()
-        if phase == 1 and not self._is_difference:
+        if phase == 1 and not self._copy.is_difference:
             self.unedited.check()  # what is on the block goes along
         if phase == 2:
-            self._share.restore(self._version + 1)
+            self._share.restore(self._copy.version + 1)
             lines = self._board.lines()
             entries = tuple(
                 _entry(lines[seat], self._fault(seat, lines[seat].fault)) for seat in self._seats
@@ -413,18 +413,19 @@ class PeerExchange(StoreExchange):
 
     def _restore_the_dead(self) -> None:
         """Put back the shares of members that died before they could; all others wait."""
+        store, replica, rule = self.store, self._copy.replica, self._copy.rule
         for seat, gone in enumerate(self._control.gone):
             if self._control[gone]:
-                share = Share(self.store, self._replica, self._rule, seat=seat, block=self._block)
-                share.restore(self._version + 1)
+                share = Share(store, replica, rule, seat=seat, block=self._block)
+                share.restore(self.version + 1)
 
     def _leave_with_work(self) -> None:
         """Private memory again, with the parameters of the version that stands."""
         self._is_express = False
-        replica = self._replica
+        replica = self._copy.replica
         grads = [parameter.grad for parameter in replica.parameters]
-        self._home = replica.live_alone()
-        self.unedited.watch(self._home)
+        self._copy.home = replica.live_alone()
+        self.unedited.watch(self._copy.home)
         self.unedited.mark()
         for parameter, gradient in zip(replica.parameters, grads, strict=True):
             parameter.grad = gradient
@@ -434,8 +435,10 @@ class PeerExchange(StoreExchange):
 
         All write the same.
         """
-        self._control[VERSION] = 2 * self._version + self._block
-        self._replica.layout.buffers.of(self.store.blocks[self._block]).copy_(self._kept_buffers)
+        self._control[VERSION] = 2 * self._copy.version + self._block
+        self._copy.replica.layout.buffers.of(self.store.blocks[self._block]).copy_(
+            self._kept_buffers
+        )
 
 
 def _entry(line: Line, fault: int) -> Entry:

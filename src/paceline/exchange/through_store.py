@@ -8,7 +8,6 @@ the jobs that arrive meanwhile. This module must not know protocols, processes o
 
 import json
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,14 +18,10 @@ from torch.optim import Optimizer
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease
 from ..replica.replica import Replica
-from ..store.distance import allowed_scale, squared_distance
 from ..store.loss_scale import LossScale
-from ..store.optimizer import Updater
 from ..store.rhythms import RhythmWords
 from ..wire.channel import Channel
 from ..wire.messages import (
-    FOUND_INF,
-    NOT_FINITE,
     OK,
     Adopt,
     Arrive,
@@ -67,12 +62,11 @@ from .base import (
     Stopped,
     Superseded,
     Work,
-    not_finite,
-    settings_word,
 )
 from .carrier import Carrier
 from .evaluation import SharedRanges
 from .inbox import POLL_S, Inbox, JobQueue
+from .model_copy import ModelCopy
 from .snapshot import Snapshot
 from .turns import Beginning, State, Turns
 from .unedited import Unedited
@@ -106,7 +100,7 @@ class StoreExchange(Exchange):
         self.member = member
         self._cancelled = control.cancelled[seat]
         self._beats = control.beats[seat]
-        self._drops_next = False
+        self._drops_next = self._has_copy = False
         self.num_workers = control.num_seats
         self._epoch = 0
         self._told = 0  # position in the epoch up to which ``upcoming`` has told
@@ -124,9 +118,6 @@ class StoreExchange(Exchange):
         self._grant: Grant | None = None
         self._serial = self._step = -1
         self._num_called_off = 0
-        self._version = 0
-        self._hyper: object = ()
-        self._hyper_digest = 0
         self.advance_schedule: Callable[[int], bool] = lambda version: False
         """Bring prepared schedulers to this version; whether members' rates may differ by then."""
         self.marks: Callable[[], object] = lambda: None
@@ -166,37 +157,22 @@ class StoreExchange(Exchange):
         Args:
             rule: the optimizer that the store applies: the user's, or plain averaging.
         """
-        self._replica = replica
-        self._rule = rule
         self._shape = shape
         self._lane.send(Describe(json.dumps(description)))
         laid = self._mail.expect(Laid)
-        self.num_steps, self._is_difference = laid.num_steps, laid.is_difference
-        self._nonfinite_is_error = laid.nonfinite_is_error
-        self.begins = laid.first_epoch, laid.place
-        self.store = self._carrier.open_store(replica.layout, laid.arena_bytes)
-        self._updaters = [
-            Updater(rule, replica.parameters, replica.layout, one) for one in self.store.blocks
-        ]
-        self._duties.begin(self.store, self._updaters, rule)
+        self.num_steps, self.begins = laid.num_steps, (laid.first_epoch, laid.place)
+        self.store = store = self._carrier.open_store(replica.layout, laid.arena_bytes)
+        self._has_copy = True
+        self._copy = ModelCopy(self.seat, replica, rule, store, laid, self.unedited, self.check)
+        self._duties.begin(store, self._copy.updaters, rule)
         if limit := laid.distance_limit:
             self._duties.scale_own = lambda number: self._scale_own(number, limit)
-        self.snapshots.begin(self.store)
-        self.unedited.begin(replica, self.store)
+        self.snapshots.begin(store)
         self._beginning = Beginning(
-            self._control, self._mail, self.store, self._updaters, laid.version, self.beat
+            self._control, self._mail, store, self._copy.updaters, laid.version, self.beat
         )
         self._beginning.lay_out(replica, rule, self.first_scale, self._first_skipped)
-        self._live_alone()
-
-    def _live_alone(self) -> None:
-        """The model on private memory with the newest version, gradients into this seat's slot."""
-        self._home = self._replica.live_alone()
-        self._base = torch.empty_like(self._home) if self._is_difference else None
-        self.unedited.watch(self._home)
-        self._pull(0)
-        if not self._is_difference:
-            self._replica.push_into(self.store.slot(self.seat), self.check)
+        self._copy.live_alone()
 
     # -- the verbs ------------------------------------------------------------------------------
 
@@ -226,7 +202,7 @@ class StoreExchange(Exchange):
         self._began_s = time.perf_counter() - message.began_for_s
         self._opened(message)
         if own is not None and self._grant is not None:
-            self._replica.layout.buffers.of(self._home).copy_(own)
+            self._copy.replica.layout.buffers.of(self._copy.home).copy_(own)
         return True
 
     def _settle_edits(self) -> torch.Tensor | None:
@@ -236,8 +212,8 @@ class StoreExchange(Exchange):
         stand still, and whatever another member holds is pulled over.
         """
         if self.has_opened:
-            self.unedited.check_all(self._version)
-            return self.unedited.buffers_to_keep(self._home)
+            self.unedited.check_all(self.version)
+            return self.unedited.buffers_to_keep(self._copy.home)
         self.unedited.take_all()
         self._loaded = self.take_loaded()
         if self._mail.is_main:
@@ -245,7 +221,7 @@ class StoreExchange(Exchange):
         return None
 
     def _settle_beginning(self) -> None:
-        self._beginning.settle(self._replica, self._rule, self._loaded)
+        self._beginning.settle(self._copy.replica, self._copy.rule, self._loaded)
 
     def _opened(self, opened: OpenEpoch) -> None:
         self._await_grant()
@@ -260,52 +236,19 @@ class StoreExchange(Exchange):
         clock = self._clock
         clock.compute_s = start - clock.begun_s
         fault, hyper = OK, 0
-        self.unedited.check(-1 if self._is_difference else self._version)
+        self.unedited.check(-1 if self._copy.is_difference else self.version)
         if work.weight:
-            fault = self._fill_slot(work)
-            hyper = self._digest_hyper()
+            fault = self._copy.fill(work, self._step)
+            hyper = self._settings()
         told = Told(work.num_samples, work.loss, fault, work.weight, work.kept, work.unused)
         clocks = Clocks(clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
         self._duties.used_in = -1
         if not self._is_dropped():
-            self._lane.send(Push(self._serial, self._version, told, clocks, hyper, work.clip))
+            self._lane.send(Push(self._serial, self.version, told, clocks, hyper, work.clip))
         clock.wait_s = clock.add_s = 0.0
         self._await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
         self.last_norm = self.store.norms.of(self._duties.used_in)
-
-    def _fill_slot(self, work: Work) -> int:
-        """Put what is pushed into this seat's slot; what is wrong with it."""
-        store, replica = self.store, self._replica
-        slot, present = store.slot(self.seat), store.present(self.seat)
-        if self._base is not None:
-            replica.held.take_buffers()
-            for run in replica.layout.parameters.runs():
-                dtype, start, stop = run
-                torch.sub(
-                    self._base[start:stop].view(dtype),
-                    self._home[start:stop].view(dtype),
-                    out=slot[start:stop].view(dtype),
-                ) if slot.device == self._home.device else slot[start:stop].view(dtype).copy_(
-                    self._base[start:stop].view(dtype) - self._home[start:stop].view(dtype)
-                )
-            replica.layout.buffers.of(slot).copy_(replica.layout.buffers.of(self._home))
-            present[:] = b"\1" * len(present)
-        else:
-            if work.inv_scale != 1.0:
-                replica.scale_gradients(work.inv_scale)
-            replica.collect(present)
-        if work.found_inf:
-            return FOUND_INF
-        if store.is_finite(self.seat):
-            return OK
-        if self._nonfinite_is_error:
-            self._fail_not_finite(work.loss)
-        return NOT_FINITE
-
-    def _fail_not_finite(self, loss: float) -> None:
-        name = self.store.not_finite(self.seat)
-        raise not_finite(self.seat, name, self._step, self._version, loss)
 
     def extend(self) -> Lease | None:
         """One more mini-batch for the work in flight (gradient accumulation)."""
@@ -343,7 +286,7 @@ class StoreExchange(Exchange):
     def superseded(self) -> None:
         self._num_called_off += 1
         left_s = time.perf_counter()
-        self._replica.held.drop_parameters()  # it may have been left with others in their place
+        self._copy.replica.held.drop_parameters()  # it may be left with others in their place
         self._lane.hold(StepLeft(self._serial, left_s - self._clock.begun_s, left_s))
         self._await_grant()
         self._clock.push_s = 0.0
@@ -377,10 +320,8 @@ class StoreExchange(Exchange):
         return RhythmWords(self._control, number)
 
     def optimizer_state(self) -> dict[torch.Tensor, dict[str, Any]]:
-        """Clones of the optimizer's whole state at the newest version, by the user's parameters."""
-        rows = self._updaters[self.store.current].read_state()
-        held = [one for group in self._rule.param_groups for one in group["params"]]
-        return {one: row for one, row in zip(held, rows, strict=True) if row}
+        """See ``ModelCopy.optimizer_state``."""
+        return self._copy.optimizer_state()
 
     @property
     def trained_s(self) -> float:
@@ -428,7 +369,7 @@ class StoreExchange(Exchange):
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._copy.version if self._has_copy else 0
 
     @property
     def serial(self) -> int:
@@ -484,16 +425,11 @@ class StoreExchange(Exchange):
     def _scale_own(self, number: int, limit: float) -> float:
         """What distance leaves of this member's last push, in pass ``number``; it is told."""
 
-        def measure() -> float:
-            newest = self.store.blocks[self.store.current]
-            moved = squared_distance(self._replica.layout, newest, self._home)
-            return allowed_scale(limit, moved, self._rule.param_groups)
-
         if self._serial < 0:  # the push of who sat here before
             return self.store.scale_once(number, lambda: 0.0)
         self.advance_schedule(self.store.version)
-        scale = self.store.scale_once(number, measure)
-        self._lane.hold(PushScaled(self._serial, self._version, scale))
+        scale = self.store.scale_once(number, lambda: self._copy.allowed_scale(limit))
+        self._lane.hold(PushScaled(self._serial, self.version, scale))
         return scale
 
     # -- hearing --------------------------------------------------------------------------------
@@ -516,16 +452,12 @@ class StoreExchange(Exchange):
         """The epoch or the run is over at this version."""
         self._mail.settle(lambda: self._control.wait_for_version(version, POLL_S))
         self._pull(version)
-        self.unedited.end_epoch(self._home)
+        self.unedited.end_epoch(self._copy.home)
         self._grant = None
         self._is_between = True
 
     def _pull(self, version: int) -> None:
-        self._version = self.store.pull(version, self._home)
-        if self._base is not None:
-            self._base.copy_(self._home)
-        self._replica.held.drop_buffers()
-        self.unedited.mark()
+        self._copy.pull(version)
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -561,15 +493,11 @@ class StoreExchange(Exchange):
         """The block of the newest version, and the buffers where it holds none."""
         return self.store.blocks[self.store.current], None
 
-    def _digest_hyper(self) -> int:
+    def _settings(self) -> int:
         """See ``settings_word``; 0: they may differ, since members are at different versions."""
-        if self.advance_schedule(self._version):
+        if self.advance_schedule(self.version):
             return 0
-        hyper = (self._replica.hyper(), self.marks())
-        if hyper != self._hyper:
-            self._hyper = hyper
-            self._hyper_digest = zlib.crc32(_said(hyper).encode())
-        return settings_word(self._hyper_digest, self.num_own_steps())
+        return self._copy.settings(self.marks(), self.num_own_steps())
 
 
 def _version_of(message: ToMember) -> int:
@@ -577,10 +505,3 @@ def _version_of(message: ToMember) -> int:
     if not isinstance(message, EndEpoch | Stop):
         raise Stopped
     return message.version
-
-
-def _said(value: object) -> str:
-    """Rates that were reached in another order differ in their last digits."""
-    if isinstance(value, tuple):
-        return f"({','.join(map(_said, value))})"
-    return f"{value:.10g}" if isinstance(value, float) else repr(value)

@@ -1,0 +1,155 @@
+"""One member's copy of the model: what leaves it for the store, and what comes back from there.
+
+    .grad, or base - home --fill--> this seat's slot        newest block --pull--> home = the model
+
+``home`` is the memory that the model's parameters and buffers live in; where members push
+differences (local-sgd), ``base`` is what it held when the work began. This module must not know
+messages, jobs or the loop.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..replica.replica import Replica
+from ..store.distance import allowed_scale, squared_distance
+from ..store.optimizer import Updater
+from ..store.parameter_store import SharedStore
+from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
+from .base import Work, not_finite, settings_word
+from .unedited import Unedited
+
+
+class ModelCopy:
+    """The model of one member that takes part in a run through a store.
+
+    Args:
+        seat: whose slot it fills.
+        rule: the optimizer that the store applies: the user's, or plain averaging.
+        check: called now and then while gradients are made.
+
+    Attributes:
+        version: of the parameters that it holds.
+        updaters: one for each block of the store.
+    """
+
+    home: Tensor
+    base: Tensor | None
+
+    def __init__(
+        self,
+        seat: int,
+        replica: Replica,
+        rule: Optimizer,
+        store: SharedStore,
+        laid: Laid,
+        unedited: Unedited,
+        check: Callable[[], None],
+    ) -> None:
+        self._seat = seat
+        self.replica, self.rule, self.store = replica, rule, store
+        self.is_difference, self._errs = laid.is_difference, laid.nonfinite_is_error
+        self.unedited = unedited
+        unedited.begin(replica, store)
+        self._check = check
+        self.version = 0
+        self.updaters = [
+            Updater(rule, replica.parameters, replica.layout, block) for block in store.blocks
+        ]
+        self._hyper: object = ()
+        self._hyper_digest = 0
+
+    def live_alone(self) -> None:
+        """On private memory with the newest version, gradients into this seat's slot."""
+        self.home = self.replica.live_alone()
+        self.base = torch.empty_like(self.home) if self.is_difference else None
+        self.unedited.watch(self.home)
+        self.pull(0)
+        if not self.is_difference:
+            self.replica.push_into(self.store.slot(self._seat), self._check)
+
+    def pull(self, version: int) -> None:
+        """The newest version, which is ``version`` or a later one."""
+        self.version = self.store.pull(version, self.home)
+        if self.base is not None:
+            self.base.copy_(self.home)
+        self.replica.held.drop_buffers()
+        self.unedited.mark()
+
+    # -- what leaves it -------------------------------------------------------------------------
+
+    def fill(self, work: Work, step: int) -> int:
+        """Put what is pushed into this seat's slot; what is wrong with it."""
+        store, replica = self.store, self.replica
+        slot, present = store.slot(self._seat), store.present(self._seat)
+        if self.base is not None:
+            replica.held.take_buffers()
+            self.difference_into(slot)
+            replica.layout.buffers.of(slot).copy_(replica.layout.buffers.of(self.home))
+            present[:] = b"\1" * len(present)
+        else:
+            if work.inv_scale != 1.0:
+                replica.scale_gradients(work.inv_scale)
+            replica.collect(present)
+        if work.found_inf:
+            return FOUND_INF
+        if store.is_finite(self._seat):
+            return OK
+        self.refuse_not_finite(work.loss, step)
+        return NOT_FINITE
+
+    def difference_into(self, out: Tensor) -> None:
+        """Base minus home, parameter by parameter, also to another device."""
+        assert self.base is not None
+        for dtype, start, stop in self.replica.layout.parameters.runs():
+            base, home, into = (one[start:stop].view(dtype) for one in (self.base, self.home, out))
+            if out.device == self.home.device:
+                torch.sub(base, home, out=into)
+            else:
+                into.copy_(base - home)
+
+    def refuse_not_finite(self, loss: float, step: int) -> None:
+        """Raise WorkerError, with the parameter's name, unless such updates are to be skipped."""
+        if self._errs:
+            name = self.store.not_finite(self._seat)
+            raise not_finite(self._seat, name, step, self.version, loss)
+
+    @property
+    def skips_not_finite(self) -> bool:
+        """Whether an update that is not finite changes nothing, and is no error."""
+        return not self._errs
+
+    def settings(self, marks: object, num_own_steps: int) -> int:
+        """A word of the optimizer's settings, see ``settings_word``.
+
+        Args:
+            marks: of prepared schedulers, what must be the same in all members.
+        """
+        hyper = (self.replica.hyper(), marks)
+        if hyper != self._hyper:
+            self._hyper = hyper
+            self._hyper_digest = zlib.crc32(_said(hyper).encode())
+        return settings_word(self._hyper_digest, num_own_steps)
+
+    def allowed_scale(self, limit: float) -> float:
+        """What distance from the newest version leaves of the last push."""
+        newest = self.store.blocks[self.store.current]
+        moved = squared_distance(self.replica.layout, newest, self.home)
+        return allowed_scale(limit, moved, self.rule.param_groups)
+
+    def optimizer_state(self) -> dict[Tensor, dict[str, Any]]:
+        """Clones of the optimizer's whole state at the newest version, by the user's parameters."""
+        rows = self.updaters[self.store.current].read_state()
+        held = [one for group in self.rule.param_groups for one in group["params"]]
+        return {one: row for one, row in zip(held, rows, strict=True) if row}
+
+
+def _said(value: object) -> str:
+    """Rates that were reached in another order differ in their last digits."""
+    if isinstance(value, tuple):
+        return f"({','.join(map(_said, value))})"
+    return f"{value:.10g}" if isinstance(value, float) else repr(value)
