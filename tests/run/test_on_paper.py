@@ -236,6 +236,10 @@ FOUND = {
         protocol="local-sgd:2", workers=3, samples=14, batch=3, path="peers", updates=1,
         checkpoint_every="never", faults=(Fault("kill", 0, "barrier"),),
     ),
+    "a user asks for the end in the round of the last update": Plan(
+        workers=1, samples=2, batch=1, path="peers", updates=1, interrupt_at=2,
+        checkpoint_every="1 updates",
+    ),
 }  # fmt: skip
 
 

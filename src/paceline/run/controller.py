@@ -73,28 +73,28 @@ class Controller:
         make_desk: Callable[[Memory], WriteQueue] = WriteQueue,
     ) -> None:
         self.interruption = ""
-        self._early_stop = ""
+        self._ends_early = ""
         """Why the run is to end as soon as it has begun."""
         self._protocol = protocol
         self._output = output
         self._origin = origin
         self._run = RunState(engine, settings, trace, observer, log, origin.resumption, clock)
         self._make_desk = make_desk
-        self._peers = Peers(self._run, lambda number: self._snapshots.at_round(number))
+        self._peers = Peers(self._run, lambda number: self._checkpointing.at_round(number))
         self._calls = Calls(self._run, self._evaluated)
         self._descriptions: dict[int, Description] = {}
         self._newcomers = Newcomers(self._run, self._peers)
-        self._gate = EpochBorders(self._run, self._peers, self._newcomers, self.stop)
+        self._borders = EpochBorders(self._run, self._peers, self._newcomers, self.stop)
         self._beginners = Beginners(self._run)
-        self._ends = Departures(
-            self._run, self._gate, self._peers, self._calls, output, self._begin_again
+        self._departures = Departures(
+            self._run, self._borders, self._peers, self._calls, output, self._begin_again
         )
-        self._stalls = Liveness(self._run, self._peers, self._is_resting)
-        self._run.liveliest = self._stalls.liveliest
-        self._curfew = Shutdown(self._run, self._peers, self._holds_up)
-        self._strikes = OuterFaults(self._run)
-        self._wishes = EarlyStop(settings, observer)
-        self._snapshots: Checkpointing
+        self._liveness = Liveness(self._run, self._peers, self._is_resting)
+        self._run.liveliest = self._liveness.liveliest
+        self._shutdown = Shutdown(self._run, self._peers, self._holds_up)
+        self._faults = OuterFaults(self._run)
+        self._early_stop = EarlyStop(settings, observer)
+        self._checkpointing: Checkpointing
         self._handlers = self._make_table()
 
     # -- the loop -------------------------------------------------------------------------------
@@ -107,21 +107,21 @@ class Controller:
         try:
             self._hear_all()
         finally:
-            self._strikes.close()
+            self._faults.close()
         if run.has_begun:
-            self._snapshots.close(is_cut_off=self._curfew.is_over)
-        self._wishes.close()
+            self._checkpointing.close(is_cut_off=self._shutdown.is_over)
+        self._early_stop.close()
         run.trace.end(run.now_s(), run.ending or "finished")
         run.look_at_output()
         if not self._descriptions:
             raise ConfigError(_FOUR_LINES)
-        if run.has_begun and (text := self._snapshots.unsaved):
+        if run.has_begun and (text := self._checkpointing.unsaved):
             raise LinkError(text)
 
     def _hear_all(self) -> None:
         run = self._run
         next_tick_s = 0.0
-        while not self._curfew.is_over and any(not one.is_done for one in run.roster.live):
+        while not self._shutdown.is_over and any(not one.is_done for one in run.roster.live):
             for event in run.engine.events(_TICK_S):
                 self.handle(event)
             now_s = run.clock()
@@ -139,10 +139,10 @@ class Controller:
 
     def _make_table(self) -> dict[type, Callable[[int, Any], None]]:
         """Who hears what members say, and what the engine tells of them."""
-        pushes, ends = Pushes(self._run), self._ends
+        pushes, ends = Pushes(self._run), self._departures
         return {
             said.Describe: self._described,
-            said.Arrive: self._gate.arrive,
+            said.Arrive: self._borders.arrive,
             said.Push: pushes.pushed,
             said.Extend: pushes.extend,
             said.GiveBack: pushes.give_back,
@@ -155,7 +155,7 @@ class Controller:
             said.Counted: self._calls.counted,
             said.SumValues: self._calls.sum,
             said.Copied: self._copied,
-            said.Rested: self._gate.rest,
+            said.Rested: self._borders.rest,
             said.LogValues: self._log,
             said.Note: self._note,
             said.PushScaled: self._scaled,
@@ -163,11 +163,11 @@ class Controller:
             said.Done: ends.done,
             said.Failed: ends.failed,
             base.ProcessLeft: ends.left,
-            said.FaultComes: self._strikes.heard,
+            said.FaultComes: self._faults.heard,
             said.SettingsNow: self._newcomers.note_settings,
             base.ProcessBorn: self._newcomers.born,
-            base.ProcessStopped: self._stalls.stopped,
-            base.ProcessContinued: self._stalls.continued,
+            base.ProcessStopped: self._liveness.stopped,
+            base.ProcessContinued: self._liveness.continued,
             base.MemberStalled: self._set_aside,
             base.HelperWoken: self._woken,
         }
@@ -178,16 +178,16 @@ class Controller:
         if run.ending:
             return
         if not run.has_begun:
-            self._early_stop = reason
+            self._ends_early = reason
             return
         run.ending = reason
-        self._curfew.stopped(run.now_s())
+        self._shutdown.stopped(run.now_s())
         if run.are_express:
             run.dispatch.store.alarm()
         elif run.is_open:
             run.send_stop()
         else:  # between epochs nobody is torn out of an evaluation: the answers go on
-            self._gate.end_here()
+            self._borders.end_here()
 
     def interrupt(self, reason: str) -> None:
         """The user asks for the end: stop at the next step border."""
@@ -212,7 +212,7 @@ class Controller:
     def close(self) -> None:
         """Write what is still to be written; may be called twice."""
         if self._run.has_begun:
-            self._snapshots.close()
+            self._checkpointing.close()
 
     def _tick(self) -> None:
         run = self._run
@@ -223,16 +223,16 @@ class Controller:
             if not run.has_begun:
                 raise KeyboardInterrupt
             self.stop(self.interruption)
-            self._curfew.asked(run.now_s())
-        self._stalls.tick(run.now_s())
+            self._shutdown.asked(run.now_s())
+        self._liveness.tick(run.now_s())
         if not run.has_begun:
             return
-        self._snapshots.tick()
-        self._curfew.tick(run.now_s())
+        self._checkpointing.tick()
+        self._shutdown.tick(run.now_s())
         seconds = run.settings.seconds
         if seconds is not None and run.is_open and run.now_s() - run.watch.opened_s >= seconds:
             self.stop(f"{seconds:g} seconds are over")
-        self._strikes.tick(run.now_s())
+        self._faults.tick(run.now_s())
         self._newcomers.tick()
         run.watch.show(run.now_s())
 
@@ -268,14 +268,14 @@ class Controller:
         if self._origin.note:
             run.trace.note(run.now_s(), self._origin.note)
         pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
-        self._snapshots = Checkpointing(
+        self._checkpointing = Checkpointing(
             run, self._protocol, self._origin.about, identity, pinned, self._make_desk
         )
-        self._gate.snapshots = self._snapshots
-        run.at_orders, run.end_here = self._snapshots.at_orders, self._gate.end_here
+        self._borders.checkpointing = self._checkpointing
+        run.at_orders, run.end_here = self._checkpointing.at_orders, self._borders.end_here
         run.tell_all(run.laid(first.arena_bytes, 0, START))
-        if self._early_stop:
-            self.stop(self._early_stop)
+        if self._ends_early:
+            self.stop(self._ends_early)
 
     def _refuse_half(self) -> None:
         """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
@@ -297,7 +297,7 @@ class Controller:
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
         run.record({f"test_{name}": value for name, value in metrics.items()})
         run.watch.evaluated(epoch, metrics)
-        self._wishes.look(metrics, self.stop)
+        self._early_stop.look(metrics, self.stop)
 
     def _note(self, member: int, message: Note) -> None:
         self._run.say_once(message.text)
@@ -316,22 +316,22 @@ class Controller:
     # -- ends -----------------------------------------------------------------------------------
 
     def _copied(self, member: int, message: Copied) -> None:
-        self._snapshots.copied(member, message)
-        self._gate.go_on_if_waiting()
+        self._checkpointing.copied(member, message)
+        self._borders.go_on_if_waiting()
 
     def _is_resting(self, member: int) -> bool:
         """Whether this member waits for the others, before the first epoch or between two."""
         if not self._run.has_begun:
             return member in self._descriptions
-        if self._snapshots.wait_for(member):
+        if self._checkpointing.wait_for(member):
             return False
-        if self._gate.owes_stop:
+        if self._borders.owes_stop:
             return not self._run.dispatch.holds_next_job(member)
-        return member in self._gate or self._calls.is_waiting(member)
+        return member in self._borders or self._calls.is_waiting(member)
 
     def _holds_up(self, member: int) -> bool:
         """Whether the others cannot end in order before this member does something."""
-        return self._stalls.holds_up(member) or self._snapshots.is_late(member)
+        return self._liveness.holds_up(member) or self._checkpointing.is_late(member)
 
     def _begin_again(self, one: RosterEntry) -> int | None:
         """Before the run has begun: who takes the place of this member, if anybody does."""

@@ -42,14 +42,14 @@ class Departures:
     def __init__(
         self,
         run: RunState,
-        gate: EpochBorders,
+        borders: EpochBorders,
         peers: Peers,
         calls: Calls,
         output: Output,
         begin_again: Callable[[RosterEntry], int | None],
     ) -> None:
         self._run = run
-        self._gate = gate
+        self._borders = borders
         self._peers = peers
         self._calls = calls
         self._output = output
@@ -70,7 +70,7 @@ class Departures:
                 "others go on without it"
             )
             run.hear_left(member)
-        self._gate.end_if_all_rested()
+        self._borders.end_if_all_rested()
 
     def failed(self, member: int, message: Failed) -> None:
         run = self._run
@@ -95,37 +95,49 @@ class Departures:
             self._left_early(one)
             return
         self._calls.left(member)
-        self._gate.has_no_rest(member)
+        self._borders.has_no_rest(member)
         if run.has_begun:
             self._refuse_to_go_on_without(one)
-            self._gate.snapshots.left(member)  # before: the main one may be busy from then on
+            self._borders.checkpointing.left(
+                member
+            )  # before: the main one may be busy from then on
         if self._is_main(member) and not one.is_done:
             self._choose_main()
         if one.is_done or run.ending:
             one.is_done = True
-            if run.ending or run.are_express or member not in run.coordinator_members:
-                self._note_end(member)
-                if run.live:  # they may wait for the version that they stop at
-                    run.hand_on(member)
-            else:  # others may go on, and none of their work may be given to it
-                run.hear_left(member)
-            self._peers.take_over_if_all_interrupted()
-            if run.has_begun:
-                self._gate.go_on_if_waiting()
-            return
-        if not run.live:
+            self._left_at_end(member)
+        elif not run.live:
             self._note_end(member)
             raise self._lost(one)
-        run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
-        self._gate.left(member)
+        else:
+            run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
+            self._left_others(member)
+
+    def _left_at_end(self, member: int) -> None:
+        """It is gone after its script was over, or while the run ends."""
+        run = self._run
+        if run.ending or run.are_express or member not in run.coordinator_members:
+            self._note_end(member)
+            if run.live:  # they may wait for the version that they stop at
+                run.hand_on(member)
+        else:  # others may go on, and none of their work may be given to it
+            run.hear_left(member)
+        self._peers.take_over_if_all_interrupted()
+        if run.has_begun:
+            self._borders.go_on_if_waiting()
+
+    def _left_others(self, member: int) -> None:
+        """It is gone in the midst of the run: its work returns."""
+        run = self._run
+        self._borders.left(member)
         if run.are_express:
             run.dispatch.store.alarm()
             self._peers.take_over_if_all_interrupted()
         else:
             if member in run.coordinator_members:
                 run.hear_left(member)
-            self._gate.open_if_all_arrived()
-            self._gate.end_if_all_rested()
+            self._borders.open_if_all_arrived()
+            self._borders.end_if_all_rested()
 
     def _left_early(self, one: RosterEntry) -> None:
         """It is gone before the run has begun: another one begins, or nothing does."""

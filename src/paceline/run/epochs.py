@@ -13,7 +13,7 @@ of it: those that were there before must agree, a newcomer that differs is sent 
 must not know processes, sockets, tensors or samplers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ConfigError
 from ..wire.messages import Arrive, EndEpoch, Ending, Goodbye, OpenEpoch, Rested, SentAway, Stop
@@ -86,7 +86,7 @@ class EpochBorders:
         owes_stop: whether members wait to be told that the run is over.
     """
 
-    snapshots: Checkpointing
+    checkpointing: Checkpointing
 
     def __init__(
         self, run: RunState, peers: Peers, newcomers: Newcomers, stop: Callable[[str], None]
@@ -105,9 +105,9 @@ class EpochBorders:
 
     def end_here(self) -> None:
         """The run stops: nobody goes in any more, and all are told when its end is copied."""
-        self.snapshots.at_stop()
+        self.checkpointing.at_stop()
         self.owes_stop = True
-        if self.snapshots.is_waited_for:
+        if self.checkpointing.is_waited_for:
             self._run.tell_all(Ending())
         self.go_on_if_waiting()
 
@@ -139,23 +139,17 @@ class EpochBorders:
         self._refuse_more_epochs()
 
     def open_if_all_arrived(self) -> None:
-        run, live = self._run, self._run.live
-        if not live or any(number not in self._arrived for number in live):
+        run = self._run
+        first = self._agreed()
+        if first is None:
             return
-        epochs = {self._arrived[number].epoch for number in live}
-        if len(epochs) > 1:
-            raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
-        epoch, batch_ends, _, place = self._arrived[live[0]]
-        if not self._orders.compare(
-            epoch, {number: self._arrived[number].digest for number in live}
-        ):
-            return  # somebody leaves: then it opens
-        run.come_to(epoch, place)
+        epoch = first.epoch
+        run.come_to(epoch, first.place)
         if run.has_all_updates:  # of a run that goes on and has nothing left to do
             self._stop(f"{run.settings.updates} updates are done")
             return
-        self.snapshots.between(epoch)
-        if self.snapshots.is_waited_for:
+        self.checkpointing.between(epoch)
+        if self.checkpointing.is_waited_for:
             return
         self._arrived.clear()
         self._say_who_is_over()
@@ -164,7 +158,28 @@ class EpochBorders:
             run.has_opened, run.began_s = True, run.now_s()
         if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
             self._close_again(epoch)
-            return
+        else:
+            self._open(epoch, first.batch_ends)
+
+    def _agreed(self) -> Arrive | None:
+        """What all members have come with; None: they have not all come, or somebody leaves.
+
+        Raises:
+            ConfigError: they are at different epochs, or come with different orders.
+        """
+        live = self._run.live
+        if not live or any(number not in self._arrived for number in live):
+            return None
+        epochs = {self._arrived[number].epoch for number in live}
+        if len(epochs) > 1:
+            raise ConfigError(f"workers are at different epochs {sorted(epochs)}")
+        first = self._arrived[live[0]]
+        digests = {number: self._arrived[number].digest for number in live}
+        return first if self._orders.compare(first.epoch, digests) else None
+
+    def _open(self, epoch: int, batch_ends: Sequence[int] | None) -> None:
+        """Between peers where the whole epoch can be made by all, else through the store."""
+        run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
         run.is_open = True
         run.watch.opened(run.now_s(), epoch)
@@ -212,7 +227,7 @@ class EpochBorders:
 
     def go_on_if_waiting(self) -> None:
         """A version was pinned, or somebody is gone: those who wait for that go on."""
-        if self.snapshots.is_waited_for:
+        if self.checkpointing.is_waited_for:
             return
         if self.owes_stop:
             self.owes_stop = False
@@ -250,8 +265,8 @@ class EpochBorders:
             return
         if run.coordinator.is_between_epochs and not run.ending:  # else it was kept at the stop
             run.come_to(*max(self._rested.values()))
-            self.snapshots.at_stop()
-        if not self.snapshots.is_waited_for:
+            self.checkpointing.at_stop()
+        if not self.checkpointing.is_waited_for:
             self._rested.clear()
             for number in live:
                 run.dispatch.tell(number, Goodbye())

@@ -115,8 +115,8 @@ class Peers:
         run.dispatch.jump(run.coordinator.version)
         if row.snapshot:
             self._snapshot(row.snapshot)
-        if run.has_all_updates and not run.ending:
-            run.ending = f"{run.settings.updates} updates are done"
+        if run.has_all_updates:  # also where somebody asked for the end meanwhile: all wait for it
+            run.ending = run.ending or f"{run.settings.updates} updates are done"
             self._end()
             run.send_stop()
         elif ended is not None:

@@ -7,7 +7,7 @@ This module must not know how a member comes to life.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from ..checkpoints.resumption import Resumption
@@ -63,41 +63,22 @@ def _context(
     program: Program, settings: RunSettings, protocol: SyncProtocol, place: OpenFolder
 ) -> Context:
     """What ``connect`` finds in every member."""
-    return Context(
+    names = {one.name for one in fields(Context)} & {one.name for one in fields(RunSettings)}
+    handed_on = Context(**{name: getattr(settings, name) for name in names})
+    return replace(
+        handed_on,
         name=program.name,
         program=written(program),
-        seed=settings.seed,
-        device=settings.device,
         parts=protocol.num_pushes,
         num_steps=protocol.num_steps,
         is_difference=protocol.update_rule == "mean",
         averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,
-        nonfinite=settings.nonfinite,
         path=choose_path(settings, protocol),
-        workers=settings.workers,
-        delay=settings.delay,
-        slow=settings.slow,
-        fault=settings.fault,
-        respawn=settings.respawn,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        mini_batch_size=settings.mini_batch_size,
-        lr=settings.lr,
-        init=settings.init,
+        resume=None,
         run_dir=str(place.path.resolve()),
         run_identity=place.identity,
-        keep_best=settings.keep_best,
-        fast=settings.fast,
-        threads=settings.threads,
-        precision=settings.precision,
-        compile=settings.compile,
-        channels_last=settings.channels_last,
-        keep_memory=settings.keep_memory,
-        fused_optimizer=settings.fused_optimizer,
-        loader_workers=settings.loader_workers,
-        copies_ahead=settings.copies_ahead,
         checkpoints=settings.checkpoint_every != "never",
         source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
     )
