@@ -435,6 +435,6 @@ class Checkpointing:
         older = (
             "the run goes on with the last one" if not self._shelf.is_empty else "the run goes on"
         )
-        run.say_once(
+        run.notes.say_once(
             f"a checkpoint could not be written to {self._shelf.folder}: {reason}; {older}"
         )

@@ -112,7 +112,7 @@ class Controller:
             self._checkpointing.close(is_cut_off=self._shutdown.is_over)
         self._early_stop.close()
         run.trace.end(run.now_s(), run.ending or "finished")
-        run.look_at_output()
+        run.notes.look_at_output()
         if not self._descriptions:
             raise ConfigError(_FOUR_LINES)
         if run.has_begun and (text := self._checkpointing.unsaved):
@@ -217,7 +217,7 @@ class Controller:
     def _tick(self) -> None:
         run = self._run
         run.trace.flush()
-        run.look_at_output()
+        run.notes.look_at_output()
         self._output.show()
         if self.interruption:
             if not run.has_begun:
@@ -295,19 +295,21 @@ class Controller:
         epoch = run.coordinator.epoch
         run.trace.evaluated(run.now_s(), epoch, run.coordinator.version, totals)
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
-        run.record({f"test_{name}": value for name, value in metrics.items()})
+        run.notes.record(
+            run.coordinator.version, {f"test_{name}": value for name, value in metrics.items()}
+        )
         run.watch.evaluated(epoch, metrics)
         self._early_stop.look(metrics, self.stop)
 
     def _note(self, member: int, message: Note) -> None:
-        self._run.say_once(message.text)
+        self._run.notes.say_once(message.text)
 
     def _woken(self, member: int, message: HelperWoken) -> None:
-        self._run.say(f"{message.what} was stopped; it was let go on")
+        self._run.notes.say(f"{message.what} was stopped; it was let go on")
 
     def _log(self, member: int, message: LogValues) -> None:
         self._run.trace.log(self._run.now_s(), member, message.values)
-        self._run.record(message.values)
+        self._run.notes.record(self._run.coordinator.version, message.values)
 
     def _scaled(self, member: int, message: PushScaled) -> None:
         serial, version, scale = message

@@ -204,7 +204,7 @@ class EpochBorders:
         """A worker that ends by a count of its own leaves the others training."""
         over = [one.seat for one in self._run.roster.members.values() if one.is_over]
         if over:
-            self._run.say_once(
+            self._run.notes.say_once(
                 f"worker {over[0]}'s script is over, and others train on: what it saved is not the "
                 "end of the run; loops that end by a count of their own end together as: "
                 "for epoch in pace.epochs(n): for batch in loader"

@@ -200,7 +200,7 @@ class Liveness:
         case.decision = self._decide(one, case, has_others=has_others)
         is_new = watched.is_told and not was_told
         if watched.verdict.is_due or is_new or watched.is_given_up:
-            run.say(explain(case))
+            run.notes.say(explain(case))
         if watched.is_given_up:
             run.processes.end(one.number)
 

@@ -81,7 +81,7 @@ class Pushes:
         sizes = {one.num_samples for one in run.coordinator.leases_of(ticket)}
         if sizes <= {lease.num_samples}:
             return
-        run.say_once(
+        run.notes.say_once(
             f"mini-batches of {min(sizes)} and {max(sizes)} samples are accumulated into one push, "
             "which is weighted by all its samples: with a last batch that is not full the update "
             "is not quite that of one process; drop_last=True makes it so"

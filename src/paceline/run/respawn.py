@@ -37,10 +37,10 @@ class Beginners:
             return None
         in_vain = self._in_vain[one.seat] = self._in_vain.get(one.seat, 0) + 1
         if in_vain >= MOST_IN_VAIN:
-            run.say(f"worker {one.seat} ended {in_vain} times before prepare()")
+            run.notes.say(f"worker {one.seat} ended {in_vain} times before prepare()")
             return None
         number = max(run.roster.members) + 1
-        run.say(f"worker {one.seat} is gone ({one.end}); it begins again")
+        run.notes.say(f"worker {one.seat} is gone ({one.end}); it begins again")
         run.roster.join(number, one.seat, 0)
         run.processes.spawn(number, one.seat, {})
         return number

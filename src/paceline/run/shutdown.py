@@ -74,7 +74,9 @@ class Shutdown:
                 self._ended.add(one.number)
                 late_s = now_s - self._asked_s
                 where = run.processes.whereabouts(one.number)
-                run.say(f"worker {one.seat} does not stop for {late_s:.1f} s: {where}; it is ended")
+                run.notes.say(
+                    f"worker {one.seat} does not stop for {late_s:.1f} s: {where}; it is ended"
+                )
                 run.processes.end(one.number)
 
     def _name_the_late(self, late_s: float) -> None:
@@ -82,12 +84,12 @@ class Shutdown:
         late = [one for one in run.roster.live if not one.is_done]
         for one in late[:_MOST_NAMED]:
             where = run.processes.whereabouts(one.number)
-            run.say(
+            run.notes.say(
                 f"worker {one.seat} has not come to its end {late_s:.1f} s after the stop: "
                 f"{where}; it is ended"
             )
         if len(late) > _MOST_NAMED:
-            run.say(f"{len(late) - _MOST_NAMED} more workers are ended")
+            run.notes.say(f"{len(late) - _MOST_NAMED} more workers are ended")
 
 
 class EarlyStop:

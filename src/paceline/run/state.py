@@ -41,10 +41,9 @@ from ..trace import Trace
 from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
 from .describe import Description
 from .dispatch import Dispatch
+from .notes import Notes
 from .progress import ProgressMeter
 from .roster import Roster
-
-_GOES_ON = "the run goes on"
 
 
 class RunState:
@@ -94,7 +93,6 @@ class RunState:
         self.happened: list[str] = []
         """Faults that were ordered and have come."""
         self.are_express = False
-        self._said: set[str] = set()
         self.needs_store = False
         """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
@@ -103,9 +101,7 @@ class RunState:
         """Where in ``pace.epochs`` it is there."""
         self._passes_each = 0
         """Epochs for the value before; 0: nobody knows."""
-        self._log = log
-        self._unwritten: list[tuple[float, str]] = []
-        """What was said before the trace has begun."""
+        self.notes = Notes(observer, trace, log, self.now_s)
         self._path = ""
         self.resumption = resumption
         self.token = secrets.token_hex(8) if resumption is None else resumption.token
@@ -176,12 +172,6 @@ class RunState:
         """Whom the coordinator counts on."""
         return self.coordinator.live_members if self.has_begun else []
 
-    def say_once(self, text: str) -> None:
-        """Say it to the user, unless it was said."""
-        if text not in self._said:
-            self._said.add(text)
-            self.say(text)
-
     def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
         """All members have described the same: make the ledger, the coordinator and the store."""
         ledger = Ledger(
@@ -203,20 +193,11 @@ class RunState:
             if first.lookahead:
                 self.coordinator.set_lookahead(one.number, first.lookahead)
         self.has_begun = True
-        for at_s, text in self._unwritten:
-            self.trace.note(at_s, text)
+        self.notes.begin()
 
     def header(self, first: Description, plan: Plan) -> dict[str, Any]:
         """The first line of the trace."""
         return {**first.header(plan, self.settings), "token": self.token}
-
-    def say(self, text: str) -> None:
-        """A note for the user, and into the trace as soon as there is one."""
-        self.observer.note(text)
-        if self.has_begun:
-            self.trace.note(self.now_s(), text)
-        else:
-            self._unwritten.append((self.now_s(), text))
 
     def go_by(self, path: str) -> None:
         """From here on gradients go between ``peers``, by a ``collective``, or by the ``store``."""
@@ -318,24 +299,3 @@ class RunState:
         self.coordinator.stop(self.now_s())
         self.dispatch.call_off(self.live)
         self.end_here()
-
-    def record(self, values: dict[str, float]) -> None:
-        """Into the run's own log of metrics, where one was asked for."""
-        if self._log is None:
-            return
-        try:
-            self._log.write(self.coordinator.version, self.now_s(), values)
-        except OSError as error:
-            self.say_once(f"the log of metrics cannot be written ({error.strerror}): {_GOES_ON}")
-
-    def look_at_output(self) -> None:
-        """Say what cannot be written of what the run says; it ends no run."""
-        if self.trace.trouble:
-            waits = "nothing is added to it any more" if self.trace.is_cut else "what is new waits"
-            self.say_once(
-                f"{self.trace.path} cannot be written ({self.trace.trouble}): {_GOES_ON}; {waits}"
-            )
-        if self.observer.trouble:
-            self.say_once(
-                f"what the run says cannot be printed ({self.observer.trouble}): {_GOES_ON}"
-            )
