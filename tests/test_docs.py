@@ -3,12 +3,17 @@
 import ast
 import importlib.util
 import re
+import sys
+import threading
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import Any
 
 import pytest
 
 from paceline.cli.app import VERBS
+from runs import train
+from tiny import TASK
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -80,8 +85,54 @@ def defined_in(path: Path) -> set[str]:
     return names
 
 
-def test_the_journey_names_what_it_passes() -> None:
-    assert len(NAME.findall((ROOT / "docs" / "journey-of-a-gradient.md").read_text())) > 30
+JOURNEYS: dict[str, dict[str, Any]] = {
+    "gradient": {},
+    "mini-batch": {},
+    "death": {"fault": ("kill worker 1 at step 3",)},
+}
+ELSEWHERE = (
+    "events",
+    "engines/",
+    "launch/",
+    "wire/",
+    "system/",
+    "exchange/peers",
+    "exchange/shares",
+)
+"""Where members are processes, or peers: one process does not go through these."""
+NOT_HERE = {
+    "gradient": {"Peers._hear_round", "express_rounds", "Superseded"},
+    "mini-batch": {"express_rounds", "Coordinator.give_back", "LedgerPlace"},
+    "death": {
+        "Beginners.replace", "RunState.begins_with", "Jobs.needs", "SyncProtocol.react", "Silence",
+        "GivenUp",
+    },
+}  # fmt: skip
+"""What a page names for other cases than the one that is followed here."""
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_a_run_goes_through_what_a_journey_names(name: str, tmp_path: Path) -> None:
+    """The functions that the page names are called by a run, in one process."""
+    page = (ROOT / "docs" / f"journey-of-a-{name}.md").read_text()
+    named = {match[2] for match in NAME.finditer(page) if not match[1].startswith(ELSEWHERE)}
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add(frame.f_code.co_qualname)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        chosen = {"workers": 3, "protocol": "k-batch-sync:2", **JOURNEYS[name]}
+        train(TASK, tmp_path, engine="inline", **chosen)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    classes = {one.split(".")[0] for one in called}
+    assert {one for one in named if one not in called | classes} == NOT_HERE[name]
+    assert len(named) > 10
 
 
 def test_the_readme_lists_the_verbs_that_exist() -> None:
