@@ -4,7 +4,6 @@ import os
 import resource
 import subprocess
 import sys
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import torch
 from paceline.errors import ConfigError
 from paceline.speed import Speed
 from paceline.tuning import allocator, trial
-from paceline.tuning.candidate import Candidate, Objects
-from paceline.tuning.process import kept_process
+from paceline.tuning.allocator import kept_process
+from paceline.tuning.candidate import Objects
+from paceline.tuning.candidates import KeptMemory
 from subjects import subject
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -73,24 +73,24 @@ def test_a_trial_leaves_the_process_as_it_was(is_kept: bool) -> None:
     if is_kept:
         allocator.keep(True)
     given = Speed(keep_memory=is_kept)
-    trial.try_all(subject(), given, (typing.cast(Candidate, allocator),), budget_s=5.0)
+    trial.try_all(subject(), given, (KeptMemory(),), budget_s=5.0)
     assert allocator.is_kept() == is_kept
 
 
 def test_it_is_tried_on_a_cpu_and_once() -> None:
-    assert allocator.options(subject(), Speed()) == (True,)
-    assert allocator.options(subject(), Speed(keep_memory=True)) == ()
-    assert allocator.options(subject(device=torch.device("cuda")), Speed()) == ()
+    assert KeptMemory().options(subject(), Speed()) == (True,)
+    assert KeptMemory().options(subject(), Speed(keep_memory=True)) == ()
+    assert KeptMemory().options(subject(device=torch.device("cuda")), Speed()) == ()
 
 
 def test_what_the_user_set_up_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000000000")
-    assert allocator.options(subject(), Speed()) == ()
+    assert KeptMemory().options(subject(), Speed()) == ()
 
 
 def test_without_such_a_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_library", lambda: None)
-    assert allocator.options(subject(), Speed()) == ()
+    assert KeptMemory().options(subject(), Speed()) == ()
     one = subject().objects
     with pytest.raises(ConfigError, match="--keep-memory is a setting of glibc"):
-        allocator.apply(Objects(model=one.model, optimizer=one.optimizer, sizes=one.sizes), True)
+        KeptMemory().apply(Objects(model=one.model, optimizer=one.optimizer, sizes=one.sizes), True)

@@ -9,8 +9,7 @@ import torch
 from paceline.speed import Speed, Value
 from paceline.tuning import allocator
 from paceline.tuning.candidate import Candidate
-from paceline.tuning.candidates import CANDIDATES
-from paceline.tuning.precision import autocast
+from paceline.tuning.candidates import CANDIDATES, autocast
 from subjects import batch, loss_of, subject
 
 OPTIONS = [

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.speed import Finding, Outcome, Speed, Value
-from paceline.tuning import arm, pairs, trial
+from paceline.tuning import pairs, trial
 from paceline.tuning.candidate import Objects, TrialSubject
 from subjects import batch, loss_of, network, subject
 
@@ -36,7 +36,7 @@ clock = Clock()
 
 @pytest.fixture(autouse=True)
 def _on_this_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (arm, pairs, trial):
+    for module in (pairs, trial):
         monkeypatch.setattr(module, "perf_counter", clock)
 
 
@@ -285,7 +285,7 @@ def test_what_does_not_help_when_measured_once_more_is_not_kept(
 ) -> None:
     together = trial._Trial._together
 
-    def later(self: trial._Trial, plain: arm.Arm, best: arm.Arm) -> tuple[float, float]:
+    def later(self: trial._Trial, plain: pairs.Arm, best: pairs.Arm) -> tuple[float, float]:
         for one in (plain, best):
             assert isinstance(one._model, Waiting)
             one._model.wait_s = SLOW_S

@@ -14,7 +14,8 @@ from paceline.errors import ConfigError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
 from paceline.speed import Speed
-from paceline.tuning import channels_last, fast, kernels
+from paceline.tuning import fast
+from paceline.tuning.candidates import ChannelsLast, OptimizerKernel
 from paceline.tuning.supply import Feed
 from reference import differ
 from runs import Run, run_script
@@ -95,7 +96,7 @@ def test_a_trial_is_made_once_and_its_choice_taken_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(fast, "CANDIDATES", (kernels, channels_last))
+    monkeypatch.setattr(fast, "CANDIDATES", (OptimizerKernel(), ChannelsLast()))
     made: list[int] = []
     original = fast.try_all
 
@@ -123,7 +124,7 @@ def test_under_plain_python_a_script_asks_for_it_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(fast, "CANDIDATES", (kernels, channels_last))
+    monkeypatch.setattr(fast, "CANDIDATES", (OptimizerKernel(), ChannelsLast()))
     alone = speeds.train(Pace(SoloExchange(), Context()), fast="auto")
     assert differ(alone, _plain(bool(alone["channels last"]))) < CLOSE
     assert "fast: measured in" in capsys.readouterr().out

@@ -23,7 +23,7 @@ from ..exchange.carrier import MemoryCarrier
 from ..exchange.peers import PeerExchange
 from ..store.control import JOBS, VERSION, Control, control_bytes
 from ..store.memory import PrivateMemory
-from ..tuning.process import kept_process
+from ..tuning.allocator import kept_process
 from ..wire.messages import FromMember, Push, ToMember
 from .base import Engine, Event, MemberSpec, MemberStalled, ProcessLeft, StoreView, Traits
 

@@ -22,7 +22,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
-from ..tuning.precision import DTYPES, autocast
+from ..tuning.candidates import DTYPES, autocast
 
 
 class Amp:

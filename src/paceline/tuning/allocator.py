@@ -1,4 +1,4 @@
-"""Candidate: memory that is freed stays with the process, for the next step.
+"""What a process keeps of the memory that it frees: all of it, for the next step, or nothing.
 
 The C library maps a tensor of more than 32 MB when it is made and unmaps it when it is freed, and
 gives back what lies free at the end of its heap. The next step asks for the same memory again, and
@@ -14,16 +14,10 @@ library preloaded for it.
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+
+import torch
 
 from ..errors import ConfigError
-from ..speed import Speed, Value
-from .candidate import Objects, TrialSubject
-
-name = "keep_memory"
-needs_feed = False
-needs_whole_batch = True
-keeps_bits = True
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _USUAL_MAPS = 65536
@@ -72,6 +66,11 @@ def keep(is_kept: bool) -> None:
     _Heap.is_kept, _Heap.is_set = is_kept, True
 
 
+def is_there() -> bool:
+    """Whether the C library has such a setting."""
+    return _library() is not None
+
+
 def _library() -> ctypes.CDLL | None:
     """The C library, where it is glibc."""
     if not sys.platform.startswith("linux"):
@@ -80,22 +79,20 @@ def _library() -> ctypes.CDLL | None:
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
 
 
-def options(subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-    is_possible = _library() is not None and not _is_tuned()
-    return (True,) if subject.is_on_cpu and not speed.keep_memory and is_possible else ()
-
-
-def _is_tuned() -> bool:
+def is_tuned() -> bool:
     """Whether the user has set up the C library's memory by himself."""
     names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return any(name in os.environ for name in names) or "glibc.malloc." in tunables
 
 
-def apply(objects: Objects, value: Value) -> None:
-    if value:
-        keep(True)
+class kept_process:
+    """Leave threads and heap of the block's surroundings as they were."""
 
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        self._is_kept = is_kept()
 
-def words(value: Value) -> str:
-    return "memory kept"
+    def __exit__(self, *_: object) -> None:
+        restore(self._is_kept)
+        torch.set_num_threads(self._threads)

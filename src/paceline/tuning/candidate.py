@@ -8,9 +8,10 @@ put into effect on the objects themselves before they become part of a run, so t
 what is there then, strides included. This module must not know which candidates there are.
 """
 
+import abc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,26 +69,29 @@ class TrialSubject:
         return self.device.type == "cpu"
 
 
-class Candidate(Protocol):
+class Candidate(abc.ABC):
     """One way to be faster; ``name`` is its field of ``Speed``."""
 
     name: str
-    needs_feed: bool
+    needs_feed = False
     """Whether it is seen only with batches from the loader, not on one cached batch."""
-    needs_whole_batch: bool
+    needs_whole_batch = False
     """Whether what it gains depends on how large the batch is."""
-    keeps_bits: bool
+    keeps_bits = False
     """Whether plain code in one process computes the same bits; else ``replay`` refuses the run."""
 
+    @abc.abstractmethod
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         """Values worth trying beside the one in ``speed``; each may raise when it is applied."""
 
-    def apply(self, objects: Objects, value: Value) -> None:
-        """Put ``value`` into effect; the default of ``Speed`` changes nothing.
+    def apply(self, objects: Objects, value: Value) -> None:  # noqa: B027  some have nothing to do
+        """Put ``value`` into effect; the default of ``Speed`` changes nothing, nor does this one:
+        the loader, or the forward pass, reads the choice.
 
         Raises:
             ConfigError: it cannot be had here; says why and what to do.
         """
 
+    @abc.abstractmethod
     def words(self, value: Value) -> str:
         """The option for people: ``compile default``."""

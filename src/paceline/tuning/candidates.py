@@ -1,15 +1,217 @@
-"""The table of candidates, in the order in which they are tried.
+"""The candidates, and the table of them in the order in which they are tried.
 
-What changes how memory lies or how many compute comes before what is compiled for it.
+    threads           how many a worker computes with
+    memory            what is freed stays with the process, for the next step       allocator.py
+    optimizer         one pass over each parameter, or over all at once
+    precision         forward passes in 16 bits, only where the user lets numbers change
+    channels last     weights of convolutions with their channels last in memory
+    compile           forward and backward as compiled code                         compilation.py
+    loader workers    processes that load batches ahead of the step
+    ahead             the next batch is copied to the device while this one is computed
+
+What changes how memory lies or how many compute comes before what is compiled for it. This module
+must not know how anything is measured.
 """
 
-import typing
+from collections.abc import Sequence
 
-from . import ahead, allocator, channels_last, compilation, kernels, loading, precision, threads
-from .candidate import Candidate
+import torch
 
-CANDIDATES: tuple[Candidate, ...] = typing.cast(
-    tuple[Candidate, ...],
-    (threads, allocator, kernels, precision, channels_last, compilation, loading, ahead),
-)
-"""Each is a module with the names of the contract."""
+from ..errors import ConfigError
+from ..replica.cancel import is_compiled
+from ..speed import AS_IT_IS, Speed, Value
+from . import allocator
+from .candidate import Candidate, Objects, TrialSubject
+from .compilation import compile_model, may_compile
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Threads(Candidate):
+    """More threads than cores wait for each other, and small operations cost more to share than to
+    do; so fewer are tried, and all cores where torch was started with fewer.
+    """
+
+    name = "threads"
+    keeps_bits = True  # the trace has their number, and a replay takes as many
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        if not subject.is_on_cpu:
+            return ()
+        now = torch.get_num_threads()
+        fair = max(1, subject.num_cores // subject.num_workers)
+        return [one for one in dict.fromkeys((fair, fair // 2, 1)) if one >= 1 and one != now]
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value:
+            torch.set_num_threads(int(value))
+
+    def words(self, value: Value) -> str:
+        return f"{value} thread{'s' * (value != 1)}"
+
+
+class KeptMemory(Candidate):
+    """A setting of the whole process, which is left alone where the user made it."""
+
+    name = "keep_memory"
+    needs_whole_batch = True
+    keeps_bits = True
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        is_possible = allocator.is_there() and not allocator.is_tuned()
+        return (True,) if subject.is_on_cpu and not speed.keep_memory and is_possible else ()
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value:
+            allocator.keep(True)
+
+    def words(self, value: Value) -> str:
+        return "memory kept"
+
+
+class OptimizerKernel(Candidate):
+    """``fused`` makes the whole update of a parameter in one pass over its memory, ``foreach`` each
+    operation for all parameters together; the numbers are the same up to rounding. The store has
+    kernels of its own, so this matters where the user's optimizer steps itself.
+
+    Source: PyTorch documentation, torch.optim, "Algorithms": foreach and fused implementations.
+    """
+
+    name = "optimizer"
+    fused = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+    """Exact classes that have a fused kernel on the CPU and on CUDA."""
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        optimizer = subject.objects.optimizer
+        groups = optimizer.param_groups
+        is_chosen = any(group.get("fused") or group.get("foreach") for group in groups)
+        if not subject.steps_itself or is_chosen or "foreach" not in groups[0]:
+            return ()
+        return ("fused", "foreach") if type(optimizer) in self.fused else ("foreach",)
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value == AS_IT_IS:
+            return
+        optimizer = objects.optimizer
+        if value == "fused" and type(optimizer) not in self.fused:
+            raise ConfigError(
+                f"{type(optimizer).__name__} has no fused kernel; leave --fused-optimizer out, or "
+                f"use {', '.join(one.__name__ for one in self.fused)}"
+            )
+        for group in (*optimizer.param_groups, optimizer.defaults):
+            group["fused"], group["foreach"] = value == "fused", value == "foreach"
+
+    def words(self, value: Value) -> str:
+        return f"{value} optimizer"
+
+
+class AutocastPrecision(Candidate):
+    """bf16 has the range of fp32 with 8 bits of precision; fp16 has 11 bits and a small range, so
+    its losses are scaled. Without units that compute in them both are slower.
+
+    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018.
+    """
+
+    name = "precision"
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        if not subject.may_change_numbers:
+            return ()
+        # fp16 on a CPU is emulated by most kernels; bf16 is the same speed where both are there.
+        return ("bf16",) if subject.is_on_cpu else ("bf16", "fp16")
+
+    def words(self, value: Value) -> str:
+        return str(value)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of a forward pass in ``precision``; fp32 is none at all."""
+    if precision == "fp32":
+        return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, dtype=DTYPES[precision])
+
+
+class ChannelsLast(Candidate):
+    """Kernels of cuDNN and oneDNN take images as (N, H, W, C); in that order they need no
+    reordering. It has been measured at +48 %, at nothing and, with grouped convolutions, at a
+    fraction of the speed, so only a trial can tell. Shapes stay, strides change, and the store lays
+    parameters out with the strides that they have.
+
+    Source: PyTorch tutorials, "Channels Last Memory Format in PyTorch".
+    """
+
+    name = "channels_last"
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        parameters = subject.objects.model.parameters()
+        has_planes = any(one.ndim == 4 and one.shape[2:] != (1, 1) for one in parameters)
+        return (True,) if has_planes and not speed.channels_last else ()
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value:
+            objects.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def words(self, value: Value) -> str:
+        return "channels last"
+
+
+class Compilation(Candidate):
+    """See ``compilation.py``."""
+
+    name = "compile"
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        if is_compiled(subject.objects.model) or not may_compile(subject.device):
+            return ()
+        # The others tune kernels for minutes; they are there by hand.
+        return ("default",) if subject.is_on_cpu else ("default", "reduce-overhead")
+
+    def apply(self, objects: Objects, value: Value) -> None:
+        if value != "none":
+            compile_model(objects.model, str(value), objects.sizes)
+
+    def words(self, value: Value) -> str:
+        return "compile" if value == "default" else f"compile {value}"
+
+
+class LoaderWorkers(Candidate):
+    """They help only where a step waits for its batch, so the trial compares the loader with one
+    cached batch first and asks for options only if that is more than 2 % faster. Processes cost
+    cores: no more are tried than the container's quota leaves.
+    """
+
+    name = "loader_workers"
+    needs_feed = True
+    keeps_bits = True
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        fair = max(1, subject.num_cores // subject.num_workers)
+        counts = [1]
+        while counts[-1] * 2 <= fair:
+            counts.append(counts[-1] * 2)
+        return [one for one in counts if one != speed.loader_workers]
+
+    def words(self, value: Value) -> str:
+        return f"{value} loader worker{'s' * (value != 1)}"
+
+
+class CopiesAhead(Candidate):
+    """The copy leaves from pinned memory on a stream of its own, so it costs the step nothing where
+    the device has a copy engine. On a CPU there is nothing to copy.
+    """
+
+    name = "ahead"
+    needs_feed = True
+    keeps_bits = True
+
+    def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
+        return () if subject.is_on_cpu or speed.ahead else (True,)
+
+    def words(self, value: Value) -> str:
+        return "copies ahead"
+
+
+CANDIDATES: tuple[Candidate, ...] = (
+    Threads(), KeptMemory(), OptimizerKernel(), AutocastPrecision(), ChannelsLast(), Compilation(),
+    LoaderWorkers(), CopiesAhead(),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Candidate: the model's forward and backward pass as compiled code (``torch.compile``).
+"""The model's forward and backward pass as compiled code (``torch.compile``).
 
     call(batch) -- training, a usual number of samples --> compiled graph
           |
@@ -14,7 +14,7 @@ Transformation and Graph Compilation", ASPLOS 2024.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,22 +22,8 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..replica.cancel import is_compiled
-from ..speed import Speed, Value
-from .candidate import Objects, TrialSubject
-
-name = "compile"
-needs_feed = False
-needs_whole_batch = False
-keeps_bits = False
 
 _COMPILERS = ("g++", "clang++", "c++")
-
-
-def options(subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-    if is_compiled(subject.objects.model) or not may_compile(subject.device):
-        return ()
-    # The others tune kernels for minutes; they are there by hand.
-    return ("default",) if subject.is_on_cpu else ("default", "reduce-overhead")
 
 
 def may_compile(device: torch.device) -> bool:
@@ -50,21 +36,18 @@ def may_compile(device: torch.device) -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def apply(objects: Objects, value: Value) -> None:
-    if value == "none":
-        return
-    model = objects.model
+def compile_model(model: nn.Module, mode: str, sizes: frozenset[int]) -> None:
+    """From now on training calls with ``sizes`` samples run compiled code.
+
+    Raises:
+        ConfigError: it is compiled already, or there is nothing to compile with.
+    """
     device = next(model.parameters()).device
     if is_compiled(model):
         raise ConfigError("the model is compiled already; leave --compile out")
     if not may_compile(device):
         needed = "a C++ compiler (g++)" if device.type == "cpu" else "Triton"
-        raise ConfigError(f"--compile {value} needs {needed}, and there is none here; install it")
-    compile_model(model, str(value), objects.sizes)
-
-
-def compile_model(model: nn.Module, mode: str, sizes: frozenset[int]) -> None:
-    """From now on training calls with ``sizes`` samples run compiled code."""
+        raise ConfigError(f"--compile {mode} needs {needed}, and there is none here; install it")
     import torch._inductor.config as inductor
 
     if torch.get_num_threads() == 1:  # the other cores are other workers', who compile as well
@@ -92,7 +75,3 @@ def _num_samples(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
         if isinstance(one, Tensor) and one.ndim:
             return len(one)
     return 0
-
-
-def words(value: Value) -> str:
-    return "compile" if value == "default" else f"compile {value}"

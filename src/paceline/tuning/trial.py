@@ -27,11 +27,9 @@ from torch import Tensor
 from ..data.trees import apply as change_tensors
 from ..replica.seeding import kept_random_state, seed_all
 from ..speed import Finding, Outcome, Speed, Value
-from .arm import Arm
+from .allocator import kept_process
 from .candidate import Candidate, TrialSubject
-from .deadline import TooLong, time_limit
-from .pairs import WORTH, agree, compare, gain_of, quartiles
-from .process import kept_process
+from .pairs import WORTH, Arm, TooLong, agree, compare, gain_of, quartiles, time_limit
 
 BUDGET_S = 28.0
 _STEP_S = 0.35
