@@ -10,8 +10,7 @@ import pytest
 
 from paceline.report.chart import COLOURS, DASHES, style
 from paceline.report.compared import ComparedProtocol, Comparison, Point, RunOutcome, outcome_of
-from paceline.report.compared_lines import render_comparison
-from paceline.report.compared_svg import draw_comparison
+from paceline.report.compared_lines import draw_comparison, render_comparison
 from paceline.report.summary import summarize
 
 SVG = "{http://www.w3.org/2000/svg}"

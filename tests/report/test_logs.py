@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.report.logs import open_log
+from paceline.report.files import open_log
 from paceline.system.files import OpenFolder
 
 

@@ -34,7 +34,7 @@ PLACES = tuple(
     str(HOME / name)
     for name in (
         "exchange/", "engines/local/process.", "script/evaluation.", "script/loader.",
-        "script/prepared.", "script/worker.", "store/applied.", "store/control.", "store/norms.",
+        "script/prepared.", "script/worker.", "store/applied.", "store/control.",
         "store/loss_scale.", "store/parameter_store.", "store/sums.", "store/optimizer.",
     )
 )  # fmt: skip

@@ -1,11 +1,11 @@
 """The tools that measure one device: a clock that knows queues, and what is built on it.
 
     clock         Benchmark: a span of time, with all queued work in it
-    waiting, where, memory         devices: what has work, which one is meant, what it held
+    waiting, where                 devices: what has work; which one is meant, what it held
     workqueue, backends            a queue of operations, as an accelerator's stream is one
     samples, together, apart       measured times, two pieces at once, an object in its own process
-    asynchrony, overlap, parallel  what queueing, copying meanwhile and two places save
-    compiling, ways, contender     the same model through each compiler
+    asynchrony, overlap            what queueing, and copying meanwhile, saves
+    compiling, contender           the same model through each compiler
     throughput, stepping           images a second, up to where memory ends
     batch_size, batch_choice, noise, to_accuracy   which batch fits, and what one is worth
     exporting                      a file, proved and measured

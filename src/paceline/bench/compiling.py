@@ -22,9 +22,8 @@ from typing import Any
 from ..errors import ConfigError, PacelineError, unknown
 from ..exports.subject import CHAPTER
 from .apart import Apart
-from .contender import SETTLING_CALLS
+from .contender import SETTLING_CALLS, WAYS
 from .samples import Timing, take_turns
-from .ways import WAYS
 
 ROUNDS = 40
 _CLEAR = 0.75

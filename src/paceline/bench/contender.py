@@ -1,21 +1,75 @@
-"""One way of running a model, in a process of its own: what `compiling` asks it for.
+"""The ways in which one model can be run, and one of them in a process of its own.
 
-It must not know the other ways.
+A way is a name and a function: model and example in, function out. All it does to get there is
+part of its first call. The files that some of them write go into a folder that is thrown away.
+`compiling` asks each process what it needs. This module must not know how a way is measured.
 """
 
 import gc
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
+from ..exports import FORMATS
 from ..exports.base import Run
 from ..exports.subject import find_subject
-from .memory import peak_bytes, reset_peak
 from .waiting import synchronize
-from .ways import WAYS
+from .where import peak_bytes, reset_peak
+
+Way = Callable[[nn.Module, Sequence[Tensor], Path], Run]
+
+
+def _eager(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
+    return model
+
+
+def _compiled(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
+    if inputs[0].device.type == "cpu":
+        from ..exports.aoti import check_compiler
+
+        check_compiler()
+    torch._dynamo.reset()
+    compiled: Run = torch.compile(model)
+    return compiled
+
+
+def _by_file(name: str) -> Way:
+    """Written in a format and loaded again, as a program elsewhere would have it."""
+
+    def way(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
+        form = FORMATS[name]
+        path = folder / f"model{form.suffix}"
+        # A batch of one is a special case to torch.export: the example has two.
+        pair = tuple(torch.cat([value[:1], value[:1]]) for value in inputs)
+        form.write(model, pair, path, is_batch_fixed=False)
+        return form.load(path)
+
+    return way
+
+
+WAYS: Mapping[str, Way] = {
+    "eager": _eager,
+    "script": _by_file("torchscript"),
+    "trace": _by_file("torchscript-trace"),
+    "compile": _compiled,
+    "export": _by_file("export"),
+    "aoti": _by_file("aoti"),
+}
+"""As ``--ways`` takes them; the first is what the others are compared with."""
+
+SUMMARIES: Mapping[str, str] = {
+    "eager": "as written, operation by operation",
+    "script": "TorchScript, compiled from the source",
+    "trace": "TorchScript, recorded from one run",
+    "compile": "torch.compile, default mode",
+    "export": "torch.export, its graph run by Python",
+    "aoti": "torch.export and AOTInductor, machine code",
+}
+
 
 SETTLING_CALLS = 5
 """TorchScript optimises in its first calls, too; after these a way has settled."""

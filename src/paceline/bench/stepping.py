@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..workloads import load_task
-from .memory import peak_bytes, reset_peak
 from .waiting import synchronize
+from .where import peak_bytes, reset_peak
 
 DTYPES: Mapping[str, torch.dtype | None] = {
     "fp32": None,

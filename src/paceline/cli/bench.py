@@ -67,7 +67,7 @@ def compile_(
     """
     from ..bench.compiling import WaysQuestion, compare_ways
     from ..bench.compiling_lines import render_ways
-    from ..bench.ways import WAYS
+    from ..bench.contender import WAYS
     from ..bench.where import chosen_device, chosen_threads
 
     question = WaysQuestion(
@@ -161,8 +161,7 @@ def parallel(
     """
     import torch
 
-    from ..bench.parallel import measure_parallel
-    from ..bench.together import render_together
+    from ..bench.together import measure_parallel, render_together
     from ..bench.where import chosen_device
 
     chosen = torch.device(chosen_device(device))

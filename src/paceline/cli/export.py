@@ -103,8 +103,7 @@ def export(
 def _subject(task: str | None, source: SourceFlags) -> "Subject":
     """The model that was asked for, by exactly one of the two ways."""
     from ..errors import ConfigError
-    from ..exports.shapes import parse_input
-    from ..exports.subject import find_subject, own_subject
+    from ..exports.subject import find_subject, own_subject, parse_input
 
     model, inputs = source.model, source.input
 

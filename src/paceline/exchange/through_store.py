@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease
 from ..replica.replica import Replica
+from ..store.applied import RhythmWords
 from ..store.loss_scale import LossScale
-from ..store.rhythms import RhythmWords
 from ..wire.channel import Channel
 from ..wire.messages import (
     OK,

@@ -2,11 +2,9 @@
 
     base        what a format does: write a file, load it again
     torchscript, exported, aoti, onnx      the members
-    subject     which model is meant
-    reasons     why a model cannot be written: the construct and the line
+    subject     which model is meant, and which inputs
     reduced     the same model in fewer bits: fp16, bf16, int8
-    shapes      inputs as they are written on a command line
-    proof       write, prove equal, measure: the whole of an export
+    proof       write, load, prove equal; reasons: why a model cannot be written
 
 It must not know runs.
 """

@@ -5,7 +5,8 @@
     runs/NAME            what a run trained; the task is the run's own
     pkg.mod:function     with --input: a function that returns an nn.Module
 
-It must not know what is done with the model.
+Inputs are written as ``1,1,28,28`` or ``1,128:int64``. It must not know what is done with the
+model.
 """
 
 import importlib
@@ -14,15 +15,57 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..checkpoints.model_file import load_tensors
-from ..errors import ConfigError, PacelineError
+from ..errors import ConfigError, PacelineError, unknown
 from ..workloads import TASKS, load_task
 from ..workloads.base import Task
 from .reasons import reason
+
+_TYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+}
+
+
+class InputShape(NamedTuple):
+    """One input: its shape without the batch, and its type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def parse_input(text: str) -> InputShape:
+    """One ``--input``: sizes with the batch first, and a type where it is not float32.
+
+    Raises:
+        ConfigError: it is none.
+
+    Example:
+        >>> parse_input("1,128:int64")
+        InputShape(shape=(128,), dtype=torch.int64)
+    """
+    sizes, _, kind = text.partition(":")
+    if kind and kind not in _TYPES:
+        raise unknown("type", kind, _TYPES, f"--input {text}")
+    try:
+        shape = tuple(int(size) for size in sizes.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ConfigError(
+            f"--input {text!r} must be sizes >= 1 with the batch first, such as 1,1,28,28 or "
+            f"1,128:int64"
+        )
+    return InputShape(shape[1:], _TYPES[kind or "float32"])
+
 
 CHAPTER = "chapter-mlp"
 

@@ -26,16 +26,15 @@ from ..engines.base import RENDEZVOUS
 from ..errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
 from ..program import Program, TaskProgram
 from ..protocols import parse
-from ..report.files import write_report
+from ..report.files import MetricsLog, open_log, write_report
 from ..report.live import Observer
-from ..report.logs import MetricsLog, open_log
 from ..report.summary import Summary, summarize
 from ..run.controller import Controller
 from ..run.spawn import member_specs
 from ..run_dir import RunFolder
 from ..system.files import OpenFolder
 from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
-from ..system.tail import Tail
+from ..system.streams import Tail
 from ..trace import FILE_NAME, Trace
 from ..workloads import find_task
 from .claim import WRITTEN, claim

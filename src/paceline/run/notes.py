@@ -8,8 +8,8 @@ This module must not know members, epochs or checkpoints.
 
 from collections.abc import Callable
 
+from ..report.files import MetricsLog
 from ..report.live import Observer
-from ..report.logs import MetricsLog
 from ..trace import Trace
 
 _GOES_ON = "the run goes on"

@@ -4,8 +4,8 @@
     layout             where every tensor lies in a block
     optimizer          the user's own, applied in a block; optimizer_copy: its class once more
     control            the words by which members see each other; memory, region: what they lie in
-    loss_scale, applied, norms, rhythms    what goes with a version, in those words
-    clip, distance     what an update does to a gradient
+    loss_scale, applied    what goes with a version, in those words
+    clip               what is taken off a gradient before it is applied
     fences             the order in which writes are seen
 
 It must not know members, messages or protocols.

@@ -1,7 +1,7 @@
 """What we ask of the operating system.
 
     files              a folder of ours, opened by what it is; no links
-    streams, tail      output that may go away; a log that is followed
+    streams            output that may go away; a log that is followed
     signals            who stops a run, softly first
     limits, cores      what this process may take
     vitals             what another process does

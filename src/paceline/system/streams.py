@@ -1,14 +1,18 @@
 """Output that may go away: a closed pipe, a terminal that is gone, a disk that is full.
 
-Who trains does not end because nobody reads what it says. This module must not know what is said.
+Who trains does not end because nobody reads what it says. What the main worker prints is followed
+in its log (`Tail`). This module must not know what is said, nor processes.
 """
 
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
+
+from .files import open_to_read
 
 _GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ENXIO}
 """The reader is gone, and does not come back."""
@@ -82,3 +86,39 @@ def open_standard_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+
+
+class Tail:
+    """Shows what the main worker prints, from its log.
+
+    Args:
+        paths: each worker's log; the first one's is followed at first.
+    """
+
+    def __init__(self, paths: Sequence[Path], show: Callable[[str], None]) -> None:
+        self._paths = paths
+        self._path = paths[0]
+        self._show = show
+        self._seen = self._size()
+
+    def follow(self, seat: int) -> None:
+        """Show the end of what the last main worker printed, and from now on this one's words."""
+        self.show(is_last=True)
+        self._path = self._paths[seat]
+        self._seen = self._size()
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def show(self, is_last: bool = False) -> None:
+        """Show the whole lines that are new; at the last, also one that was not ended."""
+        try:
+            with open_to_read(self._path) as file:
+                file.seek(self._seen)
+                data = file.read()
+        except OSError:
+            return
+        whole = data if is_last else data[: data.rfind(b"\n") + 1]
+        if whole:
+            self._seen += len(whole)
+            self._show(whole.decode(errors="replace"))
