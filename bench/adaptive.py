@@ -29,7 +29,7 @@ from paceline.core.ledger import Ledger
 from paceline.predict.simulation import World
 from paceline.protocols import parse
 from paceline.simulation.engine import SimulatedRun
-from paceline.simulation.evaluate import first_samples
+from paceline.simulation.model import first_samples
 from paceline.simulation.training import TrainingCraft
 from paceline.workloads import load_task
 from runs import run_in

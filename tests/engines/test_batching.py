@@ -12,8 +12,8 @@ from paceline.conditions.world import Conditions
 from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError
 from paceline.protocols import parse
-from paceline.simulation.batched import MOST, TOLERANCE, Together, num_together
 from paceline.simulation.engine import SimulatedRun
+from paceline.simulation.gradients import MOST, TOLERANCE, Together, num_together
 from paceline.simulation.training import TrainingCraft
 from paceline.workloads.base import Task
 from reference import differ, state_of

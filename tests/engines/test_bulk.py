@@ -19,7 +19,7 @@ from paceline.protocols.k_sync import KSync
 from paceline.simulation import bulk
 from paceline.simulation.bulk import bulk_driver
 from paceline.simulation.counts import Counts
-from paceline.simulation.lean import LeanDriver
+from paceline.simulation.timing import LeanDriver
 
 DELAYS = ["exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "weibull:1.5,10ms", "lognormal:0.5,10ms"]
 RHYTHMIC = sorted(name for name, kind in PROTOCOLS.items() if kind.rhythm is not None)

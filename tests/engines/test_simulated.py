@@ -18,8 +18,7 @@ from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse
 from paceline.protocols.base import SyncProtocol
 from paceline.simulation.engine import SimulatedRun, endless_ledger
-from paceline.simulation.lean import LeanDriver
-from paceline.simulation.timing import TimingRun
+from paceline.simulation.timing import LeanDriver, TimingRun
 
 DELAYS = ["10ms", "exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "list:5ms,10ms,10ms"]
 

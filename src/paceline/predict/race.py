@@ -27,7 +27,7 @@ from ..events import Lease, Pushed, Ticket
 from ..protocols import parse
 from ..report.ranking import RACE_SEEDS, Standing
 from ..simulation.engine import SimulatedRun
-from ..simulation.evaluate import first_samples
+from ..simulation.model import first_samples
 from ..simulation.training import TrainingCraft
 from ..workloads.base import Task
 

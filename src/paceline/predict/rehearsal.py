@@ -84,7 +84,7 @@ def rehearse(
             epochs, updates, seconds (virtual), target_accuracy, dropped, nonfinite, init, seed.
         run_dir: where the run's files go.
         evaluations: an epoch; they take no virtual time. Of more than one, one is at the start.
-        is_batched: gradients at equal parameters in one go, within ``engines.batching.TOLERANCE``.
+        is_batched: gradients at equal parameters in one go, within ``gradients.TOLERANCE``.
 
     Raises:
         ConfigError: something asked for does not exist or cannot work.

@@ -6,7 +6,7 @@
 
 The four are what a protocol says of itself as its `Rhythm`: between two changes of who is there
 nothing else is decided, so nobody need be asked push by push. Every worker draws its steps in the
-order in which it would live, and what comes out is what the events of lean.py give, to the last
+order in which it would live, and what comes out is what the events of timing.py give, to the last
 bits of a sum. Only where no two pushes fall on one moment: where steps have a density, and nothing
 else takes time. This module must not know events, leases or traces.
 """

@@ -1,24 +1,36 @@
 """Only the timing of a protocol in virtual time: endless data, and nothing kept but counts.
 
     protocol, conditions -> bulk.py, where both are plain: many updates at once, on arrays
-                         `> lean.py, everywhere else: one event after another, by react
+                         `> LeanDriver, everywhere else: one event after another
                                                                               -> counts
+    LeanDriver: heap -> push is there -> protocol.react -> decisions -> who goes to work -> heap
 
-Both give the same updates at the same times, with the same staleness (tests/engines/test_bulk.py).
+It asks the very protocol objects that run live. What the coordinator does beside that, leases,
+epochs and the check of every decision, does not change an endless run, so it is left out, and
+that the decisions are the same, one by one, is held by a test (tests/engines/test_simulated.py).
+The commonest event, a member that pushes and goes straight on, has a path of its own. Both ways
+give the same updates at the same times, with the same staleness (tests/engines/test_bulk.py). This
+module must not know leases, traces or tensors.
 """
 
+import math
 from collections.abc import Callable
+from heapq import heappop, heapreplace
 from typing import Protocol
 
 from ..conditions.world import Conditions
+from ..events import Apply, Cancel, Decision, Discard, Fact, Joined, Left, Pushed, Release, Ticket
 from ..protocols.base import SyncProtocol
+from .agenda import Agenda, AgendaChange
 from .bulk import bulk_driver
 from .counts import Counts
-from .lean import LeanDriver
 
 _PUSHES_A_TURN = 50_000
 _UPDATES_A_TURN = 256
 """At least, between two words about the progress."""
+
+_NEW = tuple.__new__  # makes a NamedTuple at half the cost of its own constructor
+_NOTHING = (math.inf, 0, AgendaChange(-1, -1, False))
 
 
 class Driver(Protocol):
@@ -50,3 +62,106 @@ class TimingRun:
             on_progress(counts.updates)
         counts.there_s = driver.there_s(counts.times_s[-1])
         return counts
+
+
+class LeanDriver:
+    """One protocol under any conditions."""
+
+    def __init__(self, protocol: SyncProtocol, conditions: Conditions) -> None:
+        self.counts = Counts()
+        self.version = 0
+        self._react = protocol.react
+        if protocol.staleness.drops:  # all else of a rule changes steps and no times
+            self._react = lambda fact: protocol.answer(fact, self.version)
+        self._agenda = Agenda(conditions)
+
+    def advance(self, num_updates: int) -> None:
+        """Go on until so many updates are made in all.
+
+        Attributes are locals here and fields are indices, because each is read a million times.
+        """
+        agenda, react, version, used_s = self._agenda, self._react, self.version, 0.0
+        heap, current, begun_s, nan = agenda.heap, agenda.current, agenda.begun_s, math.nan
+        finishers, next_number, is_direct = agenda.finishers, agenda.next_number, agenda.is_direct
+        if not current:
+            self._take_next()  # the first worker comes: from here on there is a member
+        while version < num_updates:
+            at_s, _, ticket = heap[0] if heap else _NOTHING
+            member = ticket[0]
+            if current[member] is not ticket:
+                self._take_next()
+                version = self.version
+                continue
+            decisions = react(_NEW(Pushed, (ticket, 1, nan, True, at_s, None, (), ())))
+            if is_direct and len(decisions) == 1 and decisions[0] == (member, 1):
+                used_s += at_s - begun_s[member]
+                begun_s[member] = at_s
+                current[member] = again = _NEW(Ticket, (member, ticket[1] + 1, version))
+                heapreplace(heap, (finishers[member](at_s), next_number(), again))
+                continue
+            heappop(heap)
+            self._computed(agenda.end(member, at_s), decisions)
+            if decisions:
+                self._carry_out(decisions, at_s)
+                version = self.version
+        self.counts.used_s += used_s
+
+    def there_s(self, at_s: float) -> float:
+        return self._agenda.seconds_there(at_s)
+
+    # -- everything else ------------------------------------------------------------------------
+
+    def _take_next(self) -> None:
+        at_s, what = self._agenda.next()
+        if type(what) is AgendaChange:
+            self._changed(what, at_s)
+        else:
+            assert type(what) is Ticket
+            decisions = self._react(Pushed(what, 1, math.nan, True, at_s))
+            self._computed(self._agenda.end(what.member, at_s), decisions)
+            self._carry_out(decisions, at_s)
+
+    def _computed(self, seconds: float, decisions: list[Decision]) -> None:
+        """Seconds that went into a push; for nothing, if it is not used."""
+        if decisions and type(decisions[0]) is Discard:
+            self.counts.wasted_s += seconds
+            self._agenda.refuse()
+        else:
+            self.counts.used_s += seconds
+
+    def _changed(self, change: AgendaChange, at_s: float) -> None:
+        """A worker comes or goes."""
+        agenda, counts = self._agenda, self.counts
+        if change.is_there:
+            fact: Fact = Joined(agenda.join(change.worker, at_s), at_s)
+        else:
+            member = agenda.leave(change.worker, at_s)
+            if agenda.current[member] is not None:
+                counts.wasted_s += agenda.end(member, at_s, is_called_off=True)
+                counts.lost += 1
+            fact = Left(member, at_s)
+        self._carry_out(self._react(fact), at_s)
+
+    def _carry_out(self, decisions: list[Decision], at_s: float) -> None:
+        """In their order; who is released is granted after all of them, in member order."""
+        agenda, counts, before = self._agenda, self.counts, self.version
+        released: dict[int, int] = {}
+        for decision in decisions:
+            kind = type(decision)  # not isinstance: an update may release thousands
+            if kind is Release:
+                released[decision[0]] = decision[1]  # type: ignore[assignment, index, misc]
+            elif isinstance(decision, Apply):
+                counts.applied(decision.tickets, self.version, at_s)
+                self.version += 1
+            elif isinstance(decision, Cancel):
+                if released.pop(decision.member, None) is None:
+                    counts.wasted_s += agenda.end(decision.member, at_s, is_called_off=True)
+                    counts.cancelled += 1
+            else:
+                counts.discarded += 1
+        if released or self.version > before:
+            members = sorted(released)
+            next_serial, version = agenda.next_serial, self.version
+            tickets = [_NEW(Ticket, (member, next_serial[member], version)) for member in members]
+            steps = [released[member] for member in members]
+            agenda.begin(tickets, steps, at_s, is_updated=version > before)

@@ -5,7 +5,7 @@
               seat of the store (simulation/gradients.py)
     orders    jobs of a live run (core/jobs.py), done at once: add to the sum, finish the update
     update    if somebody still has to compute at the version that it replaces, that is kept aside
-              (simulation/versions.py)
+              (simulation/model.py)
 
 So each gradient is computed at exactly the parameters that its member holds, by the store, the
 updater and the random state of a live run: the parameters are those of the inline engine under the
@@ -15,7 +15,7 @@ all the same (an epoch's last copies, who leaves) was computed in vain. Memory: 
 the one before, the sum, a seat for each gradient that is computed and not applied (of large models
 one), and one more for each older version that somebody still has to compute at
 (``most_versions_kept``). With ``is_batched`` members at one version are computed in one call
-(simulation/batched.py), whatever the protocol, and there is a seat for each member and one more.
+(simulation/gradients.py), whatever the protocol, and there is a seat for each member and one more.
 This module must not know protocols or time.
 """
 
@@ -43,11 +43,8 @@ from ..store.parameter_store import SharedStore, arena_bytes
 from ..trainer import make_loader
 from ..wire.messages import NOT_FINITE, OK, Add, Finish, Job, Skip, Totals
 from ..workloads.base import Task
-from .batched import Together
-from .evaluate import examine
-from .gradients import Computed, Gradients, num_seats
-from .local_steps import LocalSteps
-from .versions import Versions
+from .gradients import Computed, Gradients, Together, num_seats
+from .model import LocalSteps, Versions, examine
 
 
 class TrainingCraft:
@@ -58,7 +55,7 @@ class TrainingCraft:
         lr: None: the task's.
         nonfinite: "error", or "skip" an update whose gradient is not finite.
         is_batched: gradients of members that hold equal parameters are computed in one go, also of
-            work that is called off later; the same within ``batching.TOLERANCE``.
+            work that is called off later; the same within ``gradients.TOLERANCE``.
     """
 
     def __init__(

@@ -1,0 +1,174 @@
+"""The one model of a run in virtual time: which version it holds, and what is done with that.
+
+    newest version -> in the store's block     older ones -> kept as long as somebody needs them
+    local-sgd      -> the version's parameters -> H steps by the member's own optimizer -> what they
+                      changed; each optimizer keeps its state to the next push, as its process would
+    evaluation     -> exact metrics, batch by batch
+
+This module must not know how gradients are pushed, or time.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..data.feed import fetch
+from ..data.loader import LeasedLoader
+from ..events import Lease
+from ..replica.replica import Replica
+from ..store.parameter_store import SharedStore
+from ..trainer import make_loader
+from ..wire.messages import Totals
+from ..workloads.base import Task
+
+_BATCH = 1000
+
+
+class Versions:
+    """The versions that somebody still has to compute at.
+
+    Args:
+        home: the model's memory.
+        is_pure: whether computing leaves what the model holds as it is.
+
+    Attributes:
+        most_kept: versions besides the newest, at any time.
+    """
+
+    def __init__(self, store: SharedStore, home: Tensor, *, is_pure: bool) -> None:
+        self._store = store
+        self._home = home
+        self._is_pure = is_pure
+        self._home_version = -1
+        self._holders: dict[int, int] = {}
+        self._kept: dict[int, Tensor] = {}
+        self.most_kept = 0
+
+    @property
+    def newest(self) -> Tensor:
+        """Parameters and buffers of the newest version, in the store."""
+        return self._store.blocks[self._store.current][: self._home.numel()]
+
+    @property
+    def num_held(self) -> int:
+        """Versions that somebody needs."""
+        return len(self._holders)
+
+    def hold(self, version: int) -> None:
+        """One member more needs it; it is the newest."""
+        assert version == self._store.version
+        self._holders[version] = self._holders.get(version, 0) + 1
+
+    def release(self, version: int) -> None:
+        """One member less needs it."""
+        self._holders[version] -= 1
+        if not self._holders[version]:
+            del self._holders[version]
+            self._kept.pop(version, None)
+
+    def pull(self, version: int) -> None:
+        """The model becomes ``version``: the newest, or one that is held."""
+        if version == self._home_version and self._is_pure:
+            return
+        kept = self._kept.get(version)
+        if kept is None:
+            assert version == self._store.version
+            kept = self.newest
+        self._home.copy_(kept)
+        self._home_version = version
+
+    def keep(self) -> None:
+        """The newest is about to be replaced: it is kept aside if somebody needs it."""
+        version = self._store.version
+        if version in self._holders:
+            self._kept[version] = self.newest.clone()
+            self.most_kept = max(self.most_kept, len(self._kept))
+
+
+class LocalSteps:
+    """What members change by themselves.
+
+    Six arguments: it is all of a member but what decides.
+
+    Args:
+        home: the model's memory.
+        make_optimizer: for the model; one a member.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        home: Tensor,
+        leased: LeasedLoader,
+        store: SharedStore,
+        make_optimizer: Callable[[], Optimizer],
+    ) -> None:
+        self._task = task
+        self._replica = replica
+        self._home = home
+        self._leased = leased
+        self._store = store
+        self._make_optimizer = make_optimizer
+        self._own: dict[int, Optimizer] = {}
+        self._base = torch.empty_like(home)
+
+    def take(self, member: int, leases: Sequence[Lease], seat: int) -> float:
+        """A step for each mini-batch; the difference goes to the seat. Returns the last loss."""
+        optimizer = self._own.get(member)
+        if optimizer is None:
+            optimizer = self._own[member] = self._make_optimizer()
+        self._base.copy_(self._home)
+        loss = math.nan
+        for inputs, targets in self._leased.each(leases):
+            optimizer.zero_grad()
+            value = self._task.loss(self._replica.model(inputs), targets)
+            loss = float(value.detach())
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        slot, layout = self._store.slot(seat), self._replica.layout
+        for dtype, start, stop in layout.parameters.runs():
+            before, after, out = (
+                block[start:stop].view(dtype) for block in (self._base, self._home, slot)
+            )
+            torch.sub(before, after, out=out)
+        layout.buffers.of(slot).copy_(layout.buffers.of(self._home))
+        present = self._store.present(seat)
+        present[:] = b"\1" * len(present)
+        return loss
+
+
+def examine(task: Task, model: nn.Module, data: Any) -> Totals:
+    """The sums of the task's metrics over all of the data; empty where there is none.
+
+    Args:
+        data: map-style, or None.
+    """
+    totals: Totals = {}
+    if data is None:
+        return totals
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for inputs, targets in _batches(data):
+            for name, (value, count) in task.metrics(model(inputs), targets).items():
+                before = totals.get(name, (0.0, 0.0))
+                totals[name] = (before[0] + value, before[1] + count)
+    model.train(was_training)
+    return totals
+
+
+def first_samples(data: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of the first ``count`` samples of map-style data, or of all."""
+    return next(_batches(data, count))
+
+
+def _batches(data: Any, size: int = _BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+    collate: Callable[[Any], Any] = make_loader(data, size).collate_fn
+    for start in range(0, len(data), size):
+        inputs, targets = collate(fetch(data, list(range(start, min(start + size, len(data))))))
+        yield inputs, targets
