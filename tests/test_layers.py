@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 PURE = (
     "events", "errors", "core", "protocols", "plan", "fields", "values", "theory", "passes",
-    "trace.records", "wire.messages", "wire.codec", "predict.convergence",
+    "trace.records", "wire.messages", "wire.codec",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

@@ -6,7 +6,6 @@
     race, pursuit      protocols that race, with real gradients
     advice             which protocol with how many pushes an update
     comparison         several protocols, one after the other
-    convergence        bounds on the error after so many updates
 
 It must not know how anything is printed.
 """

@@ -19,7 +19,7 @@ Race: Error-Runtime Trade-offs in Distributed SGD", AISTATS 2018 (PMLR 84:803-81
 import math
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from paceline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

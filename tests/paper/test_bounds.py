@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.predict.convergence import (
+from paper.bounds import (
     Problem,
     error_after,
     error_floor,
