@@ -1,6 +1,6 @@
 """A run that is predicted: before anything is paid for, with what was measured.
 
-    profiles, steps    what a short real run tells of a machine
+    profiles           what a short real run tells of a machine
     simulation         settings in, a protocol in virtual time, a forecast out
     rehearsal          a whole training run in virtual time
     race, pursuit      protocols that race, with real gradients
