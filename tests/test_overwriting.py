@@ -2,8 +2,7 @@
 
 import pytest
 
-from paceline.porting.overwriting import note_of_writes
-from paceline.porting.syntax import Source
+from paceline.porting.reading import Source, note_of_writes
 
 WRITES = [
     "torch.save(model.state_dict(), 'model.pt')",

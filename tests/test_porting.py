@@ -1,15 +1,17 @@
 """A script for DistributedDataParallel is told what it needs, as a diff that is right."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.porting.dataflow import CannotDerive
 from paceline.porting.porting import advise, check_script, read
+from paceline.porting.reading import Source
 from paceline.porting.rewrite import port
-from paceline.porting.syntax import Edit, Source
+from paceline.porting.tree import CannotDerive
 from paceline.program import ScriptProgram
 
 BEFORE = '''\
@@ -122,7 +124,7 @@ if __name__ == "__main__":
 
 
 def test_the_usual_script_is_carried_over_line_by_line() -> None:
-    assert port(Source(BEFORE)).text == AFTER
+    assert port(BEFORE) == AFTER
 
 
 def test_carrying_over_is_done_once() -> None:
@@ -144,7 +146,7 @@ def test_the_message_is_one_sentence_and_the_diff() -> None:
 def test_a_loop_in_another_function_and_spawned_processes_are_followed() -> None:
     hint = advise(Source(SPAWNED), "train.py")
     assert hint is not None
-    ported = port(Source(SPAWNED)).text
+    ported = port(SPAWNED)
     ast.parse(ported)
     assert "def setup(rank, size):\n    pass\n" in ported
     assert "from mine import Net, data\n\npace = paceline.connect()\n" in ported
@@ -166,10 +168,10 @@ def test_lines_that_still_need_a_group_are_named() -> None:
 
 
 def test_a_script_that_cannot_be_followed_gets_the_lines_themselves() -> None:
-    source = Source("import torch.distributed as dist\ndist.init_process_group()\n")
+    text = "import torch.distributed as dist\ndist.init_process_group()\n"
     with pytest.raises(CannotDerive):
-        port(source)
-    hint = advise(source, "train.py")
+        port(text)
+    hint = advise(Source(text), "train.py")
     assert hint is not None
     assert "with pace.step():" in hint
     assert 'batch="per-worker"' in hint
@@ -235,7 +237,7 @@ def test_a_flag_that_is_the_machines_decides_nothing() -> None:
         "    model = DDP(model)\n",
         "    if torch.cuda.device_count() > 1:\n        model = DDP(model)\n",
     )
-    ported = port(Source(text)).text
+    ported = port(text)
     assert "DDP(model)" not in ported
     assert "init_process_group" not in ported
 
@@ -275,9 +277,59 @@ def test_nothing_is_written_and_nothing_is_run(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_edits_at_one_place_keep_their_order() -> None:
-    source = Source("x = 1\n")
+def test_what_stays_keeps_its_comments_its_layout_and_its_line() -> None:
+    text = BEFORE.replace(
+        "    dist.destroy_process_group()\n",
+        "    # the end\n    dist.destroy_process_group()  # yes\n",
+    ).replace("sampler.set_epoch(epoch)\n", 'sampler.set_epoch(epoch); print("x")\n')
+    ported = port(text)
+    assert "    # the end\n" in ported
+    assert "# yes" not in ported
+    assert '        print("x")\n' in ported
+
+
+def test_comments_above_a_step_go_in_with_it() -> None:
+    text = BEFORE.replace(" in loader:\n", " in loader:  # all\n            # first\n")
     assert (
-        source.edited([Edit(0, 0, "a = 0\n"), Edit(0, 0, "b = 0\n")]).text
-        == "a = 0\nb = 0\nx = 1\n"
+        "        for inputs, targets in loader:  # all\n"
+        "            with pace.step():\n"
+        "                # first\n"
+        "                optimizer.zero_grad()\n"
+    ) in port(text)
+
+
+def test_tabs_and_other_line_ends_stay() -> None:
+    assert port(BEFORE.replace("    ", "\t")) == AFTER.replace("    ", "\t")
+    assert port(BEFORE.replace("\n", "\r\n")) == AFTER.replace("\n", "\r\n")
+
+
+def test_a_list_over_several_lines_keeps_them() -> None:
+    text = BEFORE.replace(
+        "(data, batch_size=8, sampler=sampler)",
+        "(\n        data,\n        sampler=sampler,\n        shuffle=False,\n    )",
+    ).replace(
+        "import DataLoader, DistributedSampler, TensorDataset",
+        "import (\n    DataLoader,\n    TensorDataset,\n    DistributedSampler,\n)",
     )
+    ported = port(text)
+    assert "(\n        data,\n        shuffle=True,\n    )\n" in ported
+    assert "import (\n    DataLoader,\n    TensorDataset,\n)\n" in ported
+
+
+def test_a_device_is_known_by_its_whole_name() -> None:
+    text = BEFORE.replace("DDP(model)", "DDP(model, device_ids=[rank])").replace(
+        "import torch\n", "import torch\nfrom mine import args\n", 1
+    )
+    ported = port(text.replace("nn.Linear(4, 2)", "nn.Linear(4, 2).to(torch.device(args.rank))"))
+    assert "torch.device(args.rank)" in ported
+    ported = port(text.replace("nn.Linear(4, 2)", "nn.Linear(4, 2).cuda(rank, non_blocking=True)"))
+    assert "nn.Linear(4, 2).to(pace.device, non_blocking=True)" in ported
+
+
+def test_only_who_is_refused_waits_for_libcst() -> None:
+    code = (
+        "import sys; from paceline.porting.porting import check_script; "
+        "from paceline.program import ScriptProgram; "
+        f"check_script(ScriptProgram(path={__file__!r})); sys.exit('libcst' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.porting.porting import advise, read
+from paceline.porting.reading import Source
 from paceline.porting.rewrite import port
-from paceline.porting.syntax import Source
 from runs import run_script
 
 SHAPES = Path(__file__).parents[1] / "ddp"
@@ -23,8 +23,8 @@ NEED_A_HAND = ("shared_loop", "own_batches")
 """One loop trains and tests; there is no loader."""
 
 
-def source_of(name: str) -> Source:
-    return Source((SHAPES / f"{name}.py").read_text())
+def text_of(name: str) -> str:
+    return (SHAPES / f"{name}.py").read_text()
 
 
 @pytest.mark.parametrize("name", CARRIED)
@@ -32,11 +32,11 @@ def test_a_script_with_its_diff_applied_trains_with_two_workers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ported = port(source_of(name))
+    ported = port(text_of(name))
     script = tmp_path / f"{name}.py"
-    script.write_text(ported.text)
-    assert advise(ported, name) is None
-    has_ranks = not read(ported, name).has_group
+    script.write_text(ported)
+    assert advise(Source(ported), name) is None
+    has_ranks = not read(Source(ported), name).has_group
     run = run_script(script, tmp_path, workers=2, has_ranks=has_ranks)
     assert {fact.ticket.member for fact in run.pushes} == {0, 1}
     word, grows = CARRIED[name]
@@ -51,7 +51,7 @@ def test_a_script_with_its_diff_applied_trains_with_two_workers(
 
 @pytest.mark.parametrize("name", NEED_A_HAND)
 def test_what_cannot_be_followed_gets_the_lines_and_where_they_go(name: str) -> None:
-    hint = advise(source_of(name), "train.py")
+    hint = advise(Source(text_of(name)), "train.py")
     assert hint is not None
     assert "these lines in place of those:" in hint
     assert re.search(r"pace = paceline\.connect\(\)  # instead of line \d+\n", hint)
@@ -59,7 +59,7 @@ def test_what_cannot_be_followed_gets_the_lines_and_where_they_go(name: str) -> 
 
 
 def test_a_reduction_over_the_group_is_named_and_not_guessed() -> None:
-    hint = advise(source_of("reduced_metrics"), "train.py")
+    hint = advise(Source(text_of("reduced_metrics")), "train.py")
     assert hint is not None
     assert hint.rstrip().endswith(": dist.all_reduce(right, op=dist.ReduceOp.SUM)")
 

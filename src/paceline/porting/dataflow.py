@@ -7,46 +7,41 @@ Everything is read from the tree; what is not clear without running the script i
 module must not know what is done with what it finds.
 """
 
-import ast
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from .syntax import Scope, Source
+import libcst as cst
+
+from .reading import INIT, WRAP
+from .tree import Block, CannotDerive, Scope, SourceTree, Statement, by_name, positional
 
 _DEPTH = 8
-Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class CannotDerive(Exception):
-    """The script is written in a way that is not followed."""
 
 
 class Loop(NamedTuple):
     """The loop over batches, with its expressions as its own function has them."""
 
-    node: ast.For
-    loader: ast.expr
-    optimizer: ast.expr
-    optimizer_scope: Scope
+    node: cst.For
+    loader: cst.BaseExpression
+    optimizer: cst.BaseExpression
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A call of a function, with what it gives to each parameter."""
 
-    node: ast.Call
-    given: dict[str, ast.expr]
+    node: cst.Call
+    given: dict[str, cst.BaseExpression]
 
 
 class Flow:
-    """What flows where in one source."""
+    """What flows where in one script."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self._functions = [one for one in ast.walk(source.tree) if isinstance(one, Function)]
+    def __init__(self, script: SourceTree) -> None:
+        self.script = script
         self._zeroed = {
-            source.code(one.func.value)
-            for one in source.calls("zero_grad")
-            if isinstance(one.func, ast.Attribute)
+            script.code(one.func.value)
+            for one in script.calls("zero_grad")
+            if isinstance(one.func, cst.Attribute)
         }
 
     # -- the loop -------------------------------------------------------------------------------
@@ -63,239 +58,227 @@ class Flow:
         return next(iter(found.values()))
 
     def _loops(self) -> Iterator[Loop]:
-        for call in self.source.calls("step"):
+        for call in self.script.calls("step"):
             optimizer = self._stepped(call)
-            if optimizer is None:
-                continue
-            for node in self._around(call):
+            for node in self._around(call) if optimizer else ():
                 loader = self._iterated(node)
-                if loader is not None:
-                    yield Loop(node, loader, optimizer, self.source.scope(call))
+                if optimizer and loader:
+                    yield Loop(node, loader, optimizer)
 
-    def _stepped(self, call: ast.Call) -> ast.expr | None:
+    def _stepped(self, call: cst.Call) -> cst.BaseExpression | None:
         """The optimizer of ``optimizer.step()`` or ``scaler.step(optimizer)``; else None."""
-        if not isinstance(call.func, ast.Attribute):
+        if not isinstance(call.func, cst.Attribute):
             return None
-        for one in (call.func.value, *call.args[:1]):
-            if self.source.code(one) in self._zeroed and isinstance(one, ast.Name | ast.Attribute):
+        for one in (call.func.value, *positional(call)[:1]):
+            if self.script.code(one) in self._zeroed and isinstance(one, cst.Name | cst.Attribute):
                 return one
         return None
 
-    def _around(self, node: ast.AST, depth: int = 0) -> Iterator[ast.For]:
+    def _around(self, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.For]:
         """The innermost loop around a node, in its function or around each call of that."""
-        scope, parent = self.source.scope(node), self.source.parent(node)
-        while parent is not scope:
-            if isinstance(parent, ast.For):
-                yield parent
+        for one in self.script.up(node):
+            if isinstance(one, cst.For):
+                yield one
                 return
-            if isinstance(parent, ast.While):
+            if isinstance(one, cst.While):
                 raise CannotDerive
-            parent = self.source.parent(parent)
-        if isinstance(scope, Function) and depth < _DEPTH:
-            for call in self.calls_of(scope):
+        if depth < _DEPTH:
+            for call in self._calls_of(self.script.scope(node)):
                 yield from self._around(call.node, depth + 1)
 
-    def _iterated(self, loop: ast.For) -> ast.expr | None:
+    def _iterated(self, loop: cst.For) -> cst.BaseExpression | None:
         """The loader of ``for batch in tqdm(loader)``; None where it is no name."""
-        found, scope = loop.iter, self.source.scope(loop)
+        found = loop.iter
         for _ in range(_DEPTH):
-            if isinstance(found, ast.Call):
-                is_several = self.source.meaning(found.func) in ("zip", "range")
-                if is_several or not found.args:
+            if isinstance(found, cst.Call):
+                is_several = self.script.meaning(found.func) in ("zip", "range")
+                if is_several or not positional(found):
                     return None
-                found = found.args[0]
+                found = positional(found)[0]
                 continue
-            value = self._local(found, scope) if isinstance(found, ast.Name) else None
-            if not isinstance(value, ast.Call) or self.makes_loader(value) or not value.args:
+            value = self._local(found) if isinstance(found, cst.Name) else None
+            if not isinstance(value, cst.Call) or self.makes_loader(value) or not positional(value):
                 break
-            found = value.args[0]  # bar = tqdm(loader)
-        return found if isinstance(found, ast.Name | ast.Attribute) else None
+            found = positional(value)[0]  # bar = tqdm(loader)
+        return found if isinstance(found, cst.Name | cst.Attribute) else None
 
-    def makes_loader(self, value: ast.expr | None) -> bool:
+    def makes_loader(self, value: cst.BaseExpression | None) -> bool:
         """Whether this is ``DataLoader(...)``, or a call of a function that makes one."""
-        if not isinstance(value, ast.Call):
+        if not isinstance(value, cst.Call):
             return False
-        name = self.source.meaning(value.func).rpartition(".")[2]
-        if name == "DataLoader":
-            return True
-        makers = [self.source.scope(one) for one in self.source.calls("DataLoader")]
-        return any(isinstance(one, Function) and one.name == name for one in makers)
+        makers = [self.script.scope(one) for one in self.script.calls("DataLoader")]
+        names = [one.name.value for one in makers if isinstance(one, cst.FunctionDef)]
+        return self.script.meaning(value.func).rpartition(".")[2] in ("DataLoader", *names)
 
     # -- from one function to another -----------------------------------------------------------
 
     def express(
-        self, expr: ast.expr, scope: Scope, goal: Scope, uses: list[ast.stmt], depth: int = 0
+        self, expr: cst.BaseExpression, goal: Scope, uses: list[cst.CSTNode], depth: int = 0
     ) -> str:
-        """What ``expr`` of ``scope`` is called in ``goal``.
+        """What an expression is called in ``goal``.
 
         Args:
-            uses: gets the statements of ``goal`` that hand it on.
+            uses: gets what of ``goal`` hands it on.
 
         Raises:
             CannotDerive: nobody can say.
         """
-        if depth > _DEPTH or not isinstance(expr, ast.Name | ast.Attribute):
+        if depth > _DEPTH or not isinstance(expr, cst.Name | cst.Attribute):
             raise CannotDerive
-        code = self.source.code(expr)
+        code, scope = self.script.code(expr), self.script.scope(expr)
         if scope is goal:
             return code
-        if isinstance(expr, ast.Attribute):
+        if isinstance(expr, cst.Attribute):
             owner = self._owner(scope)
             if owner is None or not code.startswith("self."):
                 raise CannotDerive
             if self._owner(goal) is owner:
                 return code
-            value, where = self._attribute(owner, code)
-            return self.express(value, where, goal, uses, depth + 1)
-        if isinstance(scope, Function) and expr.id in _parameters(scope):
-            names = {
-                self._through(call, expr.id, goal, uses, depth) for call in self.calls_of(scope)
-            }
+            return self.express(self._attribute(owner, code), goal, uses, depth + 1)
+        if code in _parameters(scope):
+            calls = self._calls_of(scope)
+            names = {self._through(call, code, goal, uses, depth) for call in calls}
             if len(names) != 1:
                 raise CannotDerive
             return names.pop()
-        value_here = self._local(expr, scope)
-        if value_here is None:
+        value = self._local(expr)
+        if value is None:
             raise CannotDerive
-        return self.express(value_here, scope, goal, uses, depth + 1)
+        return self.express(value, goal, uses, depth + 1)
 
     def _through(
-        self, call: Call, parameter: str, goal: Scope, uses: list[ast.stmt], depth: int
+        self, call: FunctionCall, name: str, goal: Scope, uses: list[cst.CSTNode], depth: int
     ) -> str:
-        if parameter not in call.given:
+        if name not in call.given:
             raise CannotDerive
-        caller = self.source.scope(call.node)
-        if caller is goal:
-            uses.append(self.source.statement(call.node))
-        return self.express(call.given[parameter], caller, goal, uses, depth + 1)
+        if self.script.scope(call.node) is goal:
+            uses.append(call.node)
+        return self.express(call.given[name], goal, uses, depth + 1)
 
-    def calls_of(self, function: Function) -> list[Call]:
+    def _calls_of(self, function: Scope) -> Iterator[FunctionCall]:
         """Calls of a function by its name, of a class where it is ``__init__``, and spawns."""
-        owner = self._owner(function)
-        name = function.name if function.name != "__init__" or owner is None else owner.name
+        if isinstance(function, cst.Module):
+            return
+        owner, name = self._owner(function), function.name.value
+        if owner is not None and name == "__init__":
+            name = owner.name.value
         names = _parameters(function)[owner is not None :]
-        calls = [
-            _given(one, one.args, names)
-            for one in self.source.calls(name)
-            if isinstance(one.func, ast.Name) or owner is not None
-        ]
-        for one in self.source.calls("spawn"):
-            if one.args and self.source.code(one.args[0]) == name:
-                more = next((word.value for word in one.keywords if word.arg == "args"), None)
-                handed = more.elts if isinstance(more, ast.Tuple) else []
-                calls.append(_given(one, handed, names[1:]))
-        return calls
+        for one in self.script.calls(name):
+            if isinstance(one.func, cst.Name) or owner is not None:
+                given = dict(zip(names, positional(one), strict=False))
+                yield FunctionCall(one, given | by_name(one))
+        for one in self.script.calls("spawn"):
+            if positional(one) and self.script.code(positional(one)[0]) == name:
+                more = by_name(one).get("args")
+                handed = more.elements if isinstance(more, cst.Tuple) else ()
+                values = [each.value for each in handed]
+                yield FunctionCall(one, dict(zip(names[1:], values, strict=False)))
 
-    def _attribute(self, owner: ast.ClassDef, code: str) -> tuple[ast.expr, Scope]:
+    def _attribute(self, owner: cst.ClassDef, code: str) -> cst.BaseExpression:
         """What ``self.x`` is first set to in ``__init__``."""
-        for method in owner.body:
-            if isinstance(method, Function) and method.name == "__init__":
-                for node in ast.walk(method):
-                    if isinstance(node, ast.Assign) and self.source.code(node.targets[0]) == code:
-                        return node.value, method
+        for value, target in self.script.assigned:
+            scope = self.script.scope(value)
+            name = scope.name.value if isinstance(scope, cst.FunctionDef) else ""
+            if (target, name) == (code, "__init__") and self._owner(scope) is owner:
+                return value
         raise CannotDerive
 
-    def _local(self, name: ast.Name, scope: Scope) -> ast.expr | None:
-        """The value of the only assignment to a name in a scope."""
-        values = [
-            one.value
-            for one in self.statements(scope)
-            if isinstance(one, ast.Assign) and self.source.code(one.targets[0]) == name.id
-        ]
+    def _local(self, name: cst.Name) -> cst.BaseExpression | None:
+        """The value of the only assignment to a name in its scope."""
+        values = [value for value, target in self.script.assigned if target == name.value]
+        here = self.script.scope(name)
+        values = [one for one in values if self.script.scope(one) is here]
         return values[0] if len(values) == 1 else None
 
-    def _owner(self, scope: ast.AST) -> ast.ClassDef | None:
-        parent = self.source.parent(scope)
-        return parent if isinstance(parent, ast.ClassDef) else None
+    def _owner(self, scope: Scope) -> cst.ClassDef | None:
+        """The class whose method this is."""
+        block = self.script.parents.get(scope)
+        owner = block and self.script.parents.get(block)
+        return owner if isinstance(owner, cst.ClassDef) else None
 
-    def statements(self, scope: Scope) -> Iterator[ast.stmt]:
-        """All statements of a scope, those inside blocks included, in the order of the text."""
-        found = [
-            one
-            for one in ast.walk(scope)
-            if isinstance(one, ast.stmt) and one is not scope and self.source.scope(one) is scope
-        ]
-        return iter(sorted(found, key=lambda one: one.lineno))
-
-    def binder(self, code: str, scope: Scope) -> ast.stmt | None:
+    def binder(self, code: str, scope: Scope) -> Statement | None:
         """The last statement that gives a name its value; None for a parameter.
 
         Raises:
             CannotDerive: it has none here.
         """
         found = None
-        for one in self.statements(scope):
-            targets = one.targets if isinstance(one, ast.Assign) else []
-            named = [t for target in targets for t in getattr(target, "elts", [target])]
-            if isinstance(one, ast.AnnAssign) and one.value is not None:
-                named = [one.target]
-            if any(self.source.code(target) == code for target in named):
-                found = one
-        if found is None and not (isinstance(scope, Function) and code in _parameters(scope)):
+        for one in self.script.nodes:
+            if isinstance(one, cst.AssignTarget | cst.AnnAssign):
+                parts = getattr(one.target, "elements", None)
+                named = [one.target] if parts is None else [each.value for each in parts]
+                is_set = isinstance(one, cst.AssignTarget) or one.value is not None
+                is_here = is_set and self.script.scope(one) is scope
+                if is_here and code in map(self.script.code, named):
+                    found = self.script.statement(one)
+        if found is None and code not in _parameters(scope):
             raise CannotDerive
         return found
 
-    def is_conditional(self, node: ast.AST, depth: int = 0) -> bool:
+    def is_conditional(self, node: cst.CSTNode, depth: int = 0) -> bool:
         """Whether a flag decides about a node, here or around all calls of its function."""
-        scope = self.source.scope(node)
-        one = self.source.parent(node)
-        while one is not scope:
-            if isinstance(one, ast.If) and self._is_flag(one.test):
-                return True
-            one = self.source.parent(one)
-        if not isinstance(scope, Function) or depth > _DEPTH:
-            return False
-        calls = self.calls_of(scope)
+        if any(isinstance(one, cst.If) and self._is_flag(one.test) for one in self.script.up(node)):
+            return True
+        calls = list(self._calls_of(self.script.scope(node))) if depth <= _DEPTH else []
         return bool(calls) and all(self.is_conditional(call.node, depth + 1) for call in calls)
 
-    def _is_flag(self, test: ast.expr) -> bool:
+    def _is_flag(self, test: cst.BaseExpression) -> bool:
         """Whether this is up to who starts the script, and not to the machine's accelerators."""
-        parts = {self.source.code(one) for one in ast.walk(test) if isinstance(one, ast.expr)}
-        told = [self.source.code(test)]
-        told += [
-            self.source.code(one.value)
-            for one in ast.walk(self.source.tree)
-            if isinstance(one, ast.Assign) and self.source.code(one.targets[0]) in parts
-        ]
+        parts, told = self.script.inside(test), [self.script.code(test)]
+        told += [self.script.code(value) for value, name in self.script.assigned if name in parts]
         return not any("__name__" in text or "device_count" in text for text in told)
 
-    def place(self, scope: Scope, binders: list[ast.stmt], uses: list[ast.stmt]) -> ast.stmt:
-        """The statement after which all of these are bound and nothing is used yet.
+    def place(self, binders: list[cst.CSTNode], uses: list[cst.CSTNode]) -> cst.CSTNode:
+        """The line after which all of these are bound and nothing is used yet.
 
         Raises:
             CannotDerive: there is no such place.
         """
-        chains = [self._chain(one, scope) for one in (*binders, *uses)]
-        shared = [block for block in chains[0] if all(block in chain for chain in chains)]
+        places = [self._blocks(one) for one in (*binders, *uses)]
+        shared = [block for block in places[0] if all(block in one for one in places)]
         if not binders or not shared:
             raise CannotDerive
-        block = shared[-1]
-        last = max(chain[block] for chain in chains[: len(binders)])
-        if any(chain[block] <= last for chain in chains[len(binders) :]):
+        last = max(one[shared[0]] for one in places[: len(binders)])
+        if any(one[shared[0]] <= last for one in places[len(binders) :]):
             raise CannotDerive
-        owner, field = block
-        found: ast.stmt = getattr(owner, field)[last]
+        return shared[0].body[last]
+
+    def _blocks(self, node: cst.CSTNode) -> dict[Block, int]:
+        """Every block of its scope that holds a node, innermost first, with its place there."""
+        found: dict[Block, int] = {}
+        for one in self.script.up(node):
+            if isinstance(one, Block):
+                found[one] = list(one.body).index(node)  # type: ignore[arg-type]
+            node = one
         return found
 
-    def _chain(self, one: ast.AST, scope: Scope) -> dict[tuple[ast.AST, str], int]:
-        """Every block that holds a statement, outermost first, with its place there."""
-        chain: dict[tuple[ast.AST, str], int] = {}
-        while one is not scope:
-            parent = self.source.parent(one)
-            for field in ("body", "orelse", "finalbody"):
-                block = getattr(parent, field, [])
-                if isinstance(block, list) and one in block:
-                    chain[parent, field] = block.index(one)
-            one = parent
-        return dict(reversed(chain.items()))
+
+def _parameters(scope: Scope) -> list[str]:
+    if isinstance(scope, cst.Module):
+        return []
+    every = scope.params
+    listed = (*every.posonly_params, *every.params, *every.kwonly_params)
+    return [one.name.value for one in listed]
 
 
-def _given(call: ast.Call, positional: list[ast.expr], names: list[str]) -> Call:
-    given = dict(zip(names, positional, strict=False))
-    words = {word.arg: word.value for word in call.keywords if word.arg is not None}
-    return Call(call, {**given, **words})
+class Parts:
+    """What `prepare` would be given, by the names of one function.
 
+    Raises:
+        CannotDerive: its optimizer, loader or loop cannot be found.
+    """
 
-def _parameters(function: Function) -> list[str]:
-    every = function.args
-    return [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+    def __init__(self, script: SourceTree) -> None:
+        self.flow = flow = Flow(script)
+        self.loop = flow.loop()
+        wraps = script.calls(WRAP)
+        self.wraps = [script.statement(one) for one in wraps]
+        models = [name for value, name in script.assigned if value in wraps]
+        if len(set(models)) != 1 or len(models) != len(wraps):
+            raise CannotDerive
+        self.scope = script.scope(wraps[0])
+        here = script.scope(self.loop.node)
+        self.uses: list[cst.CSTNode] = [self.loop.node] if here is self.scope else []
+        told = (self.loop.optimizer, self.loop.loader)
+        self.names = [models.pop(), *(flow.express(one, self.scope, self.uses) for one in told)]
+        self.is_flagged = all(flow.is_conditional(one) for one in [*script.calls(INIT), *wraps])

@@ -13,10 +13,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 from ..program import ScriptProgram
-from .overwriting import note_of_writes
-from .rewrite import CannotDerive, parts_of, port
-from .syntax import Source
-from .ungroup import INIT, WRAP
+from .reading import INIT, WRAP, Source, note_of_writes
 
 _STEP_LINES = """\
     for epoch in pace.epochs(10):
@@ -100,10 +97,14 @@ def advise(source: Source, name: str) -> str | None:
         f"{name}:{wraps[0].lineno} uses torch's own process group and never calls "
         "paceline.connect(), so no protocol could reach it; under paceline it needs"
     )
+    from .rewrite import names_of, port  # here: only who is refused needs libcst
+    from .tree import CannotDerive
+
     try:
-        ported = port(source)
+        ported = Source(port(source.text))
     except (CannotDerive, SyntaxError):
-        return f"{sentence} these lines in place of those:\n\n{_own_lines(source)}"
+        lines = _own_lines(source, names_of(source.text))
+        return f"{sentence} these lines in place of those:\n\n{lines}"
     diff = difflib.unified_diff(
         source.lines, ported.lines, f"{name} (now)", f"{name} (for paceline)", n=1
     )
@@ -131,12 +132,11 @@ def _other_library(source: Source, place: str, library: str) -> str:
     )
 
 
-def _own_lines(source: Source) -> str:
+def _own_lines(source: Source, parts: list[str] | None) -> str:
     """The lines that a script needs, with the numbers of those that they stand for."""
     group, wrap = next(source.calls(INIT), None), next(source.calls(WRAP), None)
     instead = [f"instead of line {one.lineno}" if one else "" for one in (group, wrap)]
-    parts = parts_of(source)
-    names = "model, optimizer, loader" if parts is None else ", ".join(parts.names)
+    names = ", ".join(parts or ("model", "optimizer", "loader"))
     rows = [
         ("import paceline", ""),
         ("pace = paceline.connect()", instead[0]),

@@ -1,18 +1,19 @@
-"""What every worker of a script writes at the same time, on the same files, as its text says.
+"""What a script does, as its text says: it is read before every run, and never run here.
 
-    torch.save(...), open(..., "w"), mkdir, download=True   and no   if pace.is_main: around them,
-                                                                     with pace.once():
+    Source            what its names mean, its calls, the function that something stands in
+    note_of_writes    torch.save(...), open(..., "w"), mkdir, download=True, and no if pace.is_main:
+                      around them: what all workers would write at the same time, on the same files
 
-Its text is read, never run: what another module of the user's writes is not seen. This module must
-not know who asked.
+What another module of the user's writes is not seen. This module must not know who asked.
 """
 
 import ast
 import re
 from collections.abc import Iterator
+from typing import TypeAlias
 
-from .syntax import Source
-
+WRAP = "parallel.DistributedDataParallel"
+INIT = "distributed.init_process_group"
 _SAVES = (
     "torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt",
     "joblib.dump", "safetensors.torch.save_file", "write_text", "write_bytes", "to_csv",
@@ -31,6 +32,75 @@ _REFUSAL = re.compile(
 _OWN = re.compile(r"worker|rank|gpu_id|getpid|tempfile|tmp_path|devnull|os\.dup|fdopen")
 """In a path: it is this worker's own."""
 _MOST = 3
+Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Source:
+    """One text with its tree.
+
+    Raises:
+        SyntaxError: the text is no Python.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self.lines = text.splitlines(keepends=True)
+        self._parents = {
+            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
+        self._names = dict(_imported(self.tree))
+
+    def meaning(self, node: ast.AST) -> str:
+        """The full dotted name that an expression stands for: ``torch.distributed.barrier``.
+
+        A name that was not imported stands for itself; what is no dotted name, for nothing.
+        """
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.meaning(node.value)
+            return f"{owner}.{node.attr}" if owner else ""
+        return ""
+
+    def calls(self, *endings: str) -> Iterator[ast.Call]:
+        """All calls of what ends with one of these dotted names, in the order of the text."""
+        found = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call)
+            and any(f".{self.meaning(node.func)}".endswith(f".{one}") for one in endings)
+        ]
+        return iter(sorted(found, key=lambda node: (node.lineno, node.col_offset)))
+
+    def parent(self, node: ast.AST) -> ast.AST:
+        return self._parents.get(node, self.tree)
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The function, or the module, that ``node`` stands in."""
+        while True:
+            node = self.parent(node)
+            if isinstance(node, Scope):
+                return node
+
+    def code(self, node: ast.expr) -> str:
+        """The text of a node; the tree counts columns in bytes of UTF-8."""
+        rows = [line.encode() for line in self.lines[node.lineno - 1 : node.end_lineno]]
+        rows[-1] = rows[-1][: node.end_col_offset]
+        rows[0] = rows[0][node.col_offset :]
+        return b"".join(rows).decode()
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Each imported name with the full name it stands for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                if one.asname:
+                    yield one.asname, one.name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for one in node.names:
+                yield one.asname or one.name, f"{node.module}.{one.name}"
 
 
 def note_of_writes(source: Source, name: str) -> str:
