@@ -27,20 +27,14 @@ from ..report.live import Progress, QuietObserver
 from ..report.summary import Summary
 from ..run_dir import fresh_folder
 from ..workloads import find_task
-from .simulation import World
+from .simulation import Watcher, World
 
 
-class ComparisonWatcher(Protocol):
-    """Who is told how a contest goes."""
+class ComparisonWatcher(Watcher, Protocol):
+    """Who is told how a contest goes, and each of its runs."""
 
     def began(self, protocol: str, seed: int) -> None:
         """A run begins."""
-
-    def progress(self, done: int) -> None:
-        """So many updates of it are made."""
-
-    def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
-        """It was evaluated, ``at_s`` seconds after its start."""
 
     def note(self, text: str) -> None:
         """A sentence that the user should read."""

@@ -16,11 +16,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ..conditions.world import Conditions
 from ..errors import ConfigError
 from ..report.ranking import Standing
-from .race import Racer, Training
+from .race import Racer, Training, count_wins, ranked
 
 NUM_FINALISTS, MOST_SEEDS, FEWEST_SEEDS = 8, 9, 3
 """One seed tells little: times to a loss differ by a tenth and more from seed to seed."""
@@ -35,6 +36,7 @@ _BEHIND = 1.2
 """A finalist whose median is so many times the best one's is out of it."""
 _ROUND_SHARE = 0.6
 """Of the budget: for the first round; the rest is for the finalists' other seeds."""
+_TIME = attrgetter("to_target_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +159,10 @@ def pursue(
         ordered = _finals(finalists, training, conditions, goal, first_s, share, say)
         ranking[: len(finalists)] = ordered
         if len(ordered) > 1:
-            _count_wins(*ordered[:2])
+            count_wins(ordered, [one.target_s for one in ordered[:2]])
     else:
         _go_on(field[0], goal.stretch, share, say)
-    for rank, standing in enumerate(ranking, start=1):
-        standing.rank = rank
-    return ranking
+    return ranked(ranking)
 
 
 def _first_round(
@@ -205,7 +205,7 @@ def _finals(
         if extra >= FEWEST_SEEDS:
             best_s = min(one.to_target_s for one in field)
             behind = [one for one in field if one.to_target_s > _BEHIND * best_s]
-            out = sorted(behind, key=_time) + out
+            out = sorted(behind, key=_TIME) + out
             field = [one for one in field if one not in behind]
             if share() > 1.0 or len(field) == 1:
                 break
@@ -216,7 +216,7 @@ def _finals(
         for standing in field:
             pursuer = Pursuer(standing.protocol, again, others, goal)
             standing.target_s += (pursuer.run(first_s, limit_s),)
-    return sorted(field, key=_time) + out
+    return sorted(field, key=_TIME) + out
 
 
 def _go_on(
@@ -230,14 +230,3 @@ def _go_on(
     if leader.reached_s < math.inf:
         leader.standing.target_s = (leader.reached_s,)
     say(f"{leader.standing.protocol} alone: {leader.value:.4f} after {until_s:.3g} virtual seconds")
-
-
-def _time(standing: Standing) -> float:
-    return standing.to_target_s
-
-
-def _count_wins(first: Standing, second: Standing) -> None:
-    """With how many of the seeds that both were run with each was there before the other."""
-    pairs = list(zip(first.target_s, second.target_s, strict=False))
-    first.wins = sum(a < b for a, b in pairs)
-    second.wins = sum(b < a for a, b in pairs)

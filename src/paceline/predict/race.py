@@ -14,7 +14,7 @@ result is shown.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -197,9 +197,21 @@ def race(
     ranking = [one.standing for one in field] + out
     if len(field) == 2:
         _race_again(ranking, training, conditions, until_s, say)
-    for rank, standing in enumerate(ranking, start=1):
+    return ranked(ranking)
+
+
+def ranked(standings: list[Standing]) -> list[Standing]:
+    """Each with its rank: the first one first."""
+    for rank, standing in enumerate(standings, start=1):
         standing.rank = rank
-    return ranking
+    return standings
+
+
+def count_wins(pair: Sequence[Standing], found: Sequence[Sequence[float]]) -> None:
+    """With how many of the seeds that both were run with each was below the other."""
+    seeds = list(zip(*found, strict=False))
+    pair[0].wins = sum(a < b for a, b in seeds)
+    pair[1].wins = sum(b < a for a, b in seeds)
 
 
 def _first_lap_s(field: Sequence[Racer], share_s: float) -> float:
@@ -229,21 +241,15 @@ def _race_again(
 ) -> None:
     """The two at the head with other seeds; who is ahead more often is the first."""
     first, second = ranking[:2]
-    losses = {one.protocol: [one.loss] for one in (first, second)}
+    losses = [[first.loss], [second.loss]]
     for extra in range(1, RACE_SEEDS):
-        again = Training(
-            task=training.task, mini_batch_size=training.mini_batch_size, lr=training.lr,
-            seed=training.seed + extra,
-        )  # fmt: skip
-        for one in (first, second):
+        again = replace(training, seed=training.seed + extra)
+        for one, its in zip((first, second), losses, strict=True):
             contender = Racer(one.protocol, again, conditions)
             contender.advance(until_s)
-            losses[one.protocol].append(contender.standing.loss)
+            its.append(contender.standing.loss)
         say(f"{first.protocol} against {second.protocol}, seed {again.seed}")
-    pairs = list(zip(losses[first.protocol], losses[second.protocol], strict=True))
-    first.wins = sum(a < b for a, b in pairs)
-    second.wins = sum(b < a for a, b in pairs)
-    for one in (first, second):
-        one.loss = sum(losses[one.protocol]) / RACE_SEEDS
+    count_wins((first, second), losses)
+    first.loss, second.loss = (sum(its) / RACE_SEEDS for its in losses)
     if (second.wins, -second.loss) > (first.wins, -first.loss):
         ranking[0], ranking[1] = second, first

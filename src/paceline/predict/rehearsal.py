@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -32,7 +31,7 @@ from ..trace.records import Scalar
 from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import read_profile
-from .simulation import World, describe, open_trace
+from .simulation import Watcher, World, describe, open_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +42,6 @@ class Rehearsed:
     forecast: Forecast
     most_versions_kept: int
     """Old versions that were in memory at the same time, because somebody held them."""
-
-
-class Watcher(Protocol):
-    """Who is told how a rehearsal goes."""
-
-    def progress(self, done: int) -> None:
-        """So many updates are made."""
-
-    def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
-        """Means over the test data, ``at_s`` virtual seconds after the start."""
 
 
 class Unwatched:

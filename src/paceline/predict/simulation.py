@@ -7,9 +7,10 @@ This module must not know terminals, nor how time is made to pass.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from .. import theory
 from ..conditions.absences import parse_absences
@@ -29,6 +30,16 @@ from ..trace import FILE_NAME, Trace
 from .profiles import Profile, read_profile
 
 OnProgress = Callable[[int], None]
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes."""
+
+    def progress(self, done: int) -> None:
+        """So many updates are made."""
+
+    def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
+        """Means over the test data, ``at_s`` seconds after the start of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
