@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.porting.dataflow import Parts
 from paceline.porting.porting import advise, check_script, read
 from paceline.porting.reading import Source
 from paceline.porting.rewrite import port
-from paceline.porting.tree import CannotDerive
+from paceline.porting.tree import CannotDerive, SourceTree
 from paceline.program import ScriptProgram
 
 BEFORE = '''\
@@ -156,6 +157,12 @@ def test_a_loop_in_another_function_and_spawned_processes_are_followed() -> None
     assert "batches = DataLoader(data, shuffle=True, num_workers=2)\n" in ported
     assert 'net, opt, batches = pace.prepare(net, opt, batches, batch="per-worker")\n' in ported
     assert "for epoch in pace.epochs(10):" in ported
+
+
+def test_what_prepare_is_given_is_found_by_the_names_of_one_function() -> None:
+    parts = Parts(SourceTree(SPAWNED))
+    assert parts.names == ["net", "opt", "batches"]
+    assert not parts.is_flagged
 
 
 def test_lines_that_still_need_a_group_are_named() -> None:

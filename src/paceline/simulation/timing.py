@@ -7,9 +7,9 @@
 
 It asks the very protocol objects that run live. What the coordinator does beside that, leases,
 epochs and the check of every decision, does not change an endless run, so it is left out, and
-that the decisions are the same, one by one, is held by a test (tests/engines/test_simulated.py).
-The commonest event, a member that pushes and goes straight on, has a path of its own. Both ways
-give the same updates at the same times, with the same staleness (tests/engines/test_bulk.py). This
+that the decisions are the same, one by one, is held by tests/simulation/test_simulated.py. The
+commonest event, a member that pushes and goes straight on, has a path of its own. Both ways give
+the same updates at the same times, with the same staleness (tests/simulation/test_bulk.py). This
 module must not know leases, traces or tensors.
 """
 

@@ -1,0 +1,91 @@
+"""What is predicted, asked of the modules themselves: forecasts, contests, races, advice."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.conditions.delays import parse_delay
+from paceline.conditions.world import Conditions
+from paceline.config import resolve
+from paceline.errors import ConfigError
+from paceline.predict.advice import Question, advise, family
+from paceline.predict.comparison import Contest
+from paceline.predict.pursuit import Goal, pursue
+from paceline.predict.race import Training, count_wins, race, ranked
+from paceline.predict.rehearsal import rehearse
+from paceline.predict.simulation import World, forecast
+from paceline.report.ranking import Standing
+from tiny import TASK
+
+EACH_S = World(delay=("1s",))
+CONDITIONS = Conditions(delays=(parse_delay("exp:1s"),) * 3, slow={0: 50.0})
+TRAINING = Training(task=TASK, mini_batch_size=4, lr=None, seed=0)
+
+
+def standing(name: str) -> Standing:
+    return Standing(protocol=name, virtual_s=1.0, loss=0.5, updates=3)
+
+
+def test_equal_steps_are_forecast_to_the_last_bit() -> None:
+    found = forecast("full-sync", 4, EACH_S, 10)
+    assert (found.updates, found.time_per_update_s, found.theory_time_s) == (10, 1.0, 1.0)
+    with pytest.raises(ConfigError, match="updates must be >= 1, got 0"):
+        forecast("full-sync", 4, EACH_S, 0)
+
+
+def test_a_rehearsal_leaves_the_files_of_a_run(tmp_path: Path) -> None:
+    settings = resolve({"workers": 2, "protocol": "full-sync", "epochs": 1}, env={}).settings
+    found = rehearse(TASK, settings, EACH_S, tmp_path / "run")
+    assert found.summary.updates == found.forecast.updates == 5
+    assert {"trace.jsonl", "summary.json", "model.safetensors"} <= {
+        one.name for one in (tmp_path / "run").iterdir()
+    }
+
+
+def test_a_contest_is_checked_before_it_begins() -> None:
+    settings = resolve({"workers": 2}, env={}).settings
+    contest = Contest(
+        task="quadratic", protocols=("async",), settings=settings, world=EACH_S, is_simulated=True
+    )
+    contest.check()
+    with pytest.raises(ConfigError, match="async is given twice"):
+        replace(contest, protocols=("async", "async")).check()
+
+
+def test_who_waits_for_a_straggler_is_behind_in_a_race() -> None:
+    ranking = race(["full-sync", "async"], TRAINING, CONDITIONS, 0.2)
+    assert [(one.protocol, one.rank) for one in ranking] == [("async", 1), ("full-sync", 2)]
+
+
+def test_who_is_first_at_a_target_stands_first() -> None:
+    ranking = pursue(["full-sync", "async"], TRAINING, CONDITIONS, Goal(loss=10.0), 60.0)
+    times_s = [one.to_target_s for one in ranking]
+    assert times_s == sorted(times_s)
+    assert times_s[0] < math.inf
+    assert [one.rank for one in ranking] == [1, 2]
+
+
+def test_wins_are_counted_seed_by_seed() -> None:
+    pair = ranked([standing("a"), standing("b")])
+    count_wins(pair, [[1.0, 2.0, 3.0], [2.0, 2.0, 1.0, 0.0]])
+    assert [(one.rank, one.wins) for one in pair] == [(1, 1), (2, 1)]
+
+
+def test_a_goal_is_one_of_two() -> None:
+    assert Goal(accuracy=0.9).missing(0.5) == pytest.approx(0.4)
+    assert Goal(loss=0.9).missing(0.5) == pytest.approx(-0.4)
+    with pytest.raises(ConfigError, match="give one target"):
+        Goal()
+    with pytest.raises(ConfigError, match="give one target"):
+        Goal(accuracy=0.9, loss=0.5)
+
+
+def test_the_family_has_every_kind_and_what_is_nonsense_is_refused() -> None:
+    names = family(4)
+    assert {one.partition(":")[0] for one in names} == {
+        "full-sync", "k-sync", "k-batch-sync", "k-async", "k-batch-async", "async",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="at least 2 workers, got --workers 1"):
+        advise(Question(task="quadratic", workers=1))

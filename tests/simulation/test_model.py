@@ -1,0 +1,61 @@
+"""The one model of a run: the versions it holds, what it makes of data, and peers' averages."""
+
+import torch
+
+from paceline.conditions.delays import parse_delay
+from paceline.conditions.world import Conditions
+from paceline.core.ledger import Ledger
+from paceline.events import Pushed, Ticket
+from paceline.protocols import parse
+from paceline.simulation.engine import SimulatedRun
+from paceline.simulation.model import Versions, examine, first_samples
+from paceline.simulation.peers import PeersCraft
+from paceline.simulation.replay import pulled_versions
+from paceline.trace.records import Handed
+from reference import differ, state_of
+from tiny import BATCH_SIZE, TASK, WIDTH, WITH_BATCH_NORM, samples
+
+
+def test_an_old_version_is_kept_while_somebody_holds_it() -> None:
+    protocol = parse("full-sync", 2)
+    store = PeersCraft(TASK, protocol, num_workers=2, batch_size=BATCH_SIZE).store
+    versions = Versions(store, torch.zeros(8, dtype=torch.uint8), is_pure=True)
+    versions.keep()
+    assert versions.most_kept == 0, "nobody holds it"
+    versions.hold(0)
+    versions.hold(0)
+    versions.keep()
+    versions.release(0)
+    assert (versions.most_kept, versions.num_held) == (1, 1)
+    versions.release(0)
+    assert versions.num_held == 0
+
+
+def test_an_evaluation_goes_over_all_of_the_data() -> None:
+    test = samples().test
+    model = TASK.model().train()
+    assert {count for _, count in examine(TASK, model, test).values()} == {17}
+    assert model.training, "as it was before"
+    assert examine(TASK, model, None) == {}
+    inputs, targets = first_samples(test, 5)
+    assert (inputs.shape, targets.shape) == ((5, WIDTH), (5,))
+
+
+def test_peers_average_what_the_store_sums() -> None:
+    states = []
+    for path in ("store", "peers"):
+        protocol = parse("full-sync", 2)
+        craft = PeersCraft(WITH_BATCH_NORM, protocol, num_workers=2, batch_size=BATCH_SIZE)
+        craft.go_by(path)
+        ledger = Ledger(craft.num_samples, BATCH_SIZE, protocol.num_pushes)
+        conditions = Conditions(delays=(parse_delay("exp:1s"),) * 2)
+        SimulatedRun(protocol, ledger, conditions, craft=craft).run(8)
+        craft.load_newest()
+        states.append(state_of(craft.model))
+    assert differ(*states) < 1e-12
+
+
+def test_a_push_was_computed_at_the_version_that_it_names() -> None:
+    pushed = Pushed(Ticket(1, 4, 7), 8, 0.5, True, 2.0)
+    handed = Handed(fact=pushed, compute_s=1.0, wait_s=0.0, push_s=0.1)
+    assert pulled_versions([handed]) == {(1, 4): 7}
