@@ -3,7 +3,7 @@
     figures/            one file a figure: what the paper says, what we found, whether they agree
     timing.py           the time of updates, from predict/simulation.py
     training.py         loss against time and updates, from predict/rehearsal.py
-    bounds.py           the error after so many updates: theorems 3 to 5
+    bounds.py           bounds on the error after so many updates, and on their time
     tasks.py            what the paper trains
     page.py             findings -> results/paper.md and its pictures
     __main__.py         all of it, with progress: ``make paper``

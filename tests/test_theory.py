@@ -9,12 +9,9 @@ import pytest
 from paceline.conditions.delays import parse_delay
 from paceline.theory import (
     evenly_s,
-    fresh_share,
     harmonic,
-    k_async_bound_s,
     order_statistic_numeric_s,
     order_statistic_s,
-    speed_up,
     staleness_versions,
     update_s,
 )
@@ -139,33 +136,9 @@ def test_the_last_of_four_erlangs_is_known_although_it_is_drawn() -> None:
     assert found == pytest.approx(wanted, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "p", "paper"),
-    [
-        ("exp:1s", 20, 71.95), ("1s+exp:1s", 20, 45.98), ("pareto:2,1s", 20, 79.76),
-        ("exp:1s", 10, 29.29), ("1s+exp:1s", 10, 19.64), ("pareto:2,1s", 10, 28.38),
-        ("exp:1s", 5, 11.42), ("1s+exp:1s", 5, 8.21), ("pareto:2,1s", 5, 10.16),
-    ],
-)  # fmt: skip
-def test_speed_ups_are_those_of_figure_5(text: str, p: int, paper: float) -> None:
-    assert speed_up(parse_delay(text), p) == pytest.approx(paper, rel=0.001)
-
-
 def test_different_workers_add_their_rates() -> None:
     assert evenly_s([1.0, 0.5, 0.25], 7) == pytest.approx(1.0)
     assert evenly_s([3.0] * 4, 2) == update_s("k-batch-async", parse_delay("3s"), 4, 2)
-
-
-def test_the_bound_of_k_async_is_there_for_light_tails_only() -> None:
-    assert k_async_bound_s(EXP, 8, 4) == update_s("k-async", EXP, 8, 4)
-    assert k_async_bound_s(SHIFTED, 8, 4) == order_statistic_s(SHIFTED, 4, 8)
-    assert k_async_bound_s(parse_delay("weibull:2,1s"), 8, 4) is not None
-    for heavy in ("pareto:2,1s", "lognormal:1,1s", "weibull:0.5,1s"):
-        assert k_async_bound_s(parse_delay(heavy), 8, 4) is None
-
-
-def test_a_share_of_k_in_p_is_fresh() -> None:
-    assert fresh_share(8, 2) == 0.25
 
 
 def test_the_first_and_the_last_of_a_list_are_what_counting_says() -> None:

@@ -2,11 +2,11 @@
 
 import math
 
-from paceline import theory
 from paceline.conditions.delays import parse_delay
 from paceline.report.chart import Curve, Diagram, draw_chart
 from paceline.report.summary import Point
 
+from ..bounds import speed_up
 from ..timing import update_time
 from .base import Claim, Drawn, Figure, Workshop, number
 
@@ -30,7 +30,7 @@ def draw(shop: Workshop) -> Drawn:
             num_workers: _speed_up(delay, num_workers, shop.effort.updates(full))
             for num_workers in range(1, MOST_WORKERS + 1)
         }
-        closed = {p: theory.speed_up(parse_delay(delay), p) for p in found}
+        closed = {p: speed_up(parse_delay(delay), p) for p in found}
         claims += [
             number(f"{name}, P = {p}", value, found[p][0], error=found[p][1])
             for p, value in paper.items()

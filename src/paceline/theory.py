@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from .conditions.delays import Delay
-from .conditions.distributions import Constant, Empirical, Exponential, Pareto, Term, Weibull
+from .conditions.distributions import Constant, Empirical, Exponential, Pareto, Term
 
 
 def harmonic(n: int) -> float:
@@ -200,39 +200,6 @@ def evenly_s(means_s: Sequence[float], num_pushes: int) -> float:
     return num_pushes / math.fsum(1.0 / mean_s for mean_s in means_s)
 
 
-def k_async_bound_s(delay: Delay, num_workers: int, num_pushes: int) -> float | None:
-    """J E[X_{K:P}], J = 1: what k-async takes at most where steps are new-longer-than-used.
-
-    That is P(X > u + t | X > t) <= P(X > u): constant, exponential, their sums, Weibull with
-    shape >= 1. Heavy tails break it: Pareto(2, 1), P = 20, K = 15 takes 2.17, not 1.96.
-
-    Returns:
-        Seconds; None where that cannot be told from the terms.
-
-    Source: Dutta et al. 2018, section 3 and lemma 3.
-    """
-    if not all(_is_new_longer_than_used(term) for term in delay.terms):
-        return None
-    closed_s = order_statistic_s(delay, num_pushes, num_workers)
-    return closed_s or order_statistic_numeric_s(delay, num_pushes, num_workers)
-
-
-def _is_new_longer_than_used(term: Term) -> bool:
-    return isinstance(term, Constant | Exponential) or (
-        isinstance(term, Weibull) and term.shape >= 1.0
-    )
-
-
-def speed_up(delay: Delay, num_workers: int) -> float:
-    """E[T_sync] / E[T_async] = P E[X_{P:P}] / E[X]: how many more updates async makes.
-
-    Source: Dutta et al. 2018, corollary to theorem 2; figure 5.
-    """
-    slowest_s = update_s("full-sync", delay, num_workers, num_workers)
-    assert slowest_s is not None
-    return num_workers * slowest_s / delay.mean_s
-
-
 def staleness_versions(protocol: str, num_workers: int, num_pushes: int) -> float | None:
     """Mean versions that passed between the pull of a gradient's parameters and its update.
 
@@ -255,11 +222,3 @@ def staleness_versions(protocol: str, num_workers: int, num_pushes: int) -> floa
     if protocol in ("k-batch-async", "async"):
         return (num_workers - 1.0) / num_pushes
     return None
-
-
-def fresh_share(num_workers: int, num_pushes: int) -> float:
-    """Share of the gradients of k-async that are of the newest version, for exponential X: K/P.
-
-    Source: memorylessness: who is in the next K is a draw without regard to who began when.
-    """
-    return num_pushes / num_workers

@@ -15,7 +15,8 @@ from paceline.predict.simulation import expected_update_s
 from paceline.protocols import PROTOCOLS, parse
 from paceline.simulation.counts import Counts
 from paceline.simulation.timing import TimingRun
-from paceline.theory import fresh_share, staleness_versions
+from paceline.theory import staleness_versions
+from paper.bounds import fresh_share
 
 WORKERS = (1, 2, 8, 20, 100)
 DELAYS = ("exp:1s", "1s+exp:1s", "pareto:3,1s", "lognormal:0.5,1s", "weibull:1.5,1s", "list:1s,2s")

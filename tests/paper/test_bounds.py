@@ -4,16 +4,23 @@ import random
 
 import pytest
 
+from paceline.conditions.delays import parse_delay
 from paceline.errors import ConfigError
+from paceline.theory import order_statistic_s, update_s
 from paper.bounds import (
     Problem,
     error_after,
     error_floor,
+    fresh_share,
     gradient_after,
+    k_async_bound_s,
     most_learning_rate,
     slowdown,
+    speed_up,
 )
 
+EXP = parse_delay("exp:1s")
+SHIFTED = parse_delay("25ms+exp:25ms")
 PROBLEM = Problem(smoothness=4.0, convexity=1.0, variance=9.0, first_error=5.0, growth=2.0)
 
 
@@ -58,3 +65,27 @@ def test_sgd_on_a_parabola_stays_below_the_bound() -> None:
 def test_a_problem_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="convexity <= smoothness, got 2"):
         Problem(smoothness=1.0, convexity=2.0, variance=1.0, first_error=1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "p", "paper"),
+    [
+        ("exp:1s", 20, 71.95), ("1s+exp:1s", 20, 45.98), ("pareto:2,1s", 20, 79.76),
+        ("exp:1s", 10, 29.29), ("1s+exp:1s", 10, 19.64), ("pareto:2,1s", 10, 28.38),
+        ("exp:1s", 5, 11.42), ("1s+exp:1s", 5, 8.21), ("pareto:2,1s", 5, 10.16),
+    ],
+)  # fmt: skip
+def test_speed_ups_are_those_of_figure_5(text: str, p: int, paper: float) -> None:
+    assert speed_up(parse_delay(text), p) == pytest.approx(paper, rel=0.001)
+
+
+def test_the_bound_of_k_async_is_there_for_light_tails_only() -> None:
+    assert k_async_bound_s(EXP, 8, 4) == update_s("k-async", EXP, 8, 4)
+    assert k_async_bound_s(SHIFTED, 8, 4) == order_statistic_s(SHIFTED, 4, 8)
+    assert k_async_bound_s(parse_delay("weibull:2,1s"), 8, 4) is not None
+    for heavy in ("pareto:2,1s", "lognormal:1,1s", "weibull:0.5,1s"):
+        assert k_async_bound_s(parse_delay(heavy), 8, 4) is None
+
+
+def test_a_share_of_k_in_p_is_fresh() -> None:
+    assert fresh_share(8, 2) == 0.25

@@ -12,6 +12,7 @@ import torch
 from paceline import theory
 from paceline.conditions.delays import parse_delay
 from paceline.data.arrays import ArrayDataset
+from paper.bounds import speed_up
 from paper.figures import FIGURES, figure_05, figure_06, figure_08, table_facts
 from paper.figures.base import Claim, Drawn, Effort, Figure, Workshop, number, reading, sentence
 from paper.page import Made, page
@@ -59,7 +60,7 @@ def test_a_figure_draws_and_claims(figure: Figure, shop: Workshop) -> None:
 def test_the_papers_speed_ups_are_the_closed_form() -> None:
     for delay, _, values in figure_05.PAPER.values():
         for num_workers, value in values.items():
-            found = theory.speed_up(parse_delay(delay), num_workers)
+            found = speed_up(parse_delay(delay), num_workers)
             assert found == pytest.approx(value, abs=0.006)
 
 
