@@ -17,8 +17,7 @@ from paceline.bench.asynchrony_lines import render_asynchrony
 from paceline.bench.compiling import WaysQuestion, compare_ways
 from paceline.bench.compiling_lines import render_ways
 from paceline.bench.overlap import measure_overlap
-from paceline.bench.together import measure_parallel
-from paceline.bench.together import render_together
+from paceline.bench.together import measure_parallel, render_together
 from table import RESULTS, machine
 
 CALLS = 10_000
