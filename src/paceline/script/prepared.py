@@ -38,14 +38,12 @@ from ..store.control import MOST_SCHEDULES
 from ..store.parameter_store import arena_bytes, pinned_at
 from ..tuning.candidate import Forward
 from ..tuning.fast import Script, Settled, settle
-from .amp import Amp
+from .amp import Amp, Scaling
 from .clipping import Clipping
 from .edits import Edits
 from .grad_scaler import reset_scalers, tell_of_unscaling
 from .holding import Holding
-from .loss_scaling import Scaling
 from .member_state import MemberState, groups_of, random_states, restore_random_states, set_groups
-from .optimizer_settings import adopt, settings_text
 from .patches import (
     SharedState,
     clone_state,
@@ -56,7 +54,7 @@ from .patches import (
     sort_out,
 )
 from .place import LoopPlace
-from .schedules import Schedules
+from .schedules import Schedules, adopt, settings_text
 from .unprepared import Guard, Strays
 
 

@@ -1,10 +1,14 @@
-"""All prepared schedulers of a member, and the places at which its loop thinks of them.
+"""All prepared schedulers of a member, the places at which its loop thinks of them, their settings.
 
     open -> opened -> [ begin_step, advance, end_step, the loop's calls ] ... -> end
 
-This module must not know sessions or the store.
+A worker that joins a run under way has the script's first learning rate: what the others' optimizer
+and schedules are set to comes to it as text (`settings_text`, `adopt`), with the version at which
+the epoch opened. Only plain numbers, words, and lists and dicts of them travel. This module must
+not know exchanges or the store.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -141,3 +145,54 @@ class Schedules:
     def knows(self) -> bool:
         """Whether this member stands where the others do, so that it can tell a newcomer."""
         return not self.place.is_lockstep or self.place.was_current or self.place.is_first
+
+
+def settings_text(optimizer: Optimizer, schedules: Schedules) -> str:
+    """The settings of all parameter groups, and where each schedule and the epoch stand."""
+    place = schedules.place
+    return json.dumps({
+        "groups": [_plain(group) for group in optimizer.param_groups],
+        "schedules": [_plain(one.state()) for one in schedules],
+        "epoch": (place.epoch_version, place.epoch_applied),
+    })  # fmt: skip
+
+
+def adopt(text: str, optimizer: Optimizer, schedules: Schedules) -> None:
+    """Take over what `settings_text` said, where there is the same setting."""
+    values = json.loads(text)
+    schedules.place.begin(*values["epoch"])
+    for group, said in zip(optimizer.param_groups, values["groups"], strict=False):
+        group.update({name: _like(group[name], said[name]) for name in said if name in group})
+    for schedule, said in zip(schedules, values["schedules"], strict=False):
+        schedule.load(_merged(schedule.state(), said))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """What of it can be said, in a scheduler of schedulers what of each."""
+    return {
+        name: list(map(_plain, value)) if _are_dicts(value) else value
+        for name, value in values.items()
+        if name != "params" and (_is_plain(value) or _are_dicts(value))
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _are_dicts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _merged(before: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """``before``, and what was said in place of it; the rest was made by the script."""
+    return before | {name: _like(before.get(name), value) for name, value in said.items()}
+
+
+def _like(before: object, value: Any) -> object:
+    """JSON has no tuples."""
+    if isinstance(before, list) and _are_dicts(before) and _are_dicts(value):
+        return [_merged(one, said) for one, said in zip(before, value, strict=True)]
+    return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value

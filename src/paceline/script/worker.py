@@ -37,10 +37,10 @@ from ..replica.device import find_device
 from ..replica.seeding import seed_host
 from ..tuning.candidate import Forward
 from ..wire.messages import Totals
-from .epochs import values_of
 from .evaluation import Evaluation
 from .loader import PreparedLoader
 from .member_state import MemberState
+from .place import values_of
 from .prepared import Prepared
 
 Value = Tensor | float | int
