@@ -24,8 +24,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from paceline.checkpoints.scribe import LAYOUT, MODEL, OPTIMIZER, write
-from paceline.checkpoints.shelf import CheckpointFolder
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.checkpoints.writer import LAYOUT, MODEL, OPTIMIZER, write
 from paceline.store.layout import Layout, lay_out
 from table import machine, write_table
 
@@ -50,16 +50,16 @@ def save_for_ever(folder: Path, words: Any) -> None:
     rows = {"at": 0, "numbers": [], **layout.rows()}
     memory = bytearray(layout.block_bytes)
     block = torch.frombuffer(memory, dtype=torch.float32)
-    shelf = CheckpointFolder(folder)
-    version = 0 if shelf.is_empty else int(shelf.newest().json("run.json")["version"])
+    checkpoints = CheckpointFolder(folder)
+    version = 0 if checkpoints.is_empty else int(checkpoints.newest().json("run.json")["version"])
     while True:
         version += 1
         block.fill_(float(version))
         words[0] = 1
-        aside = shelf.begin()
+        aside = checkpoints.begin()
         (aside / LAYOUT).write_text(json.dumps(rows))
         request = {
-            "aside": str(aside), "shelf": str(folder), "keep": 2, "sync": [],
+            "aside": str(aside), "folder": str(folder), "keep": 2, "sync": [],
             "files": {"run.json": {"version": version}},
         }  # fmt: skip
         answer = write(request, memory)

@@ -58,11 +58,8 @@ def table() -> str:
 
 
 def section(name: str, protocol: type[SyncProtocol]) -> str:
-    """One protocol: what it needs, as data, and the docstring of its file."""
-    module = inspect.getmodule(protocol)
-    assert module is not None
-    text = inspect.getdoc(module)
-    assert text is not None
+    """One protocol: what it needs, as data, and its part of the docstring of its file."""
+    text = said_of(name, protocol)
     path = Path(inspect.getfile(protocol)).name
     argument = protocol.argument
     facts = [
@@ -82,6 +79,14 @@ def section(name: str, protocol: type[SyncProtocol]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def said_of(name: str, protocol: type[SyncProtocol]) -> str:
+    """From the line that begins with its name to that of its sister, or to the end."""
+    text = inspect.getdoc(inspect.getmodule(protocol)) or ""
+    parts = re.split(rf"^(?=(?:{'|'.join(PROTOCOLS)}): )", text, flags=re.MULTILINE)
+    (mine,) = [part for part in parts if part.startswith(f"{name}: ")]
+    return mine.rstrip()
 
 
 def page() -> str:

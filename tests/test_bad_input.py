@@ -13,7 +13,7 @@ import pytest
 from paceline.cli import app as command
 from paceline.config import NAMES
 from paceline.data.catalogue import find
-from paceline.data.outside import SourceError, ThisMachine
+from paceline.data.sources import SourceError, ThisMachine
 from paceline.store import memory
 from runs import nothing_left
 

@@ -106,7 +106,7 @@ NOT_HERE = {
         "Peers._hear_round", "express_rounds", "Superseded", "SoloExchange", "DistributedExchange",
         "Schedule",
     },
-    "mini-batch": {"express_rounds", "Coordinator.give_back", "LedgerPlace"},
+    "mini-batch": {"express_rounds", "Coordinator.give_back"},
     "death": {
         "Beginners.replace", "Newcomers.tick", "RunState.begins_with", "Jobs.needs", "Silence",
         "SyncProtocol.react", "GivenUp",

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.checkpoints.shelf import CheckpointFolder
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.config import NAMES
 from paceline.trace import read_trace
 from paceline.trace.records import Ended

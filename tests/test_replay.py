@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from dying import Fault, with_fault
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.resumption import adopt
-from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import resolve
 from paceline.errors import ConfigError
 from paceline.events import Late
@@ -154,12 +154,12 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_flight(tmp_path: Path) -> None:
     """What came after the checkpoint was lost, and what was in flight then is free again."""
     every = {"protocol": "async", "checkpoint_every": "2 updates", "keep": 100}
     live = resumed(tmp_path, [], {}, **every, engine="local", workers=2, delay=("100ms",))
-    shelf = live.folder / "checkpoints"
-    oldest, *newer = sorted(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
-    assert CheckpointFolder(shelf).check(oldest).json("run.json")["version"] % 5
+    checkpoints = live.folder / "checkpoints"
+    oldest, *newer = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
+    assert CheckpointFolder(checkpoints).check(oldest).json("run.json")["version"] % 5
     for number in newer:
-        (shelf / str(number) / "manifest.json").unlink()
-    (shelf / "latest").unlink()
+        (checkpoints / str(number) / "manifest.json").unlink()
+    (checkpoints / "latest").unlink()
     live = _went_on(live)
     (again,) = [one for one in live.records if isinstance(one, Resumed)]
     assert again.lost > 0

@@ -1,6 +1,6 @@
 """What the launcher tells a member about the run, as data.
 
-It travels as JSON with the member's birth and is read once by ``connect``. This module must not
+It travels as JSON when the member is begun, and is read once by ``connect``. This module must not
 know how it travels.
 """
 

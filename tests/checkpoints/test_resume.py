@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.resumption import adopt
-from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError
 from paceline.launch import launcher
@@ -184,16 +184,16 @@ def test_a_checkpoint_in_flight_is_of_one_version(tmp_path: Path, path: str) -> 
     every = {"checkpoint_every": "2 updates", "keep": 100, "workers": 2, "path": path}
     whole = go(NOISY, tmp_path, **every, delay=("120ms",))
     state = whole.state
-    shelf = whole.folder / "checkpoints"
-    numbers = sorted(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
+    checkpoints = whole.folder / "checkpoints"
+    numbers = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
     inside = [
-        n for n in numbers if CheckpointFolder(shelf).check(n).json("run.json")["version"] % 5
+        n for n in numbers if CheckpointFolder(checkpoints).check(n).json("run.json")["version"] % 5
     ]
     assert inside
-    (shelf / "latest").unlink()
+    (checkpoints / "latest").unlink()
     for number in numbers:
         if number > inside[-1]:
-            (shelf / str(number) / "manifest.json").unlink()
+            (checkpoints / str(number) / "manifest.json").unlink()
     run = go(NOISY, tmp_path, resume=str(whole.folder))
     assert all(torch.equal(value, run.state[name]) for name, value in state.items())
     assert_one_whole_run(run)
@@ -285,9 +285,9 @@ def test_a_damaged_newest_is_said_in_one_line(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"workers": 2, "engine": "inline"}
     whole = go(ADAM, tmp_path / "whole", **settings)
     cut_run = cut_and_resumed(ADAM, tmp_path, [4, 8], {"epochs": 3}, **settings)
-    shelf = cut_run.folder / "checkpoints"
-    newest = max(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
-    path = shelf / str(newest) / "model.safetensors"
+    checkpoints = cut_run.folder / "checkpoints"
+    newest = max(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
+    path = checkpoints / str(newest) / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-3] ^= 4
     path.write_bytes(data)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.conditions.absences import Absence, parse_absences
+from paceline.conditions.world import Absence, parse_absences
 from paceline.errors import ConfigError
 
 

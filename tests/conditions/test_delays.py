@@ -3,12 +3,15 @@
 import math
 import random
 import statistics
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.conditions.delays import parse_delay, parse_delays, parse_slow
+from paceline.conditions.delays import parse_delay, parse_delays
+from paceline.conditions.distributions import Exponential, LogNormal, Pareto, Term, Weibull
+from paceline.conditions.slowness import parse_slow
 from paceline.errors import ConfigError
 
 
@@ -51,8 +54,25 @@ def test_draws_average_to_the_mean(text: str) -> None:
     assert abs(statistics.fmean(draws) - delay.mean_s) <= 4 * spread + 1e-12
 
 
+@pytest.mark.parametrize(
+    ("term", "plain"),
+    [
+        (Exponential(mean_s=4.0), lambda rng: rng.expovariate(0.25)),
+        (Pareto(shape=3.0, scale_s=4.0), lambda rng: 4.0 * rng.paretovariate(3.0)),
+        (LogNormal(sigma=0.5, median_s=4.0), lambda rng: 4.0 * math.exp(rng.normalvariate(0, 0.5))),
+        (Weibull(shape=0.7, scale_s=4.0), lambda rng: rng.weibullvariate(4.0, 0.7)),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_draws_are_those_of_the_standard_library(
+    term: Term, plain: Callable[[random.Random], float]
+) -> None:
+    draw, rng = term.drawer(random.Random(3)), random.Random(3)
+    assert [draw() for _ in range(50)] == [plain(rng) for _ in range(50)]
+
+
 @pytest.mark.parametrize("text", ALL_KINDS)
-def test_the_fast_draws_are_the_draws(text: str) -> None:
+def test_draws_in_a_row_are_those_one_by_one(text: str) -> None:
     delay = parse_delay(text)
     draw, rng = delay.drawer(random.Random(3)), random.Random(3)
     assert [draw() for _ in range(50)] == [delay.sample(rng) for _ in range(50)]

@@ -46,7 +46,7 @@ def test_every_fault_is_the_machines_or_one_workers() -> None:
     texts = ["kill worker 1 at update 3", "fill disk at 5s for 2s", "RAISE in worker 1 at step 2"]
     plan = FaultPlan.parse(texts, WORKERS)
     assert [one.kind for one in plan.of_worker(1)] == [Kind.KILL, Kind.RAISE]
-    assert [one.kind for one in plan.of_machine] == [Kind.FILL_DISK]
+    assert [one.kind for one in plan.faults if one.worker is None] == [Kind.FILL_DISK]
     assert plan.of_worker(0) == ()
     assert plan.faults[1] == Fault(kind=Kind.FILL_DISK, at_s=5.0, for_s=2.0)
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from paceline.conditions.cores import Cores
 from paceline.conditions.delays import NO_DELAY, Delay, parse_delay
-from paceline.conditions.machine import CostSum, Machine
+from paceline.conditions.machine import Cores, CostSum, Machine
 from paceline.conditions.world import Conditions
 from paceline.protocols import parse
 from paceline.simulation.timing import TimingRun

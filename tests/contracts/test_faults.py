@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afflicted import AfflictedRun
+from faulty_run import FaultyRun
+from ledger_places import LedgerPlace, whereabouts
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.faults import Fault, FaultPlan, Kind
 from paceline.conditions.world import Conditions
-from paceline.core.ledger import Dropped, Ledger, LedgerPlace
+from paceline.core.ledger import Dropped, Ledger
 from paceline.events import Apply, Cancel, Discard, Fact, Grant, Late, Lease, Order, Pushed, Stalled
 from paceline.protocols import PROTOCOLS, parse
 from paceline.simulation.engine import Nothing
@@ -95,7 +96,7 @@ def plans(draw: st.DrawFn) -> FaultPlan:
     return FaultPlan(faults=tuple(faults))
 
 
-def run_with(text: str, plan: FaultPlan, seed: int, dropped: Dropped) -> tuple[AfflictedRun, Books]:
+def run_with(text: str, plan: FaultPlan, seed: int, dropped: Dropped) -> tuple[FaultyRun, Books]:
     """Three epochs in virtual time; at the end of each the ledger is held against the books."""
     protocol = parse(text, WORKERS)
     ledger = Ledger(NUM_SAMPLES, 2 * protocol.num_pushes, protocol.num_pushes, dropped=dropped)
@@ -106,14 +107,14 @@ def run_with(text: str, plan: FaultPlan, seed: int, dropped: Dropped) -> tuple[A
         gone = Counter(
             position
             for lease in ledger.cut_all()
-            if ledger.whereabouts(lease).place is LedgerPlace.DROPPED
+            if whereabouts(ledger, lease).place is LedgerPlace.DROPPED
             for position in range(lease.start, lease.stop)
         )
         assert not gone or dropped == "skip"
         assert books.used.get(epoch, Counter()) + gone == Counter(range(NUM_SAMPLES))
         return epoch + 1 < EPOCHS
 
-    run = AfflictedRun(
+    run = FaultyRun(
         protocol, ledger, Conditions(delays=delays, seed=seed), plan,
         silence_s=0.5, new_life_s=0.7, craft=books, hear_epoch=hear_epoch,
     )  # fmt: skip
@@ -121,7 +122,7 @@ def run_with(text: str, plan: FaultPlan, seed: int, dropped: Dropped) -> tuple[A
     return run, books
 
 
-def check(run: AfflictedRun, books: Books) -> None:
+def check(run: FaultyRun, books: Books) -> None:
     assert run.ending == "finished"
     assert run.coordinator.epoch + 1 == EPOCHS
     assert run.coordinator.version == books.num_updates

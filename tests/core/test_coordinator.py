@@ -5,9 +5,10 @@ import random
 import pytest
 
 from driver import Driver
+from ledger_places import LedgerPlace, counts
 from paceline.core.batches import express_rounds
 from paceline.core.coordinator import Coordinator
-from paceline.core.ledger import Dropped, Ledger, LedgerPlace
+from paceline.core.ledger import Dropped, Ledger
 from paceline.errors import ProtocolError
 from paceline.events import (
     Apply,
@@ -233,13 +234,13 @@ def test_what_a_stalled_or_lost_member_held_is_never_dropped(text: str) -> None:
     driver.stall(1)
     driver.crash(2)
     driver.finish_epoch(random.Random(0))
-    assert driver.ledger.counts()[LedgerPlace.DROPPED] == 0
+    assert counts(driver.ledger)[LedgerPlace.DROPPED] == 0
 
 
 def test_superseded_work_is_dropped_where_asked_for() -> None:
     driver = _driver("k-sync:1", 2, 8, batch_size=2, dropped="skip")
     driver.push(0)
-    assert driver.ledger.counts()[LedgerPlace.DROPPED] == 1
+    assert counts(driver.ledger)[LedgerPlace.DROPPED] == 1
     assert _starts(driver, 1) == [6]
 
 
@@ -295,5 +296,5 @@ def test_a_stop_returns_all_that_was_not_applied() -> None:
         Cancel(1),
         Cancel(2),
     ]
-    assert driver.ledger.counts()[LedgerPlace.RETIRED] == 3
+    assert counts(driver.ledger)[LedgerPlace.RETIRED] == 3
     driver.push_late(Ticket(1, 1, 1))

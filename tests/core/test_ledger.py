@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from paceline.core.ledger import Ledger, LedgerPlace, Whereabouts
+from ledger_places import LedgerPlace, Whereabouts, counts, whereabouts
+from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError, ProtocolError
 from paceline.events import Lease, Ticket
 
@@ -46,14 +47,12 @@ def test_a_lease_tells_where_it_is_all_the_way() -> None:
     (lease,) = ledger.cut_all()[:1]
     (held,) = ledger.hand_out(_ticket(3), 1)
     assert held == lease
-    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.HELD, members=(3,))
+    assert whereabouts(ledger, lease) == Whereabouts(place=LedgerPlace.HELD, members=(3,))
     ledger.gather(_ticket(3), Ticket(3, 0, 5))
-    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.GATHERED, members=(3,))
+    assert whereabouts(ledger, lease) == Whereabouts(place=LedgerPlace.GATHERED, members=(3,))
     ledger.retire(Ticket(3, 0, 5), 6)
-    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.RETIRED, version=6)
-    assert ledger.lease_at(1) == lease
-    assert ledger.lease_at(2) is None  # not cut yet
-    assert ledger.counts()[LedgerPlace.RETIRED] == 1
+    assert whereabouts(ledger, lease) == Whereabouts(place=LedgerPlace.RETIRED, version=6)
+    assert counts(ledger)[LedgerPlace.RETIRED] == 1
 
 
 def test_returned_leases_go_out_first_and_the_lowest_of_them_first() -> None:
@@ -83,7 +82,7 @@ def test_only_abandoned_work_is_dropped_and_only_if_asked(
     if is_pushed:
         ledger.gather(_ticket(0), _ticket(0))
     ledger.give_up(_ticket(0), is_abandoned=is_abandoned)
-    assert ledger.whereabouts(lease).place is place
+    assert whereabouts(ledger, lease).place is place
 
 
 def test_a_copy_is_of_the_lease_with_fewest_holders_then_of_the_oldest_grant() -> None:
@@ -103,8 +102,8 @@ def test_the_first_push_of_a_copy_wins_and_what_else_the_others_hold_returns() -
     assert ledger.gather(_ticket(1), _ticket(1)) == [_ticket(0)]
     ledger.give_up(_ticket(0), is_abandoned=False)
     won, other = ledger.cut_all()
-    assert ledger.whereabouts(won).place is LedgerPlace.GATHERED
-    assert ledger.whereabouts(other).place is LedgerPlace.FREE
+    assert whereabouts(ledger, won).place is LedgerPlace.GATHERED
+    assert whereabouts(ledger, other).place is LedgerPlace.FREE
 
 
 def test_a_lease_given_up_by_one_holder_stays_with_the_other() -> None:
@@ -112,7 +111,7 @@ def test_a_lease_given_up_by_one_holder_stays_with_the_other() -> None:
     (lease,) = ledger.hand_out(_ticket(0), 1)
     ledger.hand_out_copy(_ticket(1))
     ledger.give_up(_ticket(0), is_abandoned=True)
-    assert ledger.whereabouts(lease) == Whereabouts(place=LedgerPlace.HELD, members=(1,))
+    assert whereabouts(ledger, lease) == Whereabouts(place=LedgerPlace.HELD, members=(1,))
 
 
 def test_accumulation_rides_on_one_ticket() -> None:
@@ -157,11 +156,11 @@ def test_reservations_that_are_taken_back_are_free_again() -> None:
     ledger = _opened()
     ledger.lookahead.set_depth(0, 2)
     ledger.look_ahead(1)
-    assert ledger.whereabouts(ledger.cut_all()[1]) == Whereabouts(
+    assert whereabouts(ledger, ledger.cut_all()[1]) == Whereabouts(
         place=LedgerPlace.RESERVED, members=(0,)
     )
     ledger.take_back(0)
-    assert ledger.counts()[LedgerPlace.FREE] == 2
+    assert counts(ledger)[LedgerPlace.FREE] == 2
     assert _starts(ledger.hand_out(_ticket(1), 1)) == [0]
 
 
@@ -194,7 +193,7 @@ def test_a_ledger_from_json_is_the_same_ledger() -> None:
     copy.load(json.loads(json.dumps(ledger.state())))
     assert copy.state() == ledger.state()
     assert copy.cut_all() == ledger.cut_all()
-    assert copy.counts() == ledger.counts()
+    assert counts(copy) == counts(ledger)
     assert copy.hand_out(_ticket(7), 3) == ledger.hand_out(_ticket(7), 3)
 
 

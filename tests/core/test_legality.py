@@ -8,6 +8,7 @@ import pytest
 from driver import Driver
 from paceline.core.coordinator import Coordinator
 from paceline.core.ledger import Ledger
+from paceline.core.membership import Membership, check_decisions
 from paceline.errors import ProtocolError
 from paceline.events import (
     Apply,
@@ -185,3 +186,18 @@ def test_a_late_push_is_freed_and_not_heard_by_the_protocol() -> None:
     coordinator.hear(_pushed(MINE))
     assert coordinator.hear(_pushed(MINE)) == [Late(MINE)]
     assert len(heard) == 1
+
+
+def test_to_the_check_who_just_pushed_waits_and_who_left_is_gone() -> None:
+    members = Membership()
+    members.join(0)
+    ticket = Ticket(0, 0, 0)
+    members.pending[0] = 1
+    members.begin_work(ticket)
+    pushed = Pushed(ticket, 4, 1.0, True, 0.0)
+    check_decisions([Release(0, 1)], pushed, members, lambda one: False)
+    with pytest.raises(ProtocolError, match="only who waits is released"):
+        check_decisions([Release(0, 1)], Left(0, 0.0), members, lambda one: False)
+    with pytest.raises(ProtocolError, match="is not a push that is gathered"):
+        check_decisions([Discard(Ticket(0, 1, 0))], pushed, members, lambda one: False)
+    assert members.is_at_work(0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.checked import read_checked
+from paceline.data.catalogue import read_checked
 from paceline.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.data.fetch import FetchState, fetch, inspect
-from paceline.data.outside import SourceError, ThisMachine
+from paceline.data.sources import SourceError, ThisMachine
 from paceline.errors import ConfigError
 
 Program = Callable[[Sequence[str], Path], None]

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.data.digests import digest_of, sample_digests
-from paceline.data.likeness import Likeness, are_others
+from paceline.data.likeness import Likeness, are_others, digest_of, sample_digests
 
 
 class Made(Dataset[Any]):

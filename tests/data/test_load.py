@@ -5,7 +5,7 @@ import torch
 
 from paceline.data.choice import STAND_IN, choose
 from paceline.data.load import load, load_or_fallback
-from paceline.data.outside import SourceError
+from paceline.data.sources import SourceError
 from paceline.errors import ConfigError
 
 

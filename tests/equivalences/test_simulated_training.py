@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
-from paceline.conditions.world import Conditions
+from paceline.conditions.world import Absence, Conditions
 from paceline.core.ledger import Ledger
 from paceline.errors import WorkerError
 from paceline.events import Lease, Pushed

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from paceline.conditions.delays import parse_delay
-from paceline.conditions.phases import Phases
+from paceline.conditions.slowness import Phases
 from paceline.conditions.world import Conditions
 from paceline.predict.simulation import expected_update_s
 from paceline.protocols import PROTOCOLS, parse

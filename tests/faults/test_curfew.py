@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.checkpoints.shelf import CheckpointFolder
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.config import RunSettings
 from paceline.errors import Interrupted, LinkError
 from paceline.launch.launcher import launch_run

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.resumption import adopt
-from paceline.checkpoints.shelf import CheckpointFolder
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError, FileError, LinkError, WorkerError
 from paceline.launch import launcher
@@ -196,9 +196,9 @@ def test_another_folder_in_its_place_is_not_written_to(tmp_path: Path) -> None:
         place.write("a", b"1")
         with pytest.raises(FileError, match="another folder than the one that the run began in"):
             OpenFolder.open(tmp_path / "run", place.identity)
-        shelf = CheckpointFolder(tmp_path / "run" / "checkpoints", within=place.identity)
+        checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints", within=place.identity)
         with pytest.raises(FileError, match="another folder"):
-            shelf.begin()
+            checkpoints.begin()
     assert (tmp_path / "moved" / "a").read_bytes() == b"1"
     assert list((tmp_path / "run").iterdir()) == []
 

@@ -71,7 +71,7 @@ def test_a_death_explains_an_end_only_where_it_may_end_a_run(calm: Outcome) -> N
     plan = replace(PLAN, strikes=(Strike(target="worker 1"),))
     assert judge(plan, struck) == {}
     assert "words" in judge(replace(plan, respawn=True), struck)
-    assert "words" in judge(replace(plan, strikes=(Strike(target="scribe"),)), struck)
+    assert "words" in judge(replace(plan, strikes=(Strike(target="writer"),)), struck)
 
 
 @pytest.mark.parametrize(("epochs", "kind"), [(2, "lost"), (0, "doubled")])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dying import Fault, with_fault
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.resumption import RUN
-from paceline.checkpoints.shelf import CheckpointFolder
 from reference import differ, plain_loop
 from runs import train
 from tiny import TASK, samples

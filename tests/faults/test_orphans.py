@@ -152,7 +152,7 @@ def test_a_killed_worker_takes_along_what_it_began_and_nobody_else(
 @pytest.mark.parametrize(
     "begins",
     [
-        "from paceline.checkpoints.desk import WriteQueue\n"
+        "from paceline.checkpoints.writer import WriteQueue\n"
         "from paceline.store.memory import SharedMemory\n"
         "pid = WriteQueue(SharedMemory.create())._start().pid",
         "from paceline.engines.local.client import ForkServerClient\npid = ForkServerClient().pid",

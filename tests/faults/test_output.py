@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.checkpoints.shelf import CheckpointFolder
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.report.summary import summarize
 
 SCRIPT = """

@@ -53,7 +53,7 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "test_nothing_is_left_when_a_parent_is_killed",
     ),
     "the checkpoints' writer": (
-        "checkpoints/test_desk.py",
+        "checkpoints/test_writer.py",
         "test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true",
     ),
     "you want the end": (

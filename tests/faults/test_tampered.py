@@ -1,5 +1,6 @@
 """Settings, checkpoints and traces that say what cannot be: a sentence, at once."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -8,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from paceline.checkpoints.folder import MANIFEST, _digest_of
 from paceline.checkpoints.resumption import adopt
-from paceline.checkpoints.shelf import MANIFEST, _digest, _digest_of
 from paceline.config import RunSettings, resolve
 from paceline.errors import ConfigError
 from paceline.launch import launcher
@@ -29,7 +30,10 @@ def seal(checkpoint: Path) -> None:
     body.pop("sha256")
     for name in body["files"]:
         path = checkpoint / name
-        body["files"][name] = {"sha256": _digest(path), "bytes": path.stat().st_size}
+        body["files"][name] = {
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "bytes": path.stat().st_size,
+        }
     (checkpoint / MANIFEST).write_text(json.dumps({**body, "sha256": _digest_of(body)}))
 
 
@@ -160,9 +164,9 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(run: Run, other: Run) ->
 
 
 def test_the_own_one_before_it_is_taken_with_a_note(run: Run, other: Run) -> None:
-    shelf = run.folder / "checkpoints"
-    shutil.copytree(other.folder / "checkpoints" / "1", shelf / "2")
-    (shelf / "latest").write_text('{"checkpoint": 2}')
+    checkpoints = run.folder / "checkpoints"
+    shutil.copytree(other.folder / "checkpoints" / "1", checkpoints / "2")
+    (checkpoints / "latest").write_text('{"checkpoint": 2}')
     said: list[str] = []
     summary = go_on(run.folder, said)
     assert summary.updates == 9

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from alone import Alone
-from paceline.conditions.absences import parse_absences
-from paceline.conditions.delays import parse_delays, parse_slow
-from paceline.conditions.world import Conditions
+from paceline.conditions.delays import parse_delays
+from paceline.conditions.slowness import parse_slow
+from paceline.conditions.world import Conditions, parse_absences
 from paceline.events import Apply, Exhausted, Fact, Joined, Lease, Order, Pushed, Ticket
 from paceline.protocols.adaptive import Adaptive
 from paceline.simulation.engine import Nothing, SimulatedRun, endless_ledger

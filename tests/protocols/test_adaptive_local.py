@@ -4,7 +4,7 @@ import pytest
 
 from paceline.events import Joined, Pushed, Release, Ticket
 from paceline.protocols import parse
-from paceline.protocols.progress import LossProgress
+from paceline.protocols.adaptive import LossProgress
 
 
 def rounds(text: str, losses: list[float], num_workers: int = 2) -> list[set[int]]:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
-from paceline.conditions.world import Conditions
+from paceline.conditions.world import Absence, Conditions
 from paceline.errors import ConfigError
 from paceline.events import Ticket
 from paceline.simulation.agenda import Agenda, AgendaChange

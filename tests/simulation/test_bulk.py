@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
-from paceline.conditions.phases import Phases
-from paceline.conditions.world import Conditions
+from paceline.conditions.slowness import Phases
+from paceline.conditions.world import Absence, Conditions
 from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse
 from paceline.protocols.base import Rhythm

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.conditions.absences import Absence
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.links import Link
 from paceline.conditions.machine import Machine
-from paceline.conditions.phases import Phases
-from paceline.conditions.world import Conditions
+from paceline.conditions.slowness import Phases
+from paceline.conditions.world import Absence, Conditions
 from paceline.errors import ConfigError
 from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse

@@ -9,8 +9,9 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from ledger_places import LedgerPlace, whereabouts
 from paceline.core.coordinator import Coordinator
-from paceline.core.ledger import Ledger, LedgerPlace
+from paceline.core.ledger import Ledger
 from paceline.events import (
     Apply,
     Cancel,
@@ -309,7 +310,7 @@ class Driver:
         assert not self.at_work
         assert not self.gathered
         assert end[:2] == (self.num_epochs_ended, self.version)
-        places = {lease: self.ledger.whereabouts(lease).place for lease in self.ledger.cut_all()}
+        places = {lease: whereabouts(self.ledger, lease).place for lease in self.ledger.cut_all()}
         assert self.may_drop or LedgerPlace.DROPPED not in places.values()
         without = (LedgerPlace.DROPPED, LedgerPlace.UNUSED, LedgerPlace.RIDING)
         dropped = [
@@ -347,7 +348,7 @@ class Driver:
             lease.id: ticket.member for ticket, (held, _) in self.gathered.items() for lease in held
         }
         for lease in leases:
-            found = self.ledger.whereabouts(lease)
+            found = whereabouts(self.ledger, lease)
             if lease.id in self.retired:
                 assert (found.place, found.version) == (LedgerPlace.RETIRED, self.retired[lease.id])
             elif lease.id in self.unused:

@@ -27,14 +27,13 @@ import torch
 from torch import nn
 
 from paceline.bench.throughput import ThroughputRow, merged, to_json
+from paceline.checkpoints.folder import MANIFEST, _digest_of
 from paceline.checkpoints.resumption import adopt, find, state_for
-from paceline.checkpoints.shelf import MANIFEST, _digest, _digest_of
 from paceline.config import resolve
 from paceline.core.coordinator import Coordinator
 from paceline.core.ledger import Ledger
-from paceline.data.catalogue import DataFile
-from paceline.data.checked import read_checked
-from paceline.data.idx import parse_idx
+from paceline.data.catalogue import DataFile, read_checked
+from paceline.data.load import parse_idx
 from paceline.errors import PacelineError
 from paceline.events import Apply, EpochEnd, Grant, Joined, Lease, Pushed, Ticket
 from paceline.exports.subject import _load
@@ -350,11 +349,11 @@ _PARTS = (
 def _make_checkpoint(folder: Path) -> None:
     run = folder / "run"
     _run(run, protocol="k-async:2", checkpoint_every="4 updates", updates=8)
-    shelf = run / "checkpoints"
-    numbers = sorted(int(one.name) for one in shelf.iterdir() if one.name.isdigit())
+    checkpoints = run / "checkpoints"
+    numbers = sorted(int(one.name) for one in checkpoints.iterdir() if one.name.isdigit())
     for was, now in zip(numbers[-2:], (1, 2), strict=True):
-        (shelf / str(was)).rename(shelf / f"{now}")
-    (shelf / "latest").write_text(json.dumps({"checkpoint": 2}))
+        (checkpoints / str(was)).rename(checkpoints / f"{now}")
+    (checkpoints / "latest").write_text(json.dumps({"checkpoint": 2}))
 
 
 def _make_only_checkpoint(folder: Path) -> None:
@@ -375,7 +374,10 @@ def _seal_checkpoint(folder: Path, name: str) -> bool:
         else:
             body = {"format": body["format"], "files": body["files"]}
             part = place / Path(name).name
-            body["files"][part.name] = {"sha256": _digest(part), "bytes": part.stat().st_size}
+            body["files"][part.name] = {
+                "sha256": hashlib.sha256(part.read_bytes()).hexdigest(),
+                "bytes": part.stat().st_size,
+            }
         (place / MANIFEST).write_text(json.dumps({**body, "sha256": _digest_of(body)}))
     except (ValueError, AttributeError, TypeError):
         return False  # what was damaged is the manifest, and it is none any longer

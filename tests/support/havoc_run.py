@@ -30,7 +30,7 @@ WAIT_S, AWAITED = 15.0, "nobody is left to go on without it"
 """A run that says so after a while would wait for ever for who is stopped: it is told to end."""
 _MODULES = {
     "nursery": b"paceline.engines.local.forkserver",
-    "scribe": b"paceline.checkpoints.scribe",
+    "writer": b"paceline.checkpoints.writer",
 }
 _TO_END = ("TERM", "INT", "HUP")
 

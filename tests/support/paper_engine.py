@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.checkpoints.desk import Answer, Request, WriteQueue
+from ledger_places import LedgerPlace, whereabouts
 from paceline.checkpoints.resumption import COORDINATOR, RUN
+from paceline.checkpoints.writer import Answer, Request, WriteQueue
 from paceline.core.batches import Batches
-from paceline.core.ledger import Ledger, LedgerPlace
+from paceline.core.ledger import Ledger
 from paceline.engines.base import (
     Engine,
     Event,
@@ -94,7 +95,7 @@ class Seated:
     """How often it came to each place."""
 
 
-class PaperDesk(WriteQueue):
+class PaperQueue(WriteQueue):
     """Writes nothing, and holds each checkpoint against the samples of its version."""
 
     def __init__(self, memory: Memory) -> None:
@@ -120,7 +121,7 @@ class PaperDesk(WriteQueue):
         return {
             (lease.epoch, position)
             for lease in ledger.cut_all()
-            if ledger.whereabouts(lease).place is LedgerPlace.RETIRED
+            if whereabouts(ledger, lease).place is LedgerPlace.RETIRED
             for position in range(lease.start, lease.stop)
         }
 

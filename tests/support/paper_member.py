@@ -376,7 +376,7 @@ class PaperMember:
                 self.is_main = True
             elif isinstance(message, said.Ending):
                 self._is_ending = True
-            elif not isinstance(message, said.ShelfMoved):
+            elif not isinstance(message, said.CheckpointsMoved):
                 self._queue.append(message)
 
     def _do_jobs(self) -> None:

@@ -36,7 +36,7 @@ from paceline.run.describe import Description
 from paceline.store.memory import Memory
 from paceline.trace import FILE_NAME, Trace
 from paceline.wire.messages import Laid, Stop
-from paper_engine import Fault, PaperDesk, PaperEngine
+from paper_engine import Fault, PaperEngine, PaperQueue
 from paper_member import Script
 
 
@@ -98,7 +98,7 @@ class Outcome:
 
     plan: Plan
     engine: PaperEngine
-    desk: PaperDesk | None
+    queue: PaperQueue | None
     error: PacelineError | KeyboardInterrupt | None
     version: int
     handlers: set[type]
@@ -140,12 +140,12 @@ def make_engine(plan: Plan, kind: type[PaperEngine] = PaperEngine) -> PaperEngin
 
 def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
     """What the conductor makes of it."""
-    desks: list[PaperDesk] = []
+    queues: list[PaperQueue] = []
     words = StringIO()
 
-    def make_desk(memory: Memory) -> PaperDesk:
-        desks.append(PaperDesk(memory))
-        return desks[-1]
+    def make_queue(memory: Memory) -> PaperQueue:
+        queues.append(PaperQueue(memory))
+        return queues[-1]
 
     error: PacelineError | KeyboardInterrupt | None = None
     with (
@@ -155,7 +155,7 @@ def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
         conductor = Controller(
             engine, parse(plan.protocol, plan.workers), plan.settings, trace,
             QuietObserver(words), None, Silent(), Origin(about={}),
-            clock=lambda: engine.now_s, make_desk=make_desk,
+            clock=lambda: engine.now_s, make_queue=make_queue,
         )  # fmt: skip
         if plan.interrupt_at:
             engine.asked[plan.interrupt_at] = lambda: conductor.interrupt("the user asked")
@@ -166,7 +166,7 @@ def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
         version = conductor.version
         conductor.close()
     return Outcome(
-        plan=plan, engine=engine, desk=desks[0] if desks else None, error=error, version=version,
+        plan=plan, engine=engine, queue=queues[0] if queues else None, error=error, version=version,
         handlers=set(conductor._handlers), said=words.getvalue(),
     )  # fmt: skip
 
@@ -223,12 +223,12 @@ def judge_samples(outcome: Outcome) -> None:
 
 def judge_checkpoints(outcome: Outcome) -> None:
     """A checkpoint holds the version that it says, and what it says is used in it."""
-    engine, desk, plan = outcome.engine, outcome.desk, outcome.plan
-    if desk is None:
+    engine, queue, plan = outcome.engine, outcome.queue, outcome.plan
+    if queue is None:
         return
-    for number, version in enumerate(desk.versions):
+    for number, version in enumerate(queue.versions):
         parts = parse(plan.protocol, plan.workers).num_pushes
-        told = desk.used(number, Ledger(plan.samples, plan.batch, parts))
+        told = queue.used(number, Ledger(plan.samples, plan.batch, parts))
         epoch = max((one for one, _ in told), default=-1)
         held = {
             (lease.epoch, at)
@@ -241,4 +241,4 @@ def judge_checkpoints(outcome: Outcome) -> None:
     stops = [one for _, one in engine.told if isinstance(one, Stop)]
     is_on = plan.checkpoint_every != "never"
     if is_on and outcome.error is None and stops and outcome.version >= 0:
-        assert stops[-1].version in desk.versions, f"stopped at {stops[-1]}, kept {desk.versions}"
+        assert stops[-1].version in queue.versions, f"stopped at {stops[-1]}, kept {queue.versions}"

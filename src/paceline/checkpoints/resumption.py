@@ -9,7 +9,7 @@ members or how a checkpoint is written.
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from ..core.coordinator import Coordinator
 from ..core.ledger import Ledger
 from ..core.rest_state import audit, audit_members, next_member, recut
 from ..errors import ConfigError
-from ..fields import real
+from ..fields import count, real
 from ..passes import ScriptPlace
 from ..protocols.base import SyncProtocol
 from ..run_dir import RUNS
 from ..trace import read_header, refuse_other_format
-from .shelf import FOLDER, Checkpoint, CheckpointFolder, damaged
+from .folder import FOLDER, Checkpoint, CheckpointFolder, damaged
 
 RUN, COORDINATOR = "run.json", "coordinator.json"
 
@@ -38,8 +38,6 @@ _OF_THE_CALL = frozenset(
 are not taken over, and nobody is told that they differ."""
 _OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init")
 """Settings with which it would be another run."""
-_NUMBERS = {"version": int, "epoch": int, "trace_bytes": int}
-_TIMES = ("elapsed_s", "opened_s", "trained_s")
 _LONGEST_S = 1e12
 
 
@@ -121,12 +119,13 @@ def find(settings: RunSettings) -> Resumption | None:
 
 
 def locate(settings: RunSettings) -> Path | None:
-    """The folder of that run; what lies in it is not looked at. None and ConfigError as there."""
+    """As `find`, and not looked into; ``auto``: the folder that it would have, or the latest."""
     if settings.resume is None:
         return None
     if settings.resume != "auto":
         return _named(settings.resume)
-    folder = _itself(_own_folder(settings))
+    own = RUNS / (settings.name or "latest") if settings.run_dir is None else Path(settings.run_dir)
+    folder = _itself(own)
     return folder if has_checkpoint(folder) else None
 
 
@@ -171,8 +170,7 @@ def refuse(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -
     """Raise ConfigError where settings or the program make it another run."""
     saved = found.saved["settings"]
     for name in _OF_THE_MODEL:
-        now = getattr(settings, name)
-        was = saved.get(name)
+        was, now = saved.get(name), getattr(settings, name)
         if now != was and now is not None:
             raise ConfigError(
                 f"{found.folder} cannot go on with {name} = {now}: it has {was}; leave it out, "
@@ -234,13 +232,6 @@ def _word(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _own_folder(settings: RunSettings) -> Path:
-    """Where ``auto`` looks: the folder that this run would have, or the latest one."""
-    if settings.run_dir is not None:
-        return Path(settings.run_dir)
-    return RUNS / (settings.name or "latest")
-
-
 def _itself(folder: Path) -> Path:
     """Not ``runs/latest``, which may point to another run in a moment, but what it points to."""
     return folder.resolve() if folder.is_symlink() else folder
@@ -256,24 +247,29 @@ def _named(text: str) -> Path:
     )
 
 
+def _seconds(value: Any) -> float:
+    if not 0.0 <= real(value) < _LONGEST_S:
+        raise ValueError(f"{value} seconds")
+    return float(value)
+
+
+_SAVED: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("version", "epoch", "trace_bytes"), count),
+    **dict.fromkeys(("elapsed_s", "opened_s", "trained_s"), _seconds),
+    "place": ScriptPlace.read,
+}
+"""What a checkpoint's own file must hold, and how each is read."""
+
+
 def _check(folder: Path, one: Checkpoint) -> None:
     """Raise where a checkpoint's own files do not say what they should, or do not fit the trace."""
     saved, state = one.json(RUN), one.json(COORDINATOR)
     path = one.path / RUN
-    for name, kind in _NUMBERS.items():
-        value = saved.get(name)
-        if type(value) is not kind or value < 0:
-            raise damaged(path, f"{name} is {value!r}")
-    for name in _TIMES:
+    for name, take in _SAVED.items():
         try:
-            if not 0.0 <= real(saved.get(name)) < _LONGEST_S:
-                raise ValueError(f"{saved[name]} seconds")
+            take(saved.get(name))
         except (TypeError, ValueError) as error:
             raise damaged(path, f"{name}: {error}") from None
-    try:
-        ScriptPlace.read(saved.get("place", ()))
-    except (TypeError, ValueError) as error:
-        raise damaged(path, f"place: {error}") from None
     for name in ("settings", "about", "identity"):
         if not isinstance(saved.get(name), dict):
             raise damaged(path, f"{name} is missing")

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from ..config import NAMES, resolve
-from ..values import Value
+from ..fields import Value
 from .flags import NO_FLAGS, ConfigFile, RunFlags, given
 
 

@@ -23,10 +23,9 @@ from typing import TypeVar
 
 from ..errors import ConfigError, unknown
 from .distributions import Constant, Empirical, Exponential, LogNormal, Pareto, Term, Weibull
-from .phases import Phases
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _EXAMPLES = "20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms (worker 1 alone)"
 _NUM_SUMS = 100_000
 """Draws that stand for a sum of several random terms: its middle is right to about 0.3 %. Of many
@@ -60,7 +59,7 @@ class Delay:
 
     def sample(self, rng: random.Random) -> float:
         """One draw, in seconds; draws of ``rng`` in the order of the terms."""
-        return math.fsum(term.sample(rng) for term in self.terms)
+        return math.fsum(term.drawer(rng)() for term in self.terms)
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         """The draws of ``sample`` with ``rng``, one a call, faster."""
@@ -95,7 +94,8 @@ NO_DELAY = Delay(text="no delay", terms=())
 def _drawn(terms: tuple[Term, ...]) -> Empirical:
     rng = random.Random(0)
     count = max(5_000, min(_NUM_SUMS, 8 * _NUM_SUMS // len(terms)))
-    return Empirical(values_s=tuple(sum(term.sample(rng) for term in terms) for _ in range(count)))
+    draws = [term.drawer(rng) for term in terms]
+    return Empirical(values_s=tuple(sum(draw() for draw in draws) for _ in range(count)))
 
 
 def parse_delay(text: str) -> Delay:
@@ -126,7 +126,7 @@ def parse_delays(values: Sequence[str], num_workers: int) -> tuple[Delay | None,
         delay = parse_delay(delay_text)
         if is_for_one:
             worker = parse_worker(head, value, "delay", num_workers)
-            _set_once(for_one, worker, delay, value, "delay")
+            set_once(for_one, worker, delay, value, "delay")
         elif for_all is not None:
             raise ConfigError(
                 f"two delays for all workers: {for_all.text!r} and {value!r}; for the sum of "
@@ -135,74 +135,6 @@ def parse_delays(values: Sequence[str], num_workers: int) -> tuple[Delay | None,
         else:
             for_all = delay
     return tuple(for_one.get(worker, for_all) for worker in range(num_workers))
-
-
-def parse_slow(values: Sequence[str], num_workers: int) -> dict[int, float]:
-    """How many times longer each worker that is named takes: ``["1=5x"]`` -> ``{1: 5.0}``.
-
-    Raises:
-        ConfigError: not of this form, below 1, for no worker of the run, or given twice.
-    """
-    factors: dict[int, float] = {}
-    for value in values:
-        match = re.fullmatch(rf"([^=]*)=({_NUMBER})x?", value.replace(" ", "").lower())
-        if match is None:
-            raise ConfigError(
-                f"slow must read WORKER=FACTORx, got {value!r}; 1=5x makes worker 1 take 5 times "
-                f"as long"
-            )
-        factor = _factor(match[2], value)
-        worker = parse_worker(match[1], value, "slow", num_workers)
-        _set_once(factors, worker, factor, value, "slow")
-    return factors
-
-
-def parse_phases(values: Sequence[str], num_workers: int) -> dict[int, Phases]:
-    """Slow phases: ``["1=5x@60s/10s"]``: worker 1 is 5 times as slow for 10 s about every 60 s.
-
-    ``*=`` is for every worker, each with phases of its own.
-
-    Raises:
-        ConfigError: as for `parse_slow`, or a phase that takes no time.
-    """
-    found: dict[int, Phases] = {}
-    for value in values:
-        match = re.fullmatch(rf"([^=]*)=({_NUMBER})x?@([^/]+)/(.+)", value.replace(" ", "").lower())
-        if match is None:
-            raise ConfigError(
-                f"slow phases must read WORKER=FACTORx@FAST/SLOW, got {value!r}; 1=5x@60s/10s "
-                "makes worker 1 take 5 times as long for 10 s about every 60 s"
-            )
-        fast_s, slow_s = (parse_seconds(match[i], value, "slow") for i in (3, 4))
-        if not fast_s or not slow_s:
-            raise ConfigError(f"slow {value!r}: both phases must be > 0 s long")
-        phases = Phases(factor=_factor(match[2], value), fast_s=fast_s, slow_s=slow_s)
-        chosen: Sequence[int] = range(num_workers)
-        if match[1] != "*":
-            chosen = [parse_worker(match[1], value, "slow", num_workers)]
-        for worker in chosen:
-            _set_once(found, worker, phases, value, "slow")
-    return found
-
-
-def parse_slowness(
-    values: Sequence[str], num_workers: int
-) -> tuple[dict[int, float], dict[int, Phases]]:
-    """Who is slow always, and who has slow phases: see `parse_slow` and `parse_phases`."""
-    always = [one for one in values if "@" not in one]
-    return parse_slow(always, num_workers), parse_phases(
-        [one for one in values if "@" in one], num_workers
-    )
-
-
-def _factor(text: str, value: str) -> float:
-    factor = float(text)
-    if not 1 <= factor < math.inf:
-        raise ConfigError(
-            f"a slow factor must be >= 1 and finite, got {text} in {value!r}; to make one "
-            f"worker the faster one, slow down the others"
-        )
-    return factor
 
 
 def parse_seconds(text: str, value: str, setting: str) -> float:
@@ -244,7 +176,7 @@ _SHAPED = {
 def _shaped(kind: str, rest: str, text: str) -> Term:
     needs, shape_name, scale_name = _SHAPED[kind]
     shape_text, comma, scale_text = rest.partition(",")
-    if not comma or not re.fullmatch(_NUMBER, shape_text):
+    if not comma or not re.fullmatch(NUMBER, shape_text):
         raise _refused(text, f"{kind} needs {needs}, got {rest!r}")
     shape, scale_s = float(shape_text), _seconds(scale_text, text)
     least, why = (1, " for a finite mean") if kind == "pareto" else (0, "")
@@ -270,7 +202,7 @@ def _is_finite(term: Term) -> bool:
 
 
 def _seconds(part: str, text: str) -> float:
-    match = re.fullmatch(rf"({_NUMBER})([a-z]*)", part)
+    match = re.fullmatch(rf"({NUMBER})([a-z]*)", part)
     if match is None:
         raise _refused(text, f"{part!r} is no time")
     number, unit = match.groups()
@@ -300,7 +232,8 @@ def parse_worker(text: str, value: str, setting: str, num_workers: int) -> int:
     return worker
 
 
-def _set_once(found: dict[int, T], worker: int, value: T, text: str, setting: str) -> None:
+def set_once(found: dict[int, T], worker: int, value: T, text: str, setting: str) -> None:
+    """What a worker has; ConfigError, which names the setting, where it has one already."""
     if worker in found:
         raise ConfigError(f"{setting} {text!r}: worker {worker} has one already; give each once")
     found[worker] = value

@@ -29,10 +29,8 @@ class Term(Protocol):
     @property
     def mean_s(self) -> float: ...
 
-    def sample(self, rng: random.Random) -> float: ...
-
     def drawer(self, rng: random.Random) -> Callable[[], float]:
-        """The same draws as ``sample`` with ``rng``, one a call, faster."""
+        """Draws with ``rng``, one a call."""
 
     def exceeded_s(self, share: float) -> float:
         """The time x with P(X > x) = share, 0 < share < 1."""
@@ -43,9 +41,6 @@ class Constant:
     """Always ``mean_s``; draws nothing."""
 
     mean_s: float
-
-    def sample(self, rng: random.Random) -> float:
-        return self.mean_s
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         mean_s = self.mean_s
@@ -60,9 +55,6 @@ class Exponential:
     """Density exp(-x / mean) / mean."""
 
     mean_s: float
-
-    def sample(self, rng: random.Random) -> float:
-        return rng.expovariate(1.0 / self.mean_s)
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         # What expovariate computes, without its call: half the time of a draw.
@@ -84,9 +76,6 @@ class Pareto:
     def mean_s(self) -> float:
         return self.scale_s * self.shape / (self.shape - 1.0)
 
-    def sample(self, rng: random.Random) -> float:
-        return self.scale_s * rng.paretovariate(self.shape)
-
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         scale_s, shape, draw = self.scale_s, self.shape, rng.paretovariate
         return lambda: scale_s * draw(shape)
@@ -106,9 +95,6 @@ class LogNormal:
     def mean_s(self) -> float:
         return self.median_s * math.exp(self.sigma**2 / 2.0)
 
-    def sample(self, rng: random.Random) -> float:
-        return self.median_s * math.exp(rng.normalvariate(0.0, self.sigma))
-
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         median_s, sigma, draw, exp = self.median_s, self.sigma, rng.normalvariate, math.exp
         return lambda: median_s * exp(draw(0.0, sigma))
@@ -127,9 +113,6 @@ class Weibull:
     @property
     def mean_s(self) -> float:
         return self.scale_s * math.gamma(1.0 + 1.0 / self.shape)
-
-    def sample(self, rng: random.Random) -> float:
-        return rng.weibullvariate(self.scale_s, self.shape)
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         scale_s, shape, draw = self.scale_s, self.shape, rng.weibullvariate
@@ -151,9 +134,6 @@ class Empirical:
     @property
     def mean_s(self) -> float:
         return math.fsum(self.values_s) / len(self.values_s)
-
-    def sample(self, rng: random.Random) -> float:
-        return self.values_s[int(rng.random() * len(self.values_s))]
 
     def drawer(self, rng: random.Random) -> Callable[[], float]:
         values_s, uniform, count = self.values_s, rng.random, len(self.values_s)

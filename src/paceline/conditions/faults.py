@@ -52,6 +52,7 @@ _PATTERNS = {
     "FILE": r"(?P<file>\S+)",
 }
 _EXAMPLE = "kill worker 1 at update 100"
+_FROM_OUTSIDE = (Kind.KILL, Kind.STOP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +126,6 @@ class FaultPlan:
         """What happens to this worker."""
         return tuple(one for one in self.faults if one.worker == worker)
 
-    @property
-    def of_machine(self) -> tuple[Fault, ...]:
-        """What happens to no worker."""
-        return tuple(one for one in self.faults if one.worker is None)
-
     def without(self, happened: Sequence[str]) -> "FaultPlan":
         """What is still to come, when these have happened already, one for each line."""
         left = list(happened)
@@ -140,6 +136,53 @@ class FaultPlan:
             else:
                 kept.append(one)
         return FaultPlan(faults=tuple(kept))
+
+
+class WorkerFaults:
+    """The faults of one live worker, step by step: what happens now, and how slow it is meanwhile.
+
+    Kills and stops at a time of the clock are not among them: those come from outside, wherever
+    the worker is then.
+
+    Args:
+        faults: of this worker, those that have happened already left out.
+    """
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._left = [one for one in faults if one.at_s is None or one.kind not in _FROM_OUTSIDE]
+        self._slow: list[tuple[float, float]] = []
+        """Until when, and by which factor."""
+        self._step = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._slow)
+
+    def due(self, version: int, now_s: float) -> list[Fault]:
+        """What happens in the step that is being made, the next one of this worker.
+
+        Args:
+            version: of the parameters that it was made on.
+            now_s: since the first epoch opened.
+        """
+        self._step += 1
+        due = [one for one in self._left if self._is_due(one, version, now_s)]
+        for one in due:
+            self._left.remove(one)
+            if one.kind is Kind.SLOW:
+                self._slow.append((now_s + one.for_s, one.factor))
+        return due
+
+    def _is_due(self, fault: Fault, version: int, now_s: float) -> bool:
+        if fault.update is not None:
+            return version >= fault.update
+        if fault.step is not None:
+            return self._step >= fault.step
+        return fault.at_s is not None and now_s >= fault.at_s
+
+    def factor(self, now_s: float) -> float:
+        """How many times longer a step takes that ends now; the slowest phase counts."""
+        self._slow = [one for one in self._slow if one[0] > now_s]
+        return max((factor for _, factor in self._slow), default=1.0)
 
 
 def _parse(text: str, num_workers: int) -> Fault:

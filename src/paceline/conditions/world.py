@@ -1,19 +1,24 @@
 """All that a run is put through, as one value: who takes how long, who is away, what bytes cost.
 
-It must not know protocols: given a worker and a start it answers with an end.
+    3=10s..60s      worker 3 is away from second 10 to second 60
+    3=..10s         it starts 10 seconds late
+    3=60s..         it leaves for good
+
+Who returns is a new member of the run at the old seat. It must not know protocols: given a worker
+and a start it answers with an end.
 """
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ..errors import ConfigError
-from .absences import Absence
-from .cores import Cores
-from .delays import Delay
+from .delays import Delay, parse_seconds, parse_worker
 from .links import Link
-from .machine import Machine, ServerQueue
-from .phases import PhasePace, Phases
+from .machine import Cores, Machine, ServerQueue
+from .slowness import PhasePace, Phases
 
 Finisher = Callable[[float], float]
 """When a step is done that begins at this time; each call draws the next step of one worker."""
@@ -21,6 +26,15 @@ Finisher = Callable[[float], float]
 
 _SHORTEST_S, _LONGEST_S = 1e-12, 1e12
 """Of a mean step: beyond, sums of times lose what one step adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """``worker`` is not there from ``from_s`` until ``until_s`` (inf: for good)."""
+
+    worker: int
+    from_s: float
+    until_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +113,7 @@ class Conditions:
         draw, factor = self._drawer(worker), self.slow.get(worker, 1.0)
         return draw if factor == 1.0 else lambda: draw() * factor
 
-    def desks(self) -> list[ServerQueue] | None:
+    def server_queues(self) -> list[ServerQueue] | None:
         """Where each worker computes: fresh sequences of all they do; None without a machine."""
         machine = self.machine
         if machine is None:
@@ -132,3 +146,42 @@ class Conditions:
             pace = PhasePace(self.phases[worker], rng)
             return lambda start_s, seconds: pace.finish_s(start_s, seconds * factor)
         return lambda start_s, seconds: start_s + seconds * factor
+
+
+def parse_absences(values: Sequence[str], num_workers: int) -> tuple[Absence, ...]:
+    """Who is away when, in the order of the workers and of time.
+
+    Raises:
+        ConfigError: not of this form, for no worker of the run, or two of one worker overlap.
+
+    Example:
+        >>> parse_absences(["1=5s..8s"], num_workers=2)
+        (Absence(worker=1, from_s=5.0, until_s=8.0),)
+    """
+    found = [_absence(value, num_workers) for value in values]
+    found.sort(key=lambda one: (one.worker, one.from_s))
+    for before, after in pairwise(found):
+        if before.worker == after.worker and before.until_s >= after.from_s:
+            raise ConfigError(
+                f"away: worker {before.worker} is away from {before.from_s:g}s to "
+                f"{before.until_s:g}s and again from {after.from_s:g}s; leave time between them"
+            )
+    return tuple(found)
+
+
+def _absence(value: str, num_workers: int) -> Absence:
+    head, _, span = value.replace(" ", "").partition("=")
+    first, dots, last = span.partition("..")
+    if not dots or not (first or last):
+        raise ConfigError(
+            f"away must read WORKER=FROM..UNTIL, got {value!r}; 3=10s..60s, 3=..10s (starts late) "
+            "or 3=60s.. (for good)"
+        )
+    absence = Absence(
+        worker=parse_worker(head, value, "away", num_workers),
+        from_s=parse_seconds(first, value, "away") if first else 0.0,
+        until_s=parse_seconds(last, value, "away") if last else math.inf,
+    )
+    if absence.from_s >= absence.until_s:
+        raise ConfigError(f"away {value!r}: it ends before it begins; write the earlier time first")
+    return absence

@@ -2,8 +2,7 @@
 
     coordinator    hears every fact, asks the protocol, answers with orders
     ledger         which mini-batch is where; batches cuts an epoch, prefetch keeps some for loaders
-    membership     who is alive and what each member is doing
-    legality       what a protocol may decide
+    membership     who is alive, what each member is doing, and what a protocol may decide
     jobs           which member executes which update, and in which order
     rest_state     a run without its members, as a checkpoint holds it
     stats          what a run counts while it goes

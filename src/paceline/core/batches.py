@@ -8,7 +8,6 @@ It stands apart so that the ledger, the plan and an exchange between peers cut a
 know who holds what.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -170,12 +169,6 @@ class Cuts:
     def by_id(self, lease_id: int) -> Lease:
         """The lease with this id."""
         return self.leases[lease_id - self._first_id]
-
-    def at(self, position: int) -> Lease | None:
-        """The lease that holds a position of the epoch; None where none was cut yet."""
-        if not self.leases or not 0 <= position < self.leases[-1].stop:
-            return None
-        return self.leases[bisect_right(self.leases, position, key=lambda cut: cut.start) - 1]
 
     def all(self) -> list[Lease]:
         """All leases of the epoch in cut order, those to come included; changes nothing."""

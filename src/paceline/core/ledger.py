@@ -14,13 +14,13 @@ A lease walks through these places, and the ledger always knows where it is:
 
 Returned leases go out first, lowest position first. In an epoch's tail one lease may be held by
 several tickets: copies, of which the first push wins. A riding lease does not hold its epoch up: it
-may be in an update of the next one. This module must not know of protocols, of who is alive, or of
-time; it never decides who works.
+may be in an update of the next one.
+
+Over 300 lines, in one file: that a lease is in one place can only be seen where all places are.
+This module must not know of protocols, of who is alive, or of time; it never decides who works.
 """
 
-import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Literal, TypeAlias
 
@@ -33,28 +33,6 @@ Dropped: TypeAlias = Literal["requeue", "skip"]
 
 # Where else the version stands that retired a lease, from 1 on.
 _NOT_YET, _IS_DROPPED, _IS_UNUSED = 0, -1, -2
-
-
-class LedgerPlace(enum.Enum):
-    """Where a lease can be."""
-
-    FREE = "free"
-    RESERVED = "reserved"
-    HELD = "held"
-    GATHERED = "gathered"
-    RIDING = "riding"
-    RETIRED = "retired"
-    DROPPED = "dropped"
-    UNUSED = "unused"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
-    """What became of a lease: its place, who has it, and the update that used it."""
-
-    place: LedgerPlace
-    members: tuple[int, ...] = ()
-    version: int | None = None
 
 
 class Ledger:
@@ -374,41 +352,6 @@ class Ledger:
     def cut_all(self) -> list[Lease]:
         """All leases of the epoch in cut order, those to come included; changes nothing."""
         return self._cuts.all()
-
-    def lease_at(self, position: int) -> Lease | None:
-        """The lease that holds a position of this epoch; None where none was cut yet."""
-        return self._cuts.at(position)
-
-    def whereabouts(self, lease: Lease) -> Whereabouts:
-        """What became of a lease of this epoch."""
-        index = self._cuts.index(lease.id)
-        fate = self._fate[index] if index < len(self._fate) else _NOT_YET
-        if fate in (_IS_DROPPED, _IS_UNUSED):
-            return Whereabouts(
-                place=LedgerPlace.DROPPED if fate == _IS_DROPPED else LedgerPlace.UNUSED
-            )
-        if fate != _NOT_YET:
-            return Whereabouts(place=LedgerPlace.RETIRED, version=fate)
-        if lease.id in self._held:
-            members = tuple(ticket.member for ticket in self._held[lease.id])
-            return Whereabouts(place=LedgerPlace.HELD, members=members)
-        for ticket in self._pushed:
-            if lease in self._pushed[ticket]:
-                return Whereabouts(place=LedgerPlace.GATHERED, members=(ticket.member,))
-        if (owner := self.lookahead.owner(lease)) is not None:
-            return Whereabouts(place=LedgerPlace.RESERVED, members=(owner,))
-        for place, kept in ((LedgerPlace.HELD, self._again), (LedgerPlace.RIDING, self._riding)):
-            members = tuple(member for member, leases in kept.items() if lease in leases)
-            if members:
-                return Whereabouts(place=place, members=members)
-        return Whereabouts(place=LedgerPlace.FREE)
-
-    def counts(self) -> dict[LedgerPlace, int]:
-        """How many leases of those cut so far are in each place."""
-        counts = dict.fromkeys(LedgerPlace, 0)
-        for lease in self._cuts.leases:
-            counts[self.whereabouts(lease).place] += 1
-        return counts
 
     # -- saving -------------------------------------------------------------------------------
 

@@ -43,10 +43,6 @@ class Lookahead:
         """What is kept for `member`, oldest first."""
         return self._queues.get(member, ())
 
-    def owner(self, lease: Lease) -> int | None:
-        """For whom a lease is kept, if it is."""
-        return next((m for m, queue in self._queues.items() if lease in queue), None)
-
     def members(self) -> list[int]:
         """For whom something is kept."""
         return list(self._queues)

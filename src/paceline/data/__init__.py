@@ -1,16 +1,15 @@
 """The data sets that Paceline knows, and the way of a user's samples into a training loop.
 
-    catalogue   what there is, and where it is looked for
-    checked     one file, read and compared with its sum
-    fetch       the ways to get what is not here: sources, outside
-    idx         the format of the files
-    arrays      samples by number, and by the batch
-    load        a name -> training and test samples
+    catalogue   what there is, where it is looked for, and whether a file is what it should be
+    fetch       bring here what is not; sources: the ways to get it
     choice      what to use where the wished one is not here
-    loader      the user's DataLoader lease by lease; plain: where one worker trains alone
-    order       an epoch's order, drawn once; listed: all its positions
-    feed        loader workers that fetch ahead; transfer: to an accelerator; trees: of batches
-    likeness, digests   whether workers hold the same data
+    load        a name -> training and test samples, out of files in the idx format
+    arrays      samples by number, and by the batch
+    loader      the user's DataLoader lease by lease
+    order       an epoch's order: all its positions, drawn once
+    feed        loader workers that fetch ahead, fed by leases or alone
+    transfer    batches on their way to an accelerator
+    likeness    whether workers hold the same data
 
 It must not know which network is trained on them, nor with how many workers.
 """

@@ -10,7 +10,7 @@ floats cost 0.6 s and 190 MB a worker at the start, where bytes are mapped and s
 It must not know of leases or of workers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -116,9 +116,6 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
 def as_input(values: Tensor, scale: float) -> Tensor:
     """Bytes as float32 times ``scale``: one conversion and one product, the same on any device."""
     return values.to(torch.float32).mul_(scale)
-
-
-Collate = Callable[[Sequence[tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]]
 
 
 def collate_batch(samples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ..errors import ConfigError
 from .catalogue import DataSet, find, locate
 from .fetch import Say, fetch
-from .outside import Outside
+from .sources import Outside
 
 STAND_IN = "digits"
 

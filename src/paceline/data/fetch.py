@@ -18,10 +18,8 @@ from enum import Enum
 from pathlib import Path
 
 from ..errors import ConfigError
-from .catalogue import DataSet, data_folders, find, locate
-from .checked import read_checked
-from .outside import Outside, SourceError, ThisMachine
-from .sources import sources_of
+from .catalogue import DataSet, data_folders, find, locate, read_checked
+from .sources import Outside, SourceError, ThisMachine, sources_of
 
 Say = Callable[[str], None]
 
@@ -106,20 +104,26 @@ def fetch(
     root = data_folders(env)[0]
     target = root / data_set.folders[0]
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for folder in (root, target):
-            _refuse_everybodys(folder)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as work:
-            source = _from_any_source(data_set, Path(work), target, outside or ThisMachine(), say)
-            target.mkdir(parents=True, exist_ok=True)
-            for file in data_set.files:
-                os.replace(Path(work) / "sound" / file.name, target / file.name)
+        source = _fetch_into(target, root, data_set, outside or ThisMachine(), say)
     except OSError as error:
         raise ConfigError(
             f"cannot write {name} to {target}: {error.strerror or error}; "
             f"set PACELINE_DATA to a folder that you may write to"
         ) from error
     return Fetched(data_set=data_set, folder=target, source=source)
+
+
+def _fetch_into(target: Path, root: Path, data_set: DataSet, outside: Outside, say: Say) -> str:
+    """Put sound files into ``target``, all or none; the source that had them."""
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in (root, target):
+        _refuse_everybodys(folder)
+    with tempfile.TemporaryDirectory(prefix=f".{data_set.name}-", dir=root) as work:
+        source = _from_any_source(data_set, Path(work), target, outside, say)
+        target.mkdir(parents=True, exist_ok=True)
+        for file in data_set.files:
+            os.replace(Path(work) / "sound" / file.name, target / file.name)
+    return source
 
 
 def _refuse_everybodys(folder: Path) -> None:

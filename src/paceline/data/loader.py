@@ -24,8 +24,7 @@ from .arrays import ArrayDataset, as_input, collate_batch
 from .arrays import Batch as Gathered
 from .feed import FedWorkers, Indices, fetch
 from .order import EpochOrder
-from .transfer import Arriving, Transfer, move
-from .trees import apply
+from .transfer import Arriving, Transfer, apply, move
 
 _BETWEEN_SALT = 5
 _CACHE_LINE = 64

@@ -1,15 +1,17 @@
 """The order of an epoch's samples: the user's sampler, drawn once an epoch, the same by everybody.
 
-    (seed, epoch) -> random state, generators, set_epoch -> sampler or batch sampler -> positions
+    (seed, epoch) -> random state, generators, set_epoch -> sampler        -> positions
+                                                            batch sampler  -> and where batches end
 
-This module must not know leases, nor what a sample is.
+All positions are listed, 8 bytes each. A sampler that never ends, or gives another number than it
+says, is refused before it fills the memory. This module must not know leases, or what a sample is.
 """
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager, suppress
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -17,9 +19,14 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from ..errors import ConfigError
 from ..replica.seeding import kept_random_state, mix, seed_all
-from .listed import MOST_POSITIONS, length_of, list_positions, too_many
 
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
+_MOST_POSITIONS = 1 << 28
+"""Of an epoch: 2 GiB in every worker."""
+_CHUNK = 1 << 16
+"""Positions that are looked at in one go."""
+_MOST_UNSAID, _MOST_ROUNDS = 1 << 20, 16
+"""Positions from a sampler without a length: so many, or so many times the data set."""
 
 
 class EpochOrder:
@@ -75,9 +82,7 @@ class EpochOrder:
             ends = self.draw(0)
             self._num_positions = None if self.has_own_batches else len(self.indices)
             return len(self.indices), len(ends) if ends is not None else self._num_batches()
-        if num_positions > MOST_POSITIONS:
-            name = type(self._loader.sampler).__name__
-            raise ConfigError(f"the sampler {name} has {too_many(num_positions)}")
+        _refuse_many(f"the sampler {type(self._loader.sampler).__name__} has", num_positions)
         self._num_positions = num_positions
         return num_positions, self._num_batches()
 
@@ -224,3 +229,72 @@ def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:
     with kept_random_state():
         seed_all(mix(seed, epoch, _ORDER_SALT))
         return list(RandomSampler(range(num_samples)))
+
+
+def length_of(source: Any) -> int | None:
+    """How long it says that it is; None: it does not."""
+    try:
+        return len(source) if isinstance(source, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def list_positions(
+    source: Iterable[Any], dataset: Any, ends: list[int] | None = None
+) -> Sequence[int]:
+    """What a sampler gives, or with ``ends`` a batch sampler; where its batches end goes there.
+
+    Raises:
+        ConfigError: it has no end, or gives another number than it says.
+    """
+    if type(source) is SequentialSampler:
+        return range(len(source))
+    said, listed, num_given, drawn = length_of(source), _Positions(), 0, iter(source)
+    most = max(_MOST_UNSAID, _MOST_ROUNDS * (length_of(dataset) or 0)) if said is None else said
+    while chunk := list(islice(drawn, min(_CHUNK, most + 1 - num_given))):
+        num_given += len(chunk)
+        for batch in [chunk] if ends is None else chunk:
+            listed.add(batch if isinstance(batch, list) else list(batch))
+            if ends is not None:
+                ends.append(len(listed.values))
+        if num_given > most or len(listed.values) > _MOST_POSITIONS:
+            break
+    kind, what = ("sampler", "samples") if ends is None else ("batch sampler", "batches")
+    name = f"the {kind} {type(source).__name__}"
+    _refuse_many(f"{name} gave", len(listed.values))
+    if said is None and num_given > most:
+        raise ConfigError(
+            f"{name} has no __len__ and gave more than {most:,} {what} for "
+            f"{type(dataset).__name__}: an epoch must end; end its __iter__, give it a __len__"
+        )
+    if said is not None and num_given != said:
+        raise ConfigError(
+            f"{name} says that an epoch has {said:,} {what} (__len__) and gave "
+            f"{'more' if num_given > said else f'{num_given:,}'}; let both say the same"
+        )
+    return listed.values
+
+
+def _refuse_many(who: str, num_positions: int) -> None:
+    """Raise ConfigError for an epoch that is too long to be listed."""
+    if num_positions > _MOST_POSITIONS:
+        raise ConfigError(
+            f"{who} {num_positions:,} samples an epoch: at most {_MOST_POSITIONS:,} can be shared "
+            "out; make epochs shorter (num_samples=...) and more of them"
+        )
+
+
+class _Positions:
+    """Positions as they come: 8 bytes each, unless one is of another kind than ``int``."""
+
+    def __init__(self) -> None:
+        self.values: array[int] | list[Any] = array("q")
+
+    def add(self, some: list[Any]) -> None:
+        if isinstance(self.values, array):
+            with suppress(OverflowError):  # beyond 8 bytes: an index of the user's own kind
+                if set(map(type, some)) <= {int}:
+                    self.values.fromlist(some)
+                    return
+            self.values = list(self.values)
+        self.values += some

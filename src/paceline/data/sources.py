@@ -2,21 +2,80 @@
 
 A source leaves the files of the data set, plain or as ``NAME.gz``, in a folder and says which; or
 it raises SourceError. Nothing it brings is trusted: the fetch compares the sums. None needs root.
-It must not know where the files go in the end.
+What it may do outside this process, run a program and download a file, is an argument: tests hand
+in a machine of their own, without a network. It must not know where the files go in the end.
 """
 
+import http.client
+import shutil
+import subprocess
 import tarfile
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from .catalogue import DataSet
-from .outside import Outside, SourceError
 
 # A publisher that is there answers at once; without a network nobody should wait for one.
 _SILENCE_S = 5.0
 # Package lists are 10 MB and the package 31 MB: two minutes each at 2 Mbit/s.
 _PROGRAM_S = 240.0
+
+
+class SourceError(Exception):
+    """One way to get a data set did not work; the next one is tried. Never reaches the user."""
+
+
+class Outside(Protocol):
+    """The programs and the network of a machine."""
+
+    def has(self, program: str) -> bool:
+        """Whether ``program`` can be run here."""
+
+    def run(self, command: Sequence[str], folder: Path, timeout_s: float) -> None:
+        """Run to the end in ``folder``, asking nothing; raises SourceError if it fails."""
+
+    def download(self, address: str, path: Path, timeout_s: float) -> None:
+        """Write what lies at ``address`` to ``path``; raises SourceError if it fails.
+
+        ``timeout_s`` is the longest silence of the other side, not the time of the whole.
+        """
+
+
+class ThisMachine:
+    """The real one."""
+
+    def has(self, program: str) -> bool:
+        return shutil.which(program) is not None
+
+    def run(self, command: Sequence[str], folder: Path, timeout_s: float) -> None:
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SourceError(f"{command[0]} took more than {timeout_s:.0f} s") from None
+        except OSError as error:
+            raise SourceError(f"{command[0]}: {error.strerror or error}") from error
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise SourceError(f"{command[0]}: {said[-1] if said else f'exit {done.returncode}'}")
+
+    def download(self, address: str, path: Path, timeout_s: float) -> None:
+        try:
+            with urllib.request.urlopen(address, timeout=timeout_s) as answer, path.open("wb") as f:
+                shutil.copyfileobj(answer, f)
+        except (OSError, http.client.HTTPException) as error:
+            raise SourceError(str(getattr(error, "reason", "") or error)) from error
+
 
 Source: TypeAlias = Callable[[DataSet, Path, Outside], Path]
 

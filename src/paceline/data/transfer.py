@@ -12,13 +12,12 @@ module must not know leases or what a batch is for.
 Source: PyTorch documentation, "CUDA semantics": streams, ``record_stream``, pinned memory buffers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .trees import apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +69,16 @@ def move(batch: Any, device: torch.device, *, is_pinned: bool) -> Any:
 
 def _pinned(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_pinned() else tensor.pin_memory()
+
+
+def apply(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """``change`` every tensor in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)({key: apply(change, one) for key, one in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(apply(change, one) for one in value))
+    if isinstance(value, list | tuple):
+        return type(value)(apply(change, one) for one in value)
+    return value

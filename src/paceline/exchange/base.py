@@ -220,7 +220,7 @@ class Exchange(abc.ABC):
         """A sign of life, where a member is busy with something that is no step."""
         return
 
-    def befall(self, fault: Fault) -> None:
+    def inject(self, fault: Fault) -> None:
         """Let this fault happen now, to this member; nothing goes wrong for one worker alone."""
         return
 

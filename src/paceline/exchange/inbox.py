@@ -23,13 +23,13 @@ from ..wire.channel import Channel
 from ..wire.messages import (
     Add,
     BeMain,
+    CheckpointsMoved,
     Copy,
     CountTotals,
     Ending,
     Finish,
     Job,
     Range,
-    ShelfMoved,
     Skip,
     Snap,
     Stop,
@@ -155,8 +155,8 @@ class Inbox:
 
     snap: Callable[[Snap], None]
     """Does what ``Snap`` asks for; set by the session."""
-    move: Callable[[ShelfMoved], None]
-    """Hears with ``ShelfMoved`` where checkpoints go from now on; set by the session."""
+    move: Callable[[CheckpointsMoved], None]
+    """Hears with ``CheckpointsMoved`` where checkpoints go from now on; set by the session."""
 
     def __init__(self, lane: Channel, duties: JobQueue, clock: Clock, *, is_main: bool) -> None:
         self._lane = lane
@@ -249,7 +249,7 @@ class Inbox:
                 self.is_main = True
             elif isinstance(message, Ending):
                 self._is_ending = True
-            elif isinstance(message, ShelfMoved):
+            elif isinstance(message, CheckpointsMoved):
                 self.move(message)
             else:
                 self._queue.append(message)

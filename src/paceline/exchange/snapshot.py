@@ -1,6 +1,6 @@
 """A member's part in a checkpoint: it pins a whole version, and writes what only it knows.
 
-    pin (one member): the block -> the pinned block, which the scribe reads
+    pin (one member): the block -> the pinned block, which the writer reads
     own (that member; under local-sgd every one): schedulers, random states, ... -> worker-K.json
 
 A disk that is full is told to the coordinator and harms nothing else. This module must not know

@@ -327,7 +327,7 @@ class StoreExchange(Exchange):
     def trained_s(self) -> float:
         return time.perf_counter() - self._began_s
 
-    def befall(self, fault: Fault) -> None:
+    def inject(self, fault: Fault) -> None:
         self._lane.send(FaultComes(str(fault)))
         if fault.kind is Kind.KILL:
             self._lane.die()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints.model_file import load_tensors
+from ..checkpoints.state import load_tensors
 from ..errors import ConfigError, PacelineError, unknown
 from ..workloads import TASKS, load_task
 from ..workloads.base import Task

@@ -9,8 +9,8 @@ module must not know engines, or how a run is carried out.
 from collections.abc import Callable
 from contextlib import closing
 
+from ..checkpoints.folder import FOLDER
 from ..checkpoints.resumption import has_checkpoint, locate
-from ..checkpoints.shelf import FOLDER
 from ..config import RunSettings
 from ..errors import ConfigError
 from ..run_dir import RunFolder, make_folder

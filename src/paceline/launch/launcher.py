@@ -17,8 +17,9 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from ..checkpoints.every import parse_every
 from ..checkpoints.resumption import Origin, Resumption, adopt, differences, locate, read, refuse
-from ..conditions.delays import parse_delays, parse_slowness
+from ..conditions.delays import parse_delays
 from ..conditions.faults import FaultPlan
+from ..conditions.slowness import parse_slowness
 from ..config import MOST_PROCESSES, RunSettings, resolve
 from ..data.choice import choose
 from ..engines import make_engine

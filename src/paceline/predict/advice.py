@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..conditions.delays import NO_DELAY, parse_delays, parse_slow
+from ..conditions.delays import NO_DELAY, parse_delays
+from ..conditions.slowness import parse_slow
 from ..conditions.world import Conditions
 from ..config import resolve
 from ..errors import ConfigError

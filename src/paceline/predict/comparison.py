@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ..conditions.delays import parse_delays, parse_slowness
+from ..conditions.delays import parse_delays
+from ..conditions.slowness import parse_slowness
 from ..config import RunSettings
 from ..data.choice import choose
 from ..errors import ConfigError, Interrupted, WorkerError

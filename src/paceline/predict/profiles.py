@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..conditions.delays import Delay, parse_delays, parse_slowness
+from ..conditions.delays import Delay, parse_delays
 from ..conditions.distributions import Empirical
 from ..conditions.machine import Machine
+from ..conditions.slowness import parse_slowness
 from ..errors import ConfigError
 from ..events import Apply, Grant, Joined, Ticket
 from ..protocols import parse

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints.model_file import save_model
+from ..checkpoints.state import save_model
 from ..config import RunSettings
 from ..core.ledger import Ledger
 from ..program import TaskProgram, written

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from .. import theory
-from ..conditions.absences import parse_absences
-from ..conditions.delays import NO_DELAY, Delay, parse_delays, parse_slowness
+from ..conditions.delays import NO_DELAY, Delay, parse_delays
 from ..conditions.links import parse_bytes, parse_link
 from ..conditions.machine import Machine
-from ..conditions.world import Conditions
+from ..conditions.slowness import parse_slowness
+from ..conditions.world import Conditions, parse_absences
 from ..errors import ConfigError
 from ..protocols import parse
 from ..protocols.base import SyncProtocol

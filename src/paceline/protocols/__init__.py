@@ -1,8 +1,8 @@
 """The protocols by name, and how a name on the command line becomes one.
 
-A new protocol is one file here, one line in the table, and its claims in tests/protocols; the
-contract test runs over the table. Beside them lie staleness.py, what a stale gradient is worth
-under any of them, and progress.py, which the adaptive ones follow.
+A new protocol is a file here, or a section in that of its sister; one line in the table, and its
+claims in tests/protocols. The contract test runs over the table. Beside them lies staleness.py,
+what a stale gradient is worth under any of them.
 """
 
 from ..errors import ConfigError, unknown
@@ -11,10 +11,8 @@ from .adaptive_local import AdaptiveLocal
 from .asynchronous import Async
 from .base import SyncProtocol
 from .full_sync import FullSync
-from .k_async import KAsync
-from .k_batch_async import KBatchAsync
-from .k_batch_sync import KBatchSync
-from .k_sync import KSync
+from .k_async import KAsync, KBatchAsync
+from .k_sync import KBatchSync, KSync
 from .local_sgd import LocalSgd
 from .stale_synchronous import StaleSynchronous
 from .staleness import WHOLE, parse_staleness

@@ -22,13 +22,13 @@ Source: S. Dutta, J. Wang, G. Joshi, "Slow and Stale Gradients Can Win the Race"
 the exponential distribution's, and the constant is set by T(1) instead of a given K_0.
 """
 
+import math
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from ..events import Decision, Exhausted, Fact, Left, Pushed
-from ..fields import count
+from ..fields import count, real
 from .base import Gathering
-from .progress import LossProgress
 
 _MOST_TIMES = 16
 """Steps of each member that are remembered: enough for a mean, few enough to follow a change."""
@@ -39,6 +39,55 @@ _NOISE = 2.0
 """What the noise of an update of one push is worth, in its time, while F_t is F_0."""
 _MOST_CHOICES = 16
 """Values of K that are played through at a choice; of more workers, those around the last."""
+_LEAST = 1e-6
+"""Below this a loss is as good as zero, or negative and no measure of what is left."""
+
+
+class LossProgress:
+    """How far the training loss has fallen since the run began: F_t/F_0.
+
+    F_0 is the mean loss of the first pushes and F_t a moving average over about as many, which
+    begins at F_0. Losses that are not finite, or not known (a simulation of time alone), change
+    nothing. It must not know what is decided from it.
+
+    Args:
+        num_pushes: how many the mean and the moving average reach over.
+    """
+
+    __slots__ = ("_first", "_mean", "_num_heard", "_num_pushes")
+
+    def __init__(self, num_pushes: int) -> None:
+        self._num_pushes = num_pushes
+        self._num_heard = 0
+        self._first = 0.0  # F_0, so far
+        self._mean = 0.0  # F_t
+
+    def hear(self, loss: float) -> None:
+        """A push had this loss."""
+        if not math.isfinite(loss):
+            return
+        self._num_heard += 1
+        if self._num_heard <= self._num_pushes:
+            self._first += (loss - self._first) / self._num_heard
+            self._mean = self._first
+        else:
+            self._mean += (loss - self._mean) / self._num_pushes
+
+    @property
+    def ratio(self) -> float:
+        """F_t/F_0, above 0 and at most 1: a loss that grows counts as none that fell."""
+        if self._num_heard < self._num_pushes or self._first <= 0.0:
+            return 1.0
+        return min(1.0, max(_LEAST, self._mean / self._first))
+
+    def state(self) -> list[float]:
+        """All of it, as JSON can carry it."""
+        return [self._num_heard, self._first, self._mean]
+
+    def load(self, state: list[Any]) -> None:
+        """Remember what `state()` said."""
+        num_heard, first, mean = state
+        self._num_heard, self._first, self._mean = count(num_heard), real(first), real(mean)
 
 
 class Adaptive(Gathering):
@@ -90,8 +139,7 @@ class Adaptive(Gathering):
             times_s.append(fact.at_s - begun_s)
             del times_s[:-_MOST_TIMES]
 
-    def _after_push(self, member: int) -> list[Decision]:
-        return self._rest_and_fill(member)
+    _after_push = Gathering._rest_and_fill
 
     def _after_update(self) -> list[Decision]:
         if self._num_since >= _CHOICE_ROUNDS * self.num_workers:

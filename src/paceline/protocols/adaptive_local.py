@@ -19,9 +19,9 @@ from typing import Any
 
 from ..events import Decision, Fact, Pushed
 from ..fields import count
+from .adaptive import LossProgress
 from .base import Argument
 from .local_sgd import LocalSgd
-from .progress import LossProgress
 
 
 class AdaptiveLocal(LocalSgd):

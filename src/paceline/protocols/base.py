@@ -175,13 +175,15 @@ class Gathering(SyncProtocol):
     """What the protocols share that gather K pushes, whoever they are from, for one update.
 
     A member is working or idle, and its push stays gathered also when it leaves. A protocol adds
-    what follows a push: before the update is full, and when it is.
+    what follows a push: before the update is full, and when it is. Without ``num_pushes`` the
+    number in its name is K.
     """
 
     def __init__(
-        self, num_workers: int, value: int | None = None, *, num_pushes: int = 1, num_steps: int = 1
+        self, num_workers: int, value: int | None = None, *, num_pushes: int = 0, num_steps: int = 1
     ) -> None:
-        super().__init__(num_workers, value, num_pushes=num_pushes, num_steps=num_steps)
+        pushes = num_pushes or value or 1
+        super().__init__(num_workers, value, num_pushes=pushes, num_steps=num_steps)
         self._idle: set[int] = set()
         self._working: set[int] = set()
         self._gathered: list[Pushed] = []  # for the next update, in order of arrival

@@ -31,11 +31,8 @@ class FullSync(Gathering):
     def __init__(self, num_workers: int, value: int | None = None, *, num_steps: int = 1) -> None:
         super().__init__(num_workers, value, num_pushes=num_workers, num_steps=num_steps)
 
-    def _after_push(self, member: int) -> list[Decision]:
-        return self._rest_and_fill(member)
-
-    def _after_update(self) -> list[Decision]:
-        return self._fill()
+    _after_push = Gathering._rest_and_fill
+    _after_update = Gathering._fill
 
     def _after_joined(self, member: int) -> list[Decision]:
         return self._fill()  # beyond K members, one idles: its push would belong to the next update

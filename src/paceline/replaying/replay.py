@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints.model_file import load_tensors, save_model
+from ..checkpoints.state import load_tensors, save_model
 from ..core.coordinator import Coordinator
 from ..core.ledger import Ledger
 from ..errors import ConfigError

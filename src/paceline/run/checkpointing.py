@@ -1,6 +1,6 @@
 """Checkpoints as the conductor sees them: when one is asked for, of what it is made, who writes it.
 
-    ask -> [ a border: the coordinator's state is taken ] + [ a member: "copied" ] -> desk -> answer
+    ask -> [ a border: the coordinator's state is taken ] + [ a member: "copied" ] -> disk -> answer
 
     border    after an update inside an epoch, which members or jobs find by themselves
     between   all members have arrived, and wait until the copy is made
@@ -20,16 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.desk import Answer, WriteQueue
 from ..checkpoints.every import Due, parse_every
+from ..checkpoints.folder import FOLDER, CheckpointFolder
 from ..checkpoints.resumption import COORDINATOR, RUN
-from ..checkpoints.shelf import FOLDER, CheckpointFolder
+from ..checkpoints.writer import Answer, WriteQueue
 from ..core.jobs import makes_border
 from ..events import Order
 from ..protocols.base import SyncProtocol
 from ..store.memory import Memory
 from ..trace import FILE_NAME
-from ..wire.messages import Copied, ShelfMoved, Snap
+from ..wire.messages import CheckpointsMoved, Copied, Snap
 from .state import RunState
 
 _HURRY_S = 0.3
@@ -67,7 +67,7 @@ class Checkpointing:
         about: what runs: the program, as ``resumption`` compares it.
         identity: what a checkpoint cannot be used without: the model's layout, the data's size.
         pinned: where in the engine's memory a version is pinned, from and to, in bytes.
-        make_desk: of the engine's memory, where checkpoints are handed in to be written.
+        make_queue: of the engine's memory, where checkpoints are handed in to be written.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Checkpointing:
         about: Mapping[str, Any],
         identity: Mapping[str, Any],
         pinned: tuple[int, int],
-        make_desk: Callable[[Memory], WriteQueue] = WriteQueue,
+        make_queue: Callable[[Memory], WriteQueue] = WriteQueue,
     ) -> None:
         settings = run.settings
         every = parse_every(settings.checkpoint_every)
@@ -88,12 +88,12 @@ class Checkpointing:
         self._own = CheckpointFolder(
             run.trace.path.parent / FOLDER, settings.keep, run.trace.within
         )
-        self._shelf = self._own
+        self._folder = self._own
         """Where the next one goes."""
         self._told: dict[int, tuple[object, ...]] = {}
         """member -> where it writes, where that is not the folder that the run began with."""
         self._first = self._place
-        self._desk = make_desk(run.dispatch.store.memory)
+        self._queue = make_queue(run.dispatch.store.memory)
         self._pinned = pinned
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
@@ -110,7 +110,7 @@ class Checkpointing:
         """Whether it is there instead."""
         if run.resumption is not None:
             try:
-                self._shelf.rewind(run.resumption.checkpoint.number)
+                self._folder.rewind(run.resumption.checkpoint.number)
             except OSError as error:
                 self._say_failed(error.strerror or str(error))
 
@@ -137,10 +137,10 @@ class Checkpointing:
 
     def tick(self) -> None:
         """Ask for one at the next border if it is due; hear what became of the last."""
-        self._hear_desk()
+        self._hear_queue()
         self._hurry()
         run = self._run
-        if not self.is_on or self._draft is not None or self._desk.is_busy or run.ending:
+        if not self.is_on or self._draft is not None or self._queue.is_busy or run.ending:
             return
         now_s = run.now_s()
         if run.is_open and self._due.by_step(now_s, run.coordinator.version):
@@ -246,8 +246,8 @@ class Checkpointing:
         place = (self._run.coordinator.version, self._run.script_epoch)
         if is_cut_off and self.is_on and place != self._last_place:
             self._lost = self._lost or "no worker came to copy it"
-        self._desk.close()
-        self._hear_desk()
+        self._queue.close()
+        self._hear_queue()
 
     # -- what -----------------------------------------------------------------------------------
 
@@ -257,13 +257,13 @@ class Checkpointing:
         run.dispatch.ask_copy(0)
         draft, self._draft = self._draft, None
         if draft is not None:
-            self._shelf.drop(draft.aside)
+            self._folder.drop(draft.aside)
             self._last_place = (-1, -1)
         live = [one.number for one in run.roster.live if not one.is_done]
         place = (run.coordinator.version, run.script_epoch)
         if not self.is_on or not live or place == self._last_place:
             return
-        self._desk.finish()  # it reads what is pinned, where the next one will lie
+        self._queue.finish()  # it reads what is pinned, where the next one will lie
         self._draft = self._begin_last() if is_last else self._begin(run.now_s())
         if self._draft is not None:
             self._capture(self._draft, first=run.liveliest(live))
@@ -272,7 +272,7 @@ class Checkpointing:
         if now_s < self._retry_at_s:
             return None
         try:
-            return self._draft_in(self._own_shelf())
+            return self._draft_in(self._own_folder())
         except OSError as error:
             self._say_failed(error.strerror or str(error))
             return None
@@ -282,14 +282,14 @@ class Checkpointing:
         size = self._pinned[1] - self._pinned[0]
         self._lost = ""
         try:
-            return self._draft_in(self._own_shelf(), last_bytes=size)
+            return self._draft_in(self._own_folder(), last_bytes=size)
         except OSError as error:
             self._lost = error.strerror or str(error)
         try:
             name = self._run.trace.path.parent.name
             self._elsewhere = Path(tempfile.mkdtemp(prefix=f"{name}-"))
-            self._shelf = CheckpointFolder(self._elsewhere / FOLDER, self._run.settings.keep)
-            return self._draft_in(self._shelf, last_bytes=size)
+            self._folder = CheckpointFolder(self._elsewhere / FOLDER, self._run.settings.keep)
+            return self._draft_in(self._folder, last_bytes=size)
         except OSError:
             self._leave_elsewhere()
             return None
@@ -300,17 +300,17 @@ class Checkpointing:
             shutil.rmtree(self._elsewhere, ignore_errors=True)
             self._elsewhere = None
 
-    def _own_shelf(self) -> CheckpointFolder:
+    def _own_folder(self) -> CheckpointFolder:
         """In the run's folder, which is there again if it was deleted. OSError: it cannot be."""
         self._run.trace.mark()
         self._own.within = self._run.trace.within
-        self._shelf = self._own
-        return self._shelf
+        self._folder = self._own
+        return self._folder
 
     @property
-    def _place(self) -> ShelfMoved:
-        within = self._shelf.within
-        return ShelfMoved(str(self._shelf.folder), None if within is None else tuple(within))
+    def _place(self) -> CheckpointsMoved:
+        within = self._folder.within
+        return CheckpointsMoved(str(self._folder.folder), None if within is None else tuple(within))
 
     def _tell_place(self) -> None:
         """Members write their parts where the next one goes: a deleted folder is another now."""
@@ -320,15 +320,15 @@ class Checkpointing:
                 self._told[number] = place
                 self._run.dispatch.tell(number, place)
 
-    def _draft_in(self, shelf: CheckpointFolder, *, last_bytes: int = 0) -> _Draft:
+    def _draft_in(self, folder: CheckpointFolder, *, last_bytes: int = 0) -> _Draft:
         """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
-        aside = shelf.begin(self._last_number + 1)
+        aside = folder.begin(self._last_number + 1)
         self._last_number = int(aside.name.rpartition("-")[2])
         try:
             if last_bytes:
-                shelf.reserve(self._last_number, last_bytes)
+                folder.reserve(self._last_number, last_bytes)
         except OSError:
-            shelf.drop(aside)
+            folder.drop(aside)
             raise
         self._tell_place()
         return _Draft(number=self._last_number, aside=aside, is_last=last_bytes > 0)
@@ -387,14 +387,14 @@ class Checkpointing:
         self._draft = None
         request = {
             "aside": str(draft.aside),
-            "shelf": str(self._shelf.folder),
+            "folder": str(self._folder.folder),
             "keep": self._run.settings.keep,
             "files": draft.files,
-            "sync": [str(self._shelf.folder.parent / FILE_NAME)],
-            "within": self._shelf.within,
+            "sync": [str(self._folder.folder.parent / FILE_NAME)],
+            "within": self._folder.within,
         }
-        self._desk.hand_in(request, is_last=draft.is_last)
-        answers = self._hear_desk()
+        self._queue.hand_in(request, is_last=draft.is_last)
+        answers = self._hear_queue()
         if draft.is_last and "failed" in answers[-1]:
             self._lost = self._lost or answers[-1]["failed"]
             self._leave_elsewhere()
@@ -403,14 +403,14 @@ class Checkpointing:
 
     # -- what became of it ----------------------------------------------------------------------
 
-    def _hear_desk(self) -> list[Answer]:
-        answers = self._desk.answers()
+    def _hear_queue(self) -> list[Answer]:
+        answers = self._queue.answers()
         for answer in answers:
             if "failed" in answer:
                 self._say_failed(answer["failed"])
             else:
                 self._due.wrote(answer["took_s"])
-        if answers and self._draft is None and not self._desk.is_busy:
+        if answers and self._draft is None and not self._queue.is_busy:
             self._run.dispatch.store.memory.release(*self._pinned)
         return answers
 
@@ -423,7 +423,7 @@ class Checkpointing:
         self._last_place = (-1, -1)
         if draft is not None:
             self._run.dispatch.ask_copy(0)
-            self._shelf.drop(draft.aside)
+            self._folder.drop(draft.aside)
             if draft.is_last:
                 self._lost = self._lost or reason
                 self._leave_elsewhere()
@@ -433,8 +433,8 @@ class Checkpointing:
         self._retry_at_s = run.now_s() + _RETRY_S
         self._last_place = (-1, -1)
         older = (
-            "the run goes on with the last one" if not self._shelf.is_empty else "the run goes on"
+            "the run goes on with the last one" if not self._folder.is_empty else "the run goes on"
         )
         run.notes.say_once(
-            f"a checkpoint could not be written to {self._shelf.folder}: {reason}; {older}"
+            f"a checkpoint could not be written to {self._folder.folder}: {reason}; {older}"
         )

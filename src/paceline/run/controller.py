@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..checkpoints.desk import WriteQueue
 from ..checkpoints.resumption import Origin
+from ..checkpoints.writer import WriteQueue
 from ..config import RunSettings
 from ..engines import base
 from ..engines.base import Engine, Event, HelperWoken, MemberStalled, ProcessLeft
@@ -55,7 +55,7 @@ class Controller:
 
     Args:
         clock: what tells the time, in seconds from anywhere.
-        make_desk: of the store's memory, where checkpoints are handed in to be written.
+        make_queue: of the store's memory, where checkpoints are handed in to be written.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Controller:
         origin: Origin,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        make_desk: Callable[[Memory], WriteQueue] = WriteQueue,
+        make_queue: Callable[[Memory], WriteQueue] = WriteQueue,
     ) -> None:
         self.interruption = ""
         self._ends_early = ""
@@ -79,7 +79,7 @@ class Controller:
         self._output = output
         self._origin = origin
         self._run = RunState(engine, settings, trace, observer, log, origin.resumption, clock)
-        self._make_desk = make_desk
+        self._make_queue = make_queue
         self._peers = Peers(self._run, lambda number: self._checkpointing.at_round(number))
         self._calls = Calls(self._run, self._evaluated)
         self._descriptions: dict[int, Description] = {}
@@ -269,7 +269,7 @@ class Controller:
             run.trace.note(run.now_s(), self._origin.note)
         pinned = (first.arena_bytes - first.pinned_bytes, first.arena_bytes)
         self._checkpointing = Checkpointing(
-            run, self._protocol, self._origin.about, identity, pinned, self._make_desk
+            run, self._protocol, self._origin.about, identity, pinned, self._make_queue
         )
         self._borders.checkpointing = self._checkpointing
         run.at_orders, run.end_here = self._checkpointing.at_orders, self._borders.end_here

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoints.model_file import load_tensors
-from ..checkpoints.packed import pack, unpack
-from ..checkpoints.scribe import LAYOUT, MODEL, OPTIMIZER
-from ..checkpoints.shelf import FOLDER, Checkpoint, CheckpointFolder
+from ..checkpoints.folder import FOLDER, Checkpoint, CheckpointFolder
+from ..checkpoints.state import load_tensors, pack, unpack
+from ..checkpoints.writer import LAYOUT, MODEL, OPTIMIZER
 from ..errors import ConfigError
 from ..store.layout import Layout
 from ..store.optimizer_copy import EXISTS
@@ -55,7 +54,9 @@ class MemberState:
         seat: int,
         identity: Sequence[int] | None = None,
     ) -> None:
-        self._shelf = None if folder is None else CheckpointFolder(folder / FOLDER, within=identity)
+        self._folder = (
+            None if folder is None else CheckpointFolder(folder / FOLDER, within=identity)
+        )
         self._seat = seat
         self._found = found
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
@@ -97,7 +98,7 @@ class MemberState:
 
     def write_into(self, folder: str, within: Sequence[int] | None) -> None:
         """From now on: these checkpoints, in the folder of this identity."""
-        self._shelf = CheckpointFolder(Path(folder), within=within)
+        self._folder = CheckpointFolder(Path(folder), within=within)
 
     def write(self, number: int) -> None:
         """This member's own part of checkpoint ``number``. OSError: the disk."""
@@ -117,8 +118,8 @@ class MemberState:
             aside.write(LAYOUT, text.encode())
 
     def _aside(self, number: int) -> AbstractContextManager[OpenFolder]:
-        assert self._shelf is not None
-        return self._shelf.open_aside(number)
+        assert self._folder is not None
+        return self._folder.open_aside(number)
 
     # -- going on -------------------------------------------------------------------------------
 

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ..conditions.faults import FaultPlan
-from ..conditions.holdup import Holdup
-from ..conditions.mishaps import Mishaps
+from ..conditions.faults import FaultPlan, WorkerFaults
+from ..conditions.slowness import InjectedDelay
 from ..context import Context
-from ..data.digests import sample_digests
-from ..data.feed import SeededData
+from ..data.feed import SeededData, plain_batches, plain_sizes
+from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader
-from ..data.plain import plain_batches, plain_sizes
-from ..data.trees import apply
+from ..data.transfer import apply
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Shape, Stopped, Superseded, Work, not_finite
@@ -132,9 +130,9 @@ class Prepared:
         )
         self.scaling = Scaling(session, model, optimizer, is_local=context.is_difference)
         self._parameters = list(model.parameters())
-        self._holdup = Holdup.of(context, session.seat)
+        self._injected = InjectedDelay.of(context, session.seat)
         plan = FaultPlan.parse(context.fault, context.workers)
-        self._mishaps = Mishaps(plan.of_worker(session.seat))
+        self._faults = WorkerFaults(plan.of_worker(session.seat))
         self._begun_s = time.perf_counter()
         self._step_optimizer, self._zero_grad = optimizer.step, optimizer.zero_grad
         replace_step(optimizer, self._step)
@@ -237,7 +235,7 @@ class Prepared:
         if self._member is not None:
             add("skipped", self._member.num_skipped, self._member.begin_skipped)
         add("order", self.leased.order.digest, self.leased.order.expect)
-        rng = self._holdup.rng
+        rng = self._injected.rng
         add("delays", rng.getstate, rng.setstate)
         add("random", random_states, restore_random_states)
 
@@ -576,7 +574,7 @@ class Prepared:
                 "update needs one; step on what was accumulated inside the loop: "
                 "if (i + 1) % n == 0 or i + 1 == len(loader): optimizer.step()"
             )
-        self._hold_up(grant.ticket.serial)
+        self._inject(grant.ticket.serial)
         self.scaling.read(asked)
         self._begin_step(grant.ticket.version, asked)
         if self._context.is_difference:
@@ -616,16 +614,16 @@ class Prepared:
                 "the run: step once, or give each step a mini-batch of its own"
             )
 
-    def _hold_up(self, serial: int) -> None:
+    def _inject(self, serial: int) -> None:
         """What ``--delay``, ``--slow`` and ``--fault`` ask for, between gradient and push."""
-        session, mishaps = self._session, self._mishaps
+        session, faults = self._session, self._faults
         now_s = time.perf_counter()
-        self._holdup.catch_up(serial)
-        hold_s = self._holdup.seconds(self._begun_s, now_s)
-        if mishaps:
-            for fault in mishaps.due(session.version, session.trained_s):
-                session.befall(fault)
-            factor = mishaps.factor(session.trained_s)
+        self._injected.catch_up(serial)
+        hold_s = self._injected.seconds(self._begun_s, now_s)
+        if faults:
+            for fault in faults.due(session.version, session.trained_s):
+                session.inject(fault)
+            factor = faults.factor(session.trained_s)
             hold_s = (now_s - self._begun_s + hold_s) * factor - (now_s - self._begun_s)
         if hold_s > 0.0:
             session.sleep(hold_s)
@@ -633,7 +631,7 @@ class Prepared:
     def _step_alone(self, work: Work) -> None:
         session = self._session.alone
         assert session is not None
-        self._hold_up(session.version)
+        self._inject(session.version)
         self.scaling.read(work)
         self._begin_step(session.version, work)
         if work.found_inf or not self._is_finite(work):

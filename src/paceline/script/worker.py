@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..context import Context
-from ..data.trees import apply
+from ..data.transfer import apply
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Superseded
 from ..exchange.solo import SoloExchange
@@ -460,7 +460,7 @@ class Pace:
 
         The file loads without Paceline: ``load_state_dict(safetensors.torch.load_file(path))``.
         """
-        from ..checkpoints.model_file import save_model
+        from ..checkpoints.state import save_model
 
         path = Path(self._context.run_dir or ".") / name
         if self.is_main:

@@ -17,9 +17,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
-from ..conditions.cores import Turn
 from ..conditions.links import Lane
-from ..conditions.machine import CostSum
+from ..conditions.machine import CostSum, Turn
 from ..conditions.world import Conditions, Finisher
 from ..errors import ConfigError
 from ..events import Ticket
@@ -87,7 +86,7 @@ class Agenda:
         self.by_worker = [conditions.finisher(one) for one in range(conditions.num_workers)]
         link = conditions.link
         self._lanes = None if link is None else (Lane(link), Lane(link))  # pulls, pushes
-        self._desks, self._cores = conditions.desks(), conditions.cores()
+        self._queues, self._cores = conditions.server_queues(), conditions.cores()
         machine = conditions.machine
         self._sum = None if machine is None else CostSum(machine.add_s, machine.apply_s)
         self._num_dead = 0
@@ -106,7 +105,7 @@ class Agenda:
     @property
     def is_direct(self) -> bool:
         """Whether nothing but the delays takes time: a push is there when its delay is over."""
-        return self._lanes is None and self._desks is None
+        return self._lanes is None and self._queues is None
 
     # -- members --------------------------------------------------------------------------------
 
@@ -152,16 +151,16 @@ class Agenda:
             member = ticket[0]
             self.current[member] = ticket
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
-            if self._desks is None:
+            if self._queues is None:
                 finish, done_s = self.finishers[member], begun_s
                 for _ in range(steps):
                     done_s = finish(done_s)
                 fresh.append((done_s, next_number(), self._computed(ticket, begun_s, done_s)))
                 continue
-            desk = self._desks[self.worker_of[member]]
-            busy_s = desk.take(steps)
+            queue = self._queues[self.worker_of[member]]
+            busy_s = queue.take(steps)
             if self._cores is None:
-                begun_s, done_s = desk.finish(begun_s, begun_s + busy_s)
+                begun_s, done_s = queue.finish(begun_s, begun_s + busy_s)
                 fresh.append((done_s, next_number(), self._computed(ticket, begun_s, done_s)))
             else:
                 self.begun_s[member] = _NEVER_S
@@ -226,32 +225,32 @@ class Agenda:
     def _came(self, member: int, at_s: float) -> None:
         """A member wants a core."""
         assert self._cores is not None
-        assert self._desks is not None
-        self._take(self._cores.enter(member, at_s, self._desks[self.worker_of[member]].busy_s))
+        assert self._queues is not None
+        self._take(self._cores.enter(member, at_s, self._queues[self.worker_of[member]].busy_s))
 
     def _take(self, turn: Turn | None) -> None:
         """Somebody has a core from now on."""
         if turn is None:
             return
-        assert self._desks is not None
+        assert self._queues is not None
         if self.begun_s[turn.member] == _NEVER_S:
             self._from_s[turn.member] = turn.from_s
-            exchange_s = self._desks[self.worker_of[turn.member]].exchange_s
+            exchange_s = self._queues[self.worker_of[turn.member]].exchange_s
             self.begun_s[turn.member] = turn.from_s + exchange_s
         self.enter(turn.until_s, turn)
 
     def _turned(self, turn: Turn) -> None:
         """A turn is over, or was called off before."""
         assert self._cores is not None
-        assert self._desks is not None
+        assert self._queues is not None
         if not self._cores.is_under_way(turn):
             return
         member = turn.member
         is_done, following = self._cores.pass_on(turn)
         if is_done:
-            ticket, desk = self.current[member], self._desks[self.worker_of[member]]
+            ticket, queue = self.current[member], self._queues[self.worker_of[member]]
             assert ticket is not None
-            begun_s, done_s = desk.finish(self._from_s.pop(member), turn.until_s)
+            begun_s, done_s = queue.finish(self._from_s.pop(member), turn.until_s)
             self.enter(done_s, self._computed(ticket, begun_s, done_s))
         self._take(following)
 

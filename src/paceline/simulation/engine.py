@@ -157,7 +157,7 @@ class SimulatedRun:
         self._carry_out(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
 
     def _struck(self, what: object, at_s: float) -> None:
-        """Something goes wrong; tests/support/afflicted.py says what."""
+        """Something goes wrong; tests/support/faulty_run.py says what."""
         raise AssertionError(what)
 
     def _changed(self, change: AgendaChange, at_s: float, reason: str = "away") -> None:

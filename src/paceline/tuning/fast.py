@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..context import Context
-from ..data.transfer import move
-from ..data.trees import apply
+from ..data.transfer import apply, move
 from ..errors import ConfigError, FileError
 from ..speed import Outcome, Speed
 from ..system.cores import num_cores

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 from ..data.feed import fetch
-from ..data.transfer import Transfer, move
-from ..data.trees import apply
+from ..data.transfer import Transfer, apply, move
 from ..speed import Speed
 
 

@@ -387,7 +387,7 @@ class Snap(NamedTuple):
     is_first: bool
 
 
-class ShelfMoved(NamedTuple):
+class CheckpointsMoved(NamedTuple):
     """Checkpoints go there from now on; ``within`` is the identity of the run's folder."""
 
     folder: str
@@ -461,7 +461,7 @@ FromMember: TypeAlias = (
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (
-    Laid | Adopt | SentAway | OpenEpoch | Grant | Job | Snap | ShelfMoved | Ending | Goodbye
+    Laid | Adopt | SentAway | OpenEpoch | Grant | Job | Snap | CheckpointsMoved | Ending | Goodbye
     | Extended | EndEpoch | Mend | Resume | BeMain | Range | CountTotals | Summed | Stop
 )  # fmt: skip
 Message: TypeAlias = FromMember | ToMember

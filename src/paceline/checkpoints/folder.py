@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -26,7 +27,7 @@ from ..errors import ConfigError
 from ..system.files import OpenFolder, open_to_read, read_text
 
 FOLDER = "checkpoints"
-"""Of the shelf in a run's folder."""
+"""Of them in a run's folder."""
 MANIFEST, POINTER = "manifest.json", "latest"
 FORMAT = 1
 _ROOM = ".room"
@@ -83,7 +84,7 @@ class CheckpointFolder:
         within: the identity of ``runs/NAME``, where that is open already.
 
     Invariant: after any end, at any moment, ``newest`` finds a whole checkpoint if ever one was
-    written (bench/checkpoints.py, tests/checkpoints/test_shelf.py).
+    written (bench/checkpoints.py, tests/checkpoints/test_folder.py).
     """
 
     def __init__(self, folder: Path, keep: int = 2, within: Sequence[int] | None = None) -> None:
@@ -118,12 +119,14 @@ class CheckpointFolder:
                 names = [name for name in folder.names() if name != MANIFEST]
                 rows = {name: _row(folder, name) for name in names}
                 body = {"format": FORMAT, "files": rows}
-                _write(folder, MANIFEST, {**body, "sha256": _digest_of(body)})
+                folder.write(MANIFEST, _as_json({**body, "sha256": _digest_of(body)}))
+                _row(folder, MANIFEST)
                 folder.sync()
             place.rename(aside.name, str(number))
             place.sync()
             self._point(place, number)
-            self._prune(place)
+            for old in self._numbers()[: -self._keep]:
+                _take_away(place, old)
         return self.folder / str(number)
 
     @contextmanager
@@ -157,10 +160,9 @@ class CheckpointFolder:
             for later in self._numbers():
                 if later > number:
                     _take_away(place, later)
-            for name in (_ASIDE, _OLD):
-                for one in self._numbers(name):
-                    with suppress(OSError):
-                        place.remove(f"{name}{one}")
+            for name in [f"{kind}{one}" for kind in (_ASIDE, _OLD) for one in self._numbers(kind)]:
+                with suppress(OSError):
+                    place.remove(name)
 
     @contextmanager
     def _open(self) -> Iterator[OpenFolder]:
@@ -178,10 +180,6 @@ class CheckpointFolder:
         place.replace(POINTER, _as_json({"checkpoint": number}), is_synced=True)
         place.sync()
 
-    def _prune(self, place: OpenFolder) -> None:
-        for number in self._numbers()[: -self._keep]:
-            _take_away(place, number)
-
     # -- reading --------------------------------------------------------------------------------
 
     def newest(self, is_usable: Callable[[Checkpoint], None] = lambda one: None) -> Checkpoint:
@@ -193,10 +191,9 @@ class CheckpointFolder:
         Raises:
             ConfigError: there is none, or every one is damaged; each is named with its fault.
         """
-        if (self.folder / POINTER).is_dir():
-            raise ConfigError(
-                f"{self.folder / POINTER} is a folder; move it away: runs point there"
-            )
+        pointer = self.folder / POINTER
+        if pointer.is_dir():
+            raise ConfigError(f"{pointer} is a folder; move it away: runs point there")
         faults: list[str] = []
         for number in self._candidates(faults):
             try:
@@ -247,13 +244,9 @@ class CheckpointFolder:
         yield from (one for one in numbers if not isinstance(newest, int) or one <= newest)
 
     def _numbers(self, prefix: str = "") -> list[int]:
-        names = [one.name for one in self.folder.glob(f"{prefix}*")]
-        texts = [name.removeprefix(prefix) for name in names]
-        return sorted(
-            int(text)
-            for text in texts
-            if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-        )
+        form = rf"{re.escape(prefix)}([0-9]{{1,{_MOST_DIGITS}}})"
+        found = (re.fullmatch(form, one.name) for one in self.folder.glob(f"{prefix}*"))
+        return sorted(int(one[1]) for one in found if one is not None)
 
 
 def _take_away(place: OpenFolder, number: int) -> None:
@@ -267,7 +260,9 @@ def _check_file(folder: Path, name: str, row: object) -> None:
     if not isinstance(row, dict) or Path(name).name != name:
         raise damaged(folder / MANIFEST, f"its line for {name!r} is none")
     try:
-        size, digest = path.stat().st_size, _digest(path)
+        size = path.stat().st_size
+        with open_to_read(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise damaged(path, error.strerror or error) from None
     if size != row.get("bytes"):
@@ -289,11 +284,6 @@ def _take_room(fd: int, num_bytes: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _digest(path: Path) -> str:
-    with open_to_read(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _row(folder: OpenFolder, name: str) -> dict[str, object]:
     """What the manifest says of a file, which is on the disk from now on."""
     with folder.read(name) as file:
@@ -304,13 +294,6 @@ def _row(folder: OpenFolder, name: str) -> dict[str, object]:
 
 def _digest_of(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _write(folder: OpenFolder, name: str, value: object) -> None:
-    with open(folder.fresh(name), "wb") as file:
-        file.write(_as_json(value))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _as_json(value: object) -> bytes:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from paceline.conditions.delays import parse_delays, parse_slowness
-from paceline.conditions.holdup import Holdup
+from paceline.conditions.delays import parse_delays
+from paceline.conditions.slowness import InjectedDelay, parse_slowness
 from paceline.conditions.world import Conditions
 from paceline.context import Context
 
 DELAY, SEED, STEPS = "5ms+exp:20ms", 7, 200
 
 
-def of(slow: tuple[str, ...], seat: int) -> Holdup:
-    return Holdup.of(Context(workers=2, delay=(DELAY,), slow=slow, seed=SEED), seat)
+def of(slow: tuple[str, ...], seat: int) -> InjectedDelay:
+    return InjectedDelay.of(Context(workers=2, delay=(DELAY,), slow=slow, seed=SEED), seat)
 
 
 @pytest.mark.parametrize("slow", [(), ("1=3x",), ("1=4x@80ms/40ms",), ("1=2x@30ms/30ms",)])
@@ -41,6 +41,6 @@ def test_tickets_that_were_called_off_early_leave_the_draws_of_the_others_alone(
 
 
 def test_what_was_computed_counts_as_work_of_the_step() -> None:
-    held = Holdup.of(Context(workers=2, slow=("1=5x",)), 1)
+    held = InjectedDelay.of(Context(workers=2, slow=("1=5x",)), 1)
     assert held.seconds(10.0, 10.5) == pytest.approx(2.0)
-    assert Holdup.of(Context(workers=2, slow=("1=5x",)), 0).seconds(10.0, 10.5) == 0.0
+    assert InjectedDelay.of(Context(workers=2, slow=("1=5x",)), 0).seconds(10.0, 10.5) == 0.0

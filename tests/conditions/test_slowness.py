@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.conditions.delays import parse_phases
-from paceline.conditions.phases import PhasePace, Phases
+from paceline.conditions.slowness import PhasePace, Phases, parse_phases
 from paceline.errors import ConfigError
 
 PHASES = Phases(factor=4.0, fast_s=3.0, slow_s=1.0)

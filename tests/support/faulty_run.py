@@ -10,8 +10,7 @@ must not know tensors.
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.conditions.faults import Fault, FaultPlan, Kind
-from paceline.conditions.mishaps import Mishaps
+from paceline.conditions.faults import Fault, FaultPlan, Kind, WorkerFaults
 from paceline.conditions.world import Conditions, Finisher
 from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError
@@ -38,7 +37,7 @@ class Return:
     ticket: Ticket
 
 
-class AfflictedRun(SimulatedRun):
+class FaultyRun(SimulatedRun):
     """One run in virtual time, with faults.
 
     Args:
@@ -59,15 +58,17 @@ class AfflictedRun(SimulatedRun):
         **options: Any,
     ) -> None:
         super().__init__(protocol, ledger, conditions, **options)
-        if faults.of_machine:
+        if outer := [one for one in faults.faults if one.worker is None]:
             raise ConfigError(
-                f"fault {str(faults.of_machine[0])!r}: a simulated run has no files, disk or "
+                f"fault {str(outer[0])!r}: a simulated run has no files, disk or "
                 "launcher; order it for a live run"
             )
         self.happened: list[Fault] = []
         self._silence_s = silence_s
         self._new_life_s = new_life_s
-        self._mishaps = [Mishaps(faults.of_worker(one)) for one in range(conditions.num_workers)]
+        self._faults = [
+            WorkerFaults(faults.of_worker(one)) for one in range(conditions.num_workers)
+        ]
         self._halted: dict[int, Ticket] = {}
         """Who stands still, and over which work."""
         self._until_s = [0.0] * conditions.num_workers
@@ -82,7 +83,7 @@ class AfflictedRun(SimulatedRun):
     def _slowed(self, worker: int, finish: Finisher) -> Finisher:
         def finish_s(start_s: float) -> float:
             start_s = max(start_s, self._until_s[worker])
-            return start_s + (finish(start_s) - start_s) * self._mishaps[worker].factor(start_s)
+            return start_s + (finish(start_s) - start_s) * self._faults[worker].factor(start_s)
 
         return finish_s
 
@@ -93,7 +94,7 @@ class AfflictedRun(SimulatedRun):
         if self._halted.get(member) == ticket:
             del self._halted[member]  # it comes late, and in time
         else:
-            for fault in self._mishaps[self._agenda.worker_of[member]].due(ticket.version, at_s):
+            for fault in self._faults[self._agenda.worker_of[member]].due(ticket.version, at_s):
                 self._note(fault, at_s)
                 if self._befall(fault, ticket, at_s):
                     return

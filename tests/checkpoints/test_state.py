@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paceline.checkpoints.packed import pack, unpack
+from paceline.checkpoints.state import pack, unpack
 from paceline.errors import ConfigError, PacelineError
 
 PLAIN = st.recursive(

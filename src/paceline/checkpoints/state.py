@@ -1,24 +1,86 @@
-"""What a member remembers as JSON and tensors, and back: no pickle, so loading runs no code.
+"""State on disk without pickle, so that loading runs no code: a model's, and what members remember.
 
-    {"lr": 0.1, "milestones": Counter({30: 1}), "ema": Tensor}
-        -> {"dict": [["lr", 0.1], ["milestones", {"counter": [[30, 1]]}], ["ema", {"tensor": 0}]]}
-         + {"0": Tensor}
+    a model     safetensors, whole or not at all; it loads without Paceline
+    the rest    {"lr": 0.1, "milestones": Counter({30: 1}), "ema": Tensor}
+                  -> {"dict": [["lr", 0.1], ["milestones", {"counter": [[30, 1]]}],
+                               ["ema", {"tensor": "0"}]]} + {"0": Tensor}
 
-Numbers come back bit for bit. What cannot be said so is refused with the place where it stands.
-This module must not know files or who remembers what.
+A file is written aside, synced, then renamed. Packed numbers come back bit for bit; what cannot be
+said so is refused with the place where it stands. This module must not know runs, or who remembers
+what.
 """
 
 import collections
 import math
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, FileError
+from ..system.files import OpenFolder, name_of, open_to_read
 
 _DEEPEST = 100
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """Compact clones of all parameters and buffers, names without a compiler's prefix."""
+    inner = getattr(model, "_orig_mod", model)
+    state: dict[str, Tensor] = inner.state_dict()
+    return {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+
+
+def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
+    """Write ``model_state`` to ``path``; ``identity``: of the folder that it has to be in."""
+    from safetensors.torch import save
+
+    data = save(model_state(model))
+    if identity is None:
+        write_whole(path, data)
+        return
+    with closing(OpenFolder.open(path.parent, identity)) as place:
+        place.replace(path.name, data, is_synced=True)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        ConfigError: it is none, or is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        with open_to_read(path) as file:
+            return load_file(name_of(file.fileno(), path))
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        text = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} is no whole .safetensors file: {text!s:.300}") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` holds either its old content or all of the new one.
+
+    Raises:
+        FileError: it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, path)
+    except OSError as error:
+        raise FileError(error.errno, f"{error.strerror}: it is not written", str(path)) from error
 
 
 def pack(value: object, tensors: dict[str, Tensor], where: str = "") -> Any:

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoints.shelf import MANIFEST, POINTER, Checkpoint, CheckpointFolder, _digest_of
+from paceline.checkpoints.folder import MANIFEST, POINTER, Checkpoint, CheckpointFolder, _digest_of
 from paceline.errors import ConfigError
 from paceline.system import files
 
 NAMES = ("a.json", "b.bin", MANIFEST)
 
 
-def save(shelf: CheckpointFolder, value: int) -> Path:
-    aside = shelf.begin()
+def save(checkpoints: CheckpointFolder, value: int) -> Path:
+    aside = checkpoints.begin()
     (aside / "a.json").write_text(json.dumps({"value": value}))
     (aside / "b.bin").write_bytes(bytes([value % 251]) * 5000)
-    return shelf.seal(aside)
+    return checkpoints.seal(aside)
 
 
 def value_of(found: Checkpoint) -> int:
@@ -34,15 +34,15 @@ def value_of(found: Checkpoint) -> int:
 
 
 def test_the_newest_is_found_and_the_last_n_stay(tmp_path: Path) -> None:
-    shelf = CheckpointFolder(tmp_path / "checkpoints", keep=3)
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints", keep=3)
     for value in range(5):
-        save(shelf, value)
-        assert value_of(shelf.newest()) == value
-    assert shelf.newest().note == ""
-    assert sorted(one.name for one in shelf.folder.iterdir()) == ["3", "4", "5", POINTER]
+        save(checkpoints, value)
+        assert value_of(checkpoints.newest()) == value
+    assert checkpoints.newest().note == ""
+    assert sorted(one.name for one in checkpoints.folder.iterdir()) == ["3", "4", "5", POINTER]
 
 
-def test_an_empty_shelf_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         CheckpointFolder(tmp_path).newest()
 
@@ -77,20 +77,20 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_after_death_at_any_moment_a_whole_checkpoint_is_found(
     tmp_path: Path, number: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = CheckpointFolder(tmp_path / "checkpoints")
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     for value in (1, 2):
-        save(shelf, value)
+        save(checkpoints, value)
     dying(number)
     try:
-        save(shelf, 3)
+        save(checkpoints, 3)
         has_died = False
     except Death:
         has_died = True
     monkeypatch.undo()
-    assert value_of(shelf.newest()) in ((2, 3) if has_died else (3,))
-    assert shelf.newest().note == ""
-    save(shelf, 4)
-    assert value_of(shelf.newest()) == 4
+    assert value_of(checkpoints.newest()) in ((2, 3) if has_died else (3,))
+    assert checkpoints.newest().note == ""
+    save(checkpoints, 4)
+    assert value_of(checkpoints.newest()) == 4
 
 
 @pytest.mark.parametrize("number", range(30))
@@ -98,17 +98,17 @@ def test_what_a_writer_was_cut_off_in_another_one_writes(
     tmp_path: Path, number: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its manifest may be there already, and is none of the checkpoint's files."""
-    shelf = CheckpointFolder(tmp_path / "checkpoints")
-    aside = shelf.begin()
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
+    aside = checkpoints.begin()
     (aside / "a.json").write_text(json.dumps({"value": 3}))
     (aside / "b.bin").write_bytes(bytes([3]) * 5000)
     dying(number)
     with contextlib.suppress(Death):
-        shelf.seal(aside)
+        checkpoints.seal(aside)
     monkeypatch.undo()
     if aside.exists():
-        shelf.seal(aside)
-    assert value_of(shelf.newest()) == 3
+        checkpoints.seal(aside)
+    assert value_of(checkpoints.newest()) == 3
 
 
 def _flip(data: bytes, rng: random.Random) -> bytes:
@@ -136,14 +136,14 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 def test_damage_is_found_and_the_one_before_is_used(
     tmp_path: Path, damage: str, name: str, seed: int
 ) -> None:
-    shelf = CheckpointFolder(tmp_path)
-    save(shelf, 1)
-    newest = save(shelf, 2)
+    checkpoints = CheckpointFolder(tmp_path)
+    save(checkpoints, 1)
+    newest = save(checkpoints, 2)
     before = (newest / name).read_bytes()
     (newest / name).write_bytes(DAMAGES[damage](before, random.Random(seed)))
     if (newest / name).read_bytes() == before:
         return
-    found = shelf.newest()
+    found = checkpoints.newest()
     assert value_of(found) == 1
     assert str(newest / name) in found.note
     assert "checkpoint 1, the one before, is used instead" in found.note
@@ -152,56 +152,56 @@ def test_damage_is_found_and_the_one_before_is_used(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_pointer_hides_nothing(tmp_path: Path, damage: str) -> None:
-    shelf = CheckpointFolder(tmp_path)
-    save(shelf, 1)
-    save(shelf, 2)
+    checkpoints = CheckpointFolder(tmp_path)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
     pointer = tmp_path / POINTER
     pointer.write_bytes(DAMAGES[damage](pointer.read_bytes(), random.Random(1)))
-    assert value_of(shelf.newest()) in (1, 2)
+    assert value_of(checkpoints.newest()) in (1, 2)
 
 
 def test_if_all_are_damaged_each_fault_is_named(tmp_path: Path) -> None:
-    shelf = CheckpointFolder(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     for value in (1, 2):
-        (save(shelf, value) / "b.bin").unlink()
+        (save(checkpoints, value) / "b.bin").unlink()
     with pytest.raises(ConfigError, match=r"2/b\.bin: No such file.*; .*1/b\.bin: No such file"):
-        shelf.newest()
+        checkpoints.newest()
 
 
 def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
-    shelf = CheckpointFolder(tmp_path)
-    path = save(shelf, 1) / MANIFEST
+    checkpoints = CheckpointFolder(tmp_path)
+    path = save(checkpoints, 1) / MANIFEST
     body = json.loads(path.read_text())
     body["files"]["../latest"] = body["files"]["a.json"]
     del body["sha256"]
     path.write_text(json.dumps({**body, "sha256": _digest_of(body)}))
     with pytest.raises(ConfigError, match=r"its line for '\.\./latest' is none"):
-        shelf.newest()
+        checkpoints.newest()
 
 
 def test_going_on_from_an_older_one_takes_the_later_ones_away(tmp_path: Path) -> None:
-    shelf = CheckpointFolder(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     for value in (1, 2):
-        save(shelf, value)
-    shelf.begin()
-    shelf.rewind(1)
+        save(checkpoints, value)
+    checkpoints.begin()
+    checkpoints.rewind(1)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["1", POINTER]
-    assert value_of(shelf.newest()) == 1
-    save(shelf, 7)
-    assert value_of(shelf.newest()) == 7
+    assert value_of(checkpoints.newest()) == 1
+    save(checkpoints, 7)
+    assert value_of(checkpoints.newest()) == 7
 
 
 SAVES_FOR_EVER = """
 import sys
 from pathlib import Path
-from paceline.checkpoints.shelf import CheckpointFolder
-shelf, value = CheckpointFolder(Path(sys.argv[1])), 0
+from paceline.checkpoints.folder import CheckpointFolder
+checkpoints, value = CheckpointFolder(Path(sys.argv[1])), 0
 while True:
     value += 1
-    aside = shelf.begin()
+    aside = checkpoints.begin()
     (aside / "a.json").write_text('{"value": %d}' % value)
     (aside / "b.bin").write_bytes(bytes([value % 251]) * 5000)
-    shelf.seal(aside)
+    checkpoints.seal(aside)
     print(value, flush=True)
 """
 
@@ -228,9 +228,9 @@ def test_a_real_kill_leaves_at_least_what_was_reported(
 
 def test_a_name_that_is_planted_hides_no_later_one(tmp_path: Path) -> None:
     (tmp_path / ".new-999999999").mkdir()
-    shelf = CheckpointFolder(tmp_path)
-    assert shelf.begin().name == ".new-1"
-    assert shelf.begin().name == ".new-2"
+    checkpoints = CheckpointFolder(tmp_path)
+    assert checkpoints.begin().name == ".new-1"
+    assert checkpoints.begin().name == ".new-2"
     (tmp_path / "999999999").mkdir()
     with pytest.raises(OSError, match="999999999 is in the way"):
-        shelf.begin()
+        checkpoints.begin()

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from paceline.checkpoints import desk
-from paceline.checkpoints.desk import WriteQueue
-from paceline.checkpoints.scribe import LAYOUT, MODEL
-from paceline.checkpoints.shelf import CheckpointFolder
+from paceline.checkpoints import writer
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.checkpoints.writer import LAYOUT, MODEL, WriteQueue
 from paceline.store.memory import SharedMemory
 from reference import differ, plain_loop
 from runs import train
@@ -28,9 +27,9 @@ ENDS = pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=[
 
 @pytest.fixture
 def struck(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """From now on each scribe gets this signal as soon as it lives; their process numbers."""
+    """From now on each writer gets this signal as soon as it lives; their process numbers."""
     start = WriteQueue._start
-    monkeypatch.setattr(desk, "_STOPPED_S", 0.3)
+    monkeypatch.setattr(writer, "_STOPPED_S", 0.3)
 
     def strike(number: int) -> list[int]:
         pids: list[int] = []
@@ -49,11 +48,11 @@ def struck(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 
 def request(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint of a model without parameters, as a member has begun it."""
-    shelf = CheckpointFolder(folder)
-    aside = shelf.begin()
+    checkpoints = CheckpointFolder(folder)
+    aside = checkpoints.begin()
     empty = {"at": 0, "parameters": [], "buffers": [], "state": []}
     (aside / LAYOUT).write_text(json.dumps(empty))
-    return {"aside": str(aside), "shelf": str(folder), "keep": 9, "files": files, "sync": []}
+    return {"aside": str(aside), "folder": str(folder), "keep": 9, "files": files, "sync": []}
 
 
 @ENDS
@@ -102,8 +101,8 @@ def test_a_run_whose_writer_is_stopped_ends_with_checkpoints_that_are_true(
     task = replace(TASK, epochs=epochs)
     run = train(task, tmp_path, workers=2, checkpoint_every="1 epoch", keep=9)
     assert run.num_epochs_ended() == epochs
-    shelf = CheckpointFolder(run.folder / "checkpoints")
-    found = [shelf.check(number) for number in range(1, epochs + 1)]
+    checkpoints = CheckpointFolder(run.folder / "checkpoints")
+    found = [checkpoints.check(number) for number in range(1, epochs + 1)]
     for epoch, one in enumerate(found, start=1):
         assert one.json("run.json")["epoch"] == epoch
         alone = plain_loop(replace(TASK, epochs=epoch))
@@ -126,17 +125,17 @@ def test_one_that_is_stopped_when_it_has_nothing_to_do_holds_up_no_end(
 
 
 def test_it_ends_without_a_word_when_nobody_reads_what_it_wrote(tmp_path: Path) -> None:
-    """A launcher that is killed closes its end a moment before its scribe is killed, too."""
+    """A launcher that is killed closes its end a moment before its writer is killed, too."""
     memory = SharedMemory.create(64)
-    reader, writer = os.pipe()
-    os.close(reader)
-    scribe = subprocess.run(
-        [sys.executable, "-m", "paceline.checkpoints.scribe", str(memory.fd)],
+    unread, said = os.pipe()
+    os.close(unread)
+    ended = subprocess.run(
+        [sys.executable, "-m", "paceline.checkpoints.writer", str(memory.fd)],
         input=json.dumps(request(tmp_path, {})).encode() + b"\n",
-        stdout=writer, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
+        stdout=said, stderr=subprocess.PIPE, pass_fds=[memory.fd], timeout=60, check=False,
     )  # fmt: skip
-    os.close(writer)
-    assert scribe.stderr == b""
+    os.close(said)
+    assert ended.stderr == b""
     assert not CheckpointFolder(tmp_path).is_empty
 
 

@@ -1,0 +1,82 @@
+"""Who adds, who finishes, and who takes over: one order of jobs, whoever dies."""
+
+import pytest
+
+from paceline.core.jobs import Jobs, Payload, makes_border
+from paceline.errors import ProtocolError
+from paceline.events import Apply, EpochEnd, Pushed, Ticket
+from paceline.store.clip import UNCLIPPED
+from paceline.wire.messages import FOUND_INF, Add, Copy, Finish, Job, Skip
+
+
+class Played:
+    """Jobs of two members on seats 0 and 1, and what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Job]] = []
+        self.num_done = 0
+        self.jobs = Jobs(
+            lambda member, job: self.sent.append((member, job)),
+            {5: 0, 6: 1},
+            lambda: self.num_done,
+            samples_per_update=8,
+        )
+
+    def push(self, member: int, orders: list[Apply | EpochEnd], fault: int = 0) -> None:
+        pushed = Pushed(Ticket(member, 0, 0), 4, 1.0, True, 0.0)
+        self.jobs.settle(orders, pushed, Payload(fault, UNCLIPPED))
+
+
+BOTH = Apply((Ticket(5, 0, 0), Ticket(6, 0, 0)), (0.5, 0.5))
+
+
+def test_each_adds_its_own_and_the_last_one_finishes() -> None:
+    played = Played()
+    played.push(5, [])
+    played.push(6, [BOTH])
+    assert played.sent == [
+        (5, Add(1, 0, 0.5, 1.0, True)),
+        (6, Add(2, 1, 0.5, 1.0, False)),
+        (6, Finish(3, 1, -1, 1.0, UNCLIPPED)),
+    ]
+
+
+def test_an_update_of_one_push_is_finished_from_its_slot() -> None:
+    played = Played()
+    played.push(5, [Apply((Ticket(5, 0, 0),), (1.0,))])
+    assert played.sent == [(5, Finish(1, 1, 0, 1.0, UNCLIPPED))]
+
+
+def test_jobs_of_a_dead_member_are_handed_on_in_order_as_far_as_they_are_not_done() -> None:
+    played = Played()
+    played.push(5, [])
+    played.push(6, [BOTH])
+    played.num_done, played.sent = 1, []
+    assert played.jobs.is_held_by(6)
+    played.jobs.left(6)
+    assert [(member, job.job) for member, job in played.sent] == [(5, 2), (5, 3)]
+    with pytest.raises(ProtocolError, match="nobody is alive to do it"):
+        played.jobs.left(5)
+
+
+def test_a_push_that_overflowed_makes_its_update_nothing() -> None:
+    played = Played()
+    played.push(5, [])
+    played.push(6, [BOTH], FOUND_INF)
+    assert played.sent[-1] == (6, Skip(2, 1, 0))
+
+
+def test_an_update_of_others_than_were_summed_is_refused() -> None:
+    played = Played()
+    played.push(5, [])
+    with pytest.raises(ProtocolError, match="were summed"):
+        played.jobs.settle([BOTH], None, None)
+
+
+def test_a_copy_waits_for_a_border_inside_an_epoch() -> None:
+    played = Played()
+    played.jobs.ask_copy(3)
+    alone = Apply((Ticket(5, 0, 0),), (1.0,))
+    assert not makes_border([alone, EpochEnd(0, 0.0)])
+    played.push(5, [alone])
+    assert played.sent[-1] == (5, Copy(2, 3))

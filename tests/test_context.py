@@ -1,0 +1,22 @@
+"""What a member is told comes back from JSON as it was."""
+
+import json
+
+from paceline.context import Context
+from paceline.passes import ScriptPlace
+
+
+def test_a_context_survives_json() -> None:
+    context = Context(
+        workers=3,
+        delay=("exp:20ms",),
+        slow=("1=5x",),
+        notes=("a", "b"),
+        run_identity=(4, 5),
+        place=ScriptPlace(2, 5, 1, (0,)),
+    )
+    assert Context.read(json.loads(json.dumps(context.write()))) == context
+
+
+def test_fields_of_another_version_are_left_out_and_missing_ones_are_as_alone() -> None:
+    assert Context.read({"workers": 2, "of_tomorrow": 1}) == Context(workers=2)

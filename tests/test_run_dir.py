@@ -1,0 +1,62 @@
+"""A run's folder: made or found, held by one run, and taken away without a trace."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.config import RunSettings
+from paceline.errors import ConfigError
+from paceline.run_dir import RUNS, RunFolder, fresh_folder, make_folder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def made(**settings: str) -> RunFolder:
+    return make_folder(RunSettings(**settings), "lenet")  # type: ignore[arg-type]
+
+
+def test_latest_points_to_the_newest_run_and_back_where_that_was_refused() -> None:
+    first = made(name="first")
+    second = made(name="second")
+    assert (RUNS / "latest").resolve() == second.path.resolve()
+    second.discard([])
+    second.close()
+    assert (RUNS / "latest").resolve() == first.path.resolve()
+    assert not second.path.exists()
+    first.close()
+
+
+def test_what_somebody_else_put_there_stays() -> None:
+    folder = made(run_dir="out")
+    (folder.path / "theirs").touch()
+    (folder.path / "trace.jsonl").touch()
+    folder.discard(["trace.jsonl", "theirs-too"])
+    folder.close()
+    assert [one.name for one in Path("out").iterdir()] == ["theirs"]
+
+
+def test_a_folder_with_a_run_and_a_name_that_is_taken_are_refused() -> None:
+    Path("out").mkdir()
+    (Path("out") / "trace.jsonl").touch()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        made(run_dir="out")
+    made(name="one").close()
+    with pytest.raises(ConfigError, match="exists already; choose another --name"):
+        made(name="one")
+    with pytest.raises(ConfigError, match="is not empty"):
+        fresh_folder("compare", Path("out"))
+
+
+def test_one_run_at_a_time() -> None:
+    first = made(run_dir="out")
+    assert first.hold() is None
+    second = made(run_dir="out", resume="auto")
+    with pytest.raises(ConfigError, match="another run is at work"):
+        second.hold()
+    first.close()
+    assert second.hold() is None
+    second.close()
+    assert not (Path("out") / "lock").exists()
