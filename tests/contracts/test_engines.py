@@ -132,12 +132,12 @@ def test_the_engine_of_the_page_does_what_it_says(
     run_on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Path(__file__).parents[2] / "docs" / "add-an-engine.md"
-    (tmp_path / "counted.py").write_text(page.read_text().split("```python\n")[1].split("```")[0])
+    (tmp_path / "counting.py").write_text(page.read_text().split("```python\n")[1].split("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(ENGINES, "inline", "counted:CountedEngine")
+    monkeypatch.setitem(ENGINES, "inline", "counting:CountingEngine")
     run = run_on("inline", protocol="full-sync")
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
-    sent = importlib.import_module("counted").CountedEngine.sent
+    sent = importlib.import_module("counting").CountingEngine.sent
     assert sent["Finish"] == run.summary.updates
     assert sent["Add"] == sent["Grant"] == 2 * run.summary.updates
     assert sent["EndEpoch"] == 2 * EPOCHS

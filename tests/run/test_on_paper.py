@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.engines import base
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.events import Grant, Lease, Ticket
 from paceline.passes import START, ScriptPlace
 from paceline.protocols import parse
@@ -249,3 +249,44 @@ def test_what_random_plans_have_found_stays_mended(name: str) -> None:
     assert outcome.engine.happened == list(FOUND[name].faults), "the fault did not come"
     assert not any("has not come to its end" in line for line in outcome.said.splitlines())
     judge(outcome)
+
+
+DIFFERENT = {
+    "one sums": (Script(calls=("sum",)), "has no more and worker 0 waits in pace.sum()"),
+    "one evaluates": (Script(calls=("count",)), "has no more and worker 0 waits in pace.evaluate"),
+    "one has an epoch more": (Script(epochs=2), "begins another epoch and worker 1 has no more"),
+}
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "async"])
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_who_waits_for_different_things_is_told(what: str, protocol: str) -> None:
+    script, words = DIFFERENT[what]
+    outcome = carry_out(Plan(protocol=protocol, own=((0, script),)))
+    assert isinstance(outcome.error, ConfigError)
+    assert words in str(outcome.error)
+
+
+@pytest.mark.parametrize("place", ["rest", "between"])
+def test_so_it_is_where_somebody_leaves_them_to_it(place: str) -> None:
+    """The other two wait for different things as soon as the third one is gone."""
+    for choices in ((), *(bytes((i * 7 + j) % 15 for j in range(80)) for i in range(6))):
+        plan = Plan(
+            workers=3, samples=6, batch=3, own=((1, Script(epochs=2)),), choices=choices,
+            faults=(Fault("kill", 2, place),),
+        )  # fmt: skip
+        assert "begins another epoch and worker 0 has no more" in str(carry_out(plan).error)
+
+
+@pytest.mark.parametrize("place", ["between", "arrive"])
+def test_when_the_main_script_ends_by_itself_another_one_is_the_main_one(place: str) -> None:
+    plan = Plan(samples=12, script=Script(epochs=3), faults=(Fault("exit", 0, place, nth=1),))
+    outcome = carry_out(plan)
+    assert (1, said.BeMain()) in outcome.engine.told
+    assert outcome.error is None
+
+
+def test_who_is_let_go_makes_nobody_the_main_one() -> None:
+    """Its last words were printed: they are not to be printed again."""
+    outcome = carry_out(Plan(script=Script(epochs=2)))
+    assert not any(isinstance(message, said.BeMain) for _, message in outcome.engine.told)

@@ -12,7 +12,7 @@ slow is anybody on paper, but not for ever.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ from paceline.store.memory import Memory, PrivateMemory
 from paceline.system.vitals import ProcessState, Vitals
 from paceline.wire.messages import (
     Add,
+    Done,
     EndEpoch,
     Failed,
     Finish,
@@ -65,7 +66,8 @@ class Fault(NamedTuple):
     """What happens to the member on a seat when it comes to a place for the ``nth`` time.
 
     Attributes:
-        kind: "kill", "fail" (its script raises), or "stop" (it stands still) for ``for_s``.
+        kind: "kill", "fail" (its script raises), "exit" (it comes to an end of its own), or "stop"
+            (it stands still) for ``for_s``.
         life: of which of the seat's members, from 0.
     """
 
@@ -160,6 +162,7 @@ class PaperEngine(Engine, Processes):
         num_seats: workers.
         choices: who goes on; after the last one always who waited longest.
         faults: what happens to members.
+        own: by seat: scripts that are not ``script``.
         asked: numbers of turns at which each of these is called, as a user would.
         description: what each member describes.
         batches: of every epoch.
@@ -182,6 +185,7 @@ class PaperEngine(Engine, Processes):
         *,
         choices: Sequence[int] = (),
         faults: Sequence[Fault] = (),
+        own: Mapping[int, Script] | None = None,
     ) -> None:
         self.now_s = 0.0
         self.processes = self
@@ -194,7 +198,7 @@ class PaperEngine(Engine, Processes):
         self.layout = self.num_done = self.num_turns = 0
         self.pinned: dict[int, int] = {}
         self.members: dict[int, Seated] = {}
-        self._description, self._script = description, script
+        self._description, self._script, self._own = description, script, own or {}
         self._choices, self._faults = iter(choices), list(faults)
         self._batches, self.board = batches, Board(num_seats)
         self._cancelled = dict.fromkeys(range(num_seats), 0)
@@ -322,6 +326,9 @@ class PaperEngine(Engine, Processes):
         elif fault.kind == "fail":
             one.events.append((number, Failed("it fails on paper", "worker")))
             self._leave(number, ProcessLeft("exit 1", 1))
+        elif fault.kind == "exit":
+            one.events.append((number, Done()))
+            self._leave(number, ProcessLeft("exit 0", 0))
         else:
             one.stopped_until_s = self.now_s + fault.for_s
             one.events.append((number, ProcessStopped()))
@@ -345,7 +352,13 @@ class PaperEngine(Engine, Processes):
             events.append((member, message))
 
         paper = PeerMember(
-            member, seat, self, send, self._description, self._script, is_newcomer=is_newcomer
+            member,
+            seat,
+            self,
+            send,
+            self._description,
+            self._own.get(seat, self._script),
+            is_newcomer=is_newcomer,
         )
         paper.share_with(self.board, self._batches, self.stand)
         self.members[member] = Seated(paper, life, events)

@@ -55,6 +55,7 @@ class Plan:
     """One run, with all that happens in it.
 
     Attributes:
+        own: scripts of seats that do something else than ``script``.
         interrupt_at: number of the turn at which the user asks for the end; 0: never.
     """
 
@@ -63,6 +64,7 @@ class Plan:
     samples: int = 8
     batch: int = 4
     script: Script = field(default_factory=Script)
+    own: tuple[tuple[int, Script], ...] = ()
     faults: tuple[Fault, ...] = ()
     choices: Sequence[int] = ()
     respawn: bool = False
@@ -134,7 +136,7 @@ def make_engine(plan: Plan, kind: type[PaperEngine] = PaperEngine) -> PaperEngin
     parts = parse(plan.protocol, plan.workers).num_pushes
     return kind(
         plan.workers, plan.description, plan.script, Batches(plan.samples, plan.batch, parts),
-        choices=plan.choices, faults=plan.faults,
+        choices=plan.choices, faults=plan.faults, own=dict(plan.own),
     )  # fmt: skip
 
 

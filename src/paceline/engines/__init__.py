@@ -8,9 +8,10 @@ They must not know protocols or plans. docs/add-an-engine.md shows a third one.
 """
 
 import importlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .base import Engine
+if TYPE_CHECKING:  # the fork server imports this package first, and says what it cannot have
+    from .base import Engine
 
 ENGINES: Final = {
     "inline": "paceline.engines.inline:InlineEngine",
@@ -19,7 +20,7 @@ ENGINES: Final = {
 """By what ``--engine`` is told. As text, since the inline one imports torch."""
 
 
-def make_engine(name: str, num_workers: int) -> Engine:
+def make_engine(name: str, num_workers: int) -> "Engine":
     """The engine of this name, with a seat for each worker.
 
     Raises:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..replica.replica import Replica
-from ..store.clip import allowed_scale, squared_distance
+from ..store.distance import allowed_scale, squared_distance
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid

@@ -167,8 +167,13 @@ class Calls:
 
     def is_waiting(self, member: int) -> bool:
         """Whether this member has done its part and waits for others."""
-        in_census = self._census is not None and member in self._census.waiting
-        return in_census or member in self._sums
+        return member in self.waiting()
+
+    def waiting(self) -> dict[int, str]:
+        """Members that have done their part and wait for all others, with what they do."""
+        census = [] if self._census is None else self._census.waiting
+        evaluate = dict.fromkeys(census, "waits in pace.evaluate()")
+        return evaluate | dict.fromkeys(self._sums, "waits in pace.sum()")
 
     def _is_alone(self, member: int) -> bool:
         """Of a newcomer: before its first epoch, or where the run stops before that one opens."""

@@ -136,6 +136,8 @@ class Controller:
             self._newcomers.replace(member)
         if not self._run.has_begun:
             self._refuse_half()
+        elif not self._run.is_open:
+            self._refuse_to_wait_for_ever()
 
     def _make_table(self) -> dict[type, Callable[[int, Any], None]]:
         """Who hears what members say, and what the engine tells of them."""
@@ -287,6 +289,23 @@ class Controller:
                 f"worker {ended[0]}'s script ended without prepare(), in which worker {waiting} "
                 "waits for it: call paceline.connect() and prepare() in all workers alike"
             )
+
+    def _refuse_to_wait_for_ever(self) -> None:
+        """Raise ConfigError where all wait, and not all for the same."""
+        run = self._run
+        live = [one.number for one in run.roster.live if not one.is_done]
+        waiting = self._borders.waiting() | self._calls.waiting()
+        if run.ending or self._checkpointing.is_waited_for or not set(live) <= waiting.keys():
+            return
+        doing = {waiting[number]: run.roster[number].seat for number in sorted(live, reverse=True)}
+        if len(doing) < 2:
+            return
+        (what, seat), (other, its) = sorted(doing.items())[:2]
+        raise ConfigError(
+            f"worker {seat} {what} and worker {its} {other}: all workers must iterate the prepared "
+            "loader equally often, and call pace.evaluate() and pace.sum() alike; what one of them "
+            "does by itself goes over the plain loader: loader.plain"
+        )
 
     # -- beside the pushes ----------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class Departures:
             self._borders.checkpointing.left(
                 member
             )  # before: the main one may be busy from then on
-        if self._is_main(member) and not one.is_done:
+        if self._is_main(member) and not (one.is_done and (run.ending or run.has_said_goodbye)):
             self._choose_main()
         if one.is_done or run.ending:
             one.is_done = True
@@ -177,8 +177,11 @@ class Departures:
         return member == (min(self._run.roster.members) if self._main is None else self._main)
 
     def _choose_main(self) -> None:
-        """The main worker is gone: the one on the lowest live seat prints and saves from now on."""
-        live = self._run.roster.live
+        """The main worker is gone: the one on the lowest live seat prints and saves from now on.
+
+        Also where its script came to an end of its own, and those of the others go on.
+        """
+        live = [one for one in self._run.roster.live if not one.is_done]
         if live:
             main = min(live, key=lambda one: one.seat)
             self._main = main.number

@@ -82,7 +82,7 @@ class EpochBorders:
         stop: ends the run at the next step border, for this reason.
 
     Attributes:
-        snapshots: the run's checkpoints; set when it begins.
+        checkpointing: the run's checkpoints; set when it begins.
         owes_stop: whether members wait to be told that the run is over.
     """
 
@@ -136,7 +136,6 @@ class EpochBorders:
             raise self.left_early(member)
         self._arrived[member] = message
         self.open_if_all_arrived()
-        self._refuse_more_epochs()
 
     def open_if_all_arrived(self) -> None:
         run = self._run
@@ -241,21 +240,11 @@ class EpochBorders:
     def rest(self, member: int, message: Rested) -> None:
         self._rested[member] = message
         self.end_if_all_rested()
-        self._refuse_more_epochs()
 
-    def _refuse_more_epochs(self) -> None:
-        """Raise ConfigError where some have no more epochs and all others wait to begin one."""
-        run = self._run
-        live = [one.number for one in run.roster.live if not one.is_done]
-        if run.ending or not self._rested or not self._arrived:
-            return
-        if all(number in self._arrived or number in self._rested for number in live):
-            seats = [run.roster[min(some)].seat for some in (self._arrived, self._rested)]
-            raise ConfigError(
-                f"worker {seats[0]} begins another epoch and worker {seats[1]} has no more: all "
-                "workers must iterate the prepared loader equally often; what one of them does by "
-                "itself goes over the plain loader: loader.plain"
-            )
+    def waiting(self) -> dict[int, str]:
+        """Members that wait here for all others, with what they do."""
+        begin = dict.fromkeys(self._arrived, "begins another epoch")
+        return begin | dict.fromkeys(self._rested, "has no more")
 
     def end_if_all_rested(self) -> None:
         """The scripts have no more epochs: keep the end, so that more can be added later."""
@@ -268,5 +257,6 @@ class EpochBorders:
             self.checkpointing.at_stop()
         if not self.checkpointing.is_waited_for:
             self._rested.clear()
+            run.has_said_goodbye = True
             for number in live:
                 run.dispatch.tell(number, Goodbye())

@@ -52,6 +52,7 @@ class RunState:
     Attributes:
         is_open: whether an epoch is under way.
         has_opened: whether one has been, since this run began or went on.
+        has_said_goodbye: whether the scripts were let go to their ends, all epochs being over.
         ending: why the run ends; empty while it goes on.
     """
 
@@ -85,7 +86,7 @@ class RunState:
         self.dispatch = Dispatch(engine, self.roster)
         self.has_begun = False
         self.is_open = False
-        self.has_opened = False
+        self.has_opened = self.has_said_goodbye = False
         self.began_s = 0.0
         """When its first epoch opened."""
         self.ending = ""

@@ -200,7 +200,13 @@ class Pace:
             print(*values, **options)  # noqa: T201  it is what the user asked for
 
     def log(self, values: Mapping[str, Value]) -> None:
-        """Record numbers for the run's log; the main worker's count."""
+        """Record numbers for the run's log; the main worker's count.
+
+        Raises:
+            ConfigError: a name is no text.
+        """
+        if odd := [name for name in values if not isinstance(name, str)]:
+            raise ConfigError(f"pace.log takes numbers by name, got the name {odd[0]!r}")
         if self.is_main:
             self._session.log({name: float(value) for name, value in values.items()})
 

@@ -5,7 +5,7 @@
     optimizer          the user's own, applied in a block; optimizer_copy: its class once more
     control            the words by which members see each other; memory, region: what they lie in
     loss_scale, applied    what goes with a version, in those words
-    clip               what is taken off a gradient before it is applied
+    clip, distance     what an update does to a gradient
     fences             the order in which writes are seen
 
 It must not know members, messages or protocols.

@@ -6,6 +6,7 @@ This module must not know what a message leads to.
 import os
 import signal
 import socket
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
@@ -60,11 +61,13 @@ class SocketChannel(Generic[Sent, Heard]):
         self._flags = 0 if waits else socket.MSG_DONTWAIT
         self._held: list[Sent] = []
         self._unsent: deque[bytes] = deque()
+        self._lock, self._is_sending = threading.RLock(), False
         self._pieces: list[bytes] = []
 
     def send(self, message: Sent) -> None:
-        messages, self._held = [*self._held, message], []
-        self.send_all(messages)
+        with self._lock:
+            messages, self._held = [*self._held, message], []
+            self.send_all(messages)
 
     def hold(self, message: Sent) -> None:
         self._held.append(message)
@@ -72,10 +75,15 @@ class SocketChannel(Generic[Sent, Heard]):
     def send_all(self, messages: Sequence[Sent]) -> None:
         """Send several messages as one, in order."""
         data, size = self._sent.encode(messages), self.PIECE_BYTES
-        for start in range(0, len(data) - size, size):
-            self._unsent.append(_MORE + data[start : start + size])
-        self._unsent.append(_LAST + data[(len(data) - 1) // size * size :])
-        self.send_rest()
+        with self._lock:
+            for start in range(0, len(data) - size, size):
+                self._unsent.append(_MORE + data[start : start + size])
+            self._unsent.append(_LAST + data[(len(data) - 1) // size * size :])
+            self.send_rest()
+
+    def drop(self) -> None:
+        """Nobody will take what is not sent yet."""
+        self._unsent.clear()
 
     @property
     def is_late(self) -> bool:
@@ -83,14 +91,24 @@ class SocketChannel(Generic[Sent, Heard]):
         return bool(self._unsent)
 
     def send_rest(self) -> bool:
-        """Send what was not taken before; whether all of it is now."""
-        try:
-            while self._unsent:
-                self.end.send(self._unsent[0], self._flags)
-                self._unsent.popleft()
-        except BlockingIOError:
-            return False
-        return True
+        """Send what was not taken before; whether all of it is now.
+
+        Threads of a script take turns. A signal's handler that sends in the midst of a sending
+        leaves its pieces to that one.
+        """
+        with self._lock:
+            if self._is_sending:
+                return False
+            self._is_sending = True
+            try:
+                while self._unsent:
+                    self.end.send(self._unsent[0], self._flags)
+                    self._unsent.popleft()
+            except BlockingIOError:
+                return False
+            finally:
+                self._is_sending = False
+            return True
 
     def receive(self, is_blocking: bool = True) -> list[Heard]:
         while (piece := self._read(is_blocking)) is not None:

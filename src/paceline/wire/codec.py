@@ -65,10 +65,10 @@ class Codec(Generic[M]):
         """One frame. WireError: a field's value is not of its type."""
         parts = [WIRE]
         for message in messages:
-            number, write = self._writers[type(message)]
             try:
+                number, write = self._writers[type(message)]
                 parts += (number, write(message))
-            except (struct.error, AttributeError, TypeError) as error:
+            except (struct.error, AttributeError, TypeError, LookupError) as error:
                 raise WireError(f"{message!r:.200} cannot be sent: {error}") from error
         return b"".join(parts)
 
@@ -83,6 +83,8 @@ class Codec(Generic[M]):
         at, end = len(WIRE), len(frame)
         try:
             while at < end:
+                if frame[at] >= len(self._readers):
+                    raise ValueError(f"there is no message {frame[at]}")
                 message, at = self._readers[frame[at]](frame, at + 1)
                 messages.append(message)
         except (struct.error, IndexError, ValueError) as error:
@@ -179,6 +181,8 @@ def _optional(form: _Form) -> _Form:
         return b"\0" if value is None else b"\1" + form.write(value)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
+        if data[at] > 1:
+            raise ValueError("it is neither there nor left out")
         return form.read(data, at + 1) if data[at] else (None, at + 1)
 
     return _Form(write, read, 1)
@@ -191,7 +195,10 @@ def _mapping(keys: _Form, values: _Form) -> _Form:
     def read(data: bytes, at: int) -> tuple[Any, int]:
         names, at = keys.read(data, at)
         found, at = values.read(data, at)
-        return dict(zip(names, found, strict=True)), at
+        pairs = dict(zip(names, found, strict=True))
+        if len(pairs) != len(names):
+            raise ValueError("it has a name twice")
+        return pairs, at
 
     return _Form(write, read, keys.least + values.least)
 
@@ -315,15 +322,17 @@ def _construct(
 
 def _said(union: Any) -> str:
     """All types with their fields, as text."""
-    return "\n".join(f"{kind.__name__} {_fields(kind)}" for kind in get_args(union))
+    return "\n".join(f"{kind.__name__} {_written(kind)}" for kind in get_args(union))
 
 
-def _fields(kind: Any) -> str:
-    hints = get_type_hints(kind).items()
-    return ", ".join(
-        f"{name}: ({_fields(hint)})" if _is_record(hint) else f"{name}: {hint}"
-        for name, hint in hints
-    )
+def _written(kind: Any) -> str:
+    """A type, with the fields of all that lies in it."""
+    if _is_record(kind):
+        fields = get_type_hints(kind).items()
+        return f"({', '.join(f'{name}: {_written(hint)}' for name, hint in fields)})"
+    if inner := get_args(kind):
+        return f"{get_origin(kind)}[{', '.join(map(_written, inner))}]"
+    return str(kind)
 
 
 WIRE = _LENGTH.pack(zlib.crc32((_said(FromMember) + "\n" + _said(ToMember)).encode()))

@@ -9,10 +9,12 @@ module must not know what a message leads to, nor what a member is.
 """
 
 import contextlib
+import errno
 import select
 import socket
 from collections.abc import Callable, Sequence
 
+from ...errors import LinkError
 from ...wire.channel import SocketChannel, coordinator_channel
 from ...wire.messages import FromMember, ToMember
 
@@ -82,11 +84,12 @@ class Switchboard:
         for member, message in messages:
             outbox.setdefault(member, []).append(message)
         for member, its in outbox.items():
-            channel = self._channels[member]
-            with contextlib.suppress(OSError):  # it is gone: the fork server tells
-                channel.send_all(its)
-                if channel.is_late:
-                    self._late.add(member)
+            try:
+                self._channels[member].send_all(its)
+            except OSError as error:
+                self._refuse(member, error)
+            if self._channels[member].is_late:
+                self._late.add(member)
 
     def close(self) -> None:
         for end in self._ends.values():
@@ -94,7 +97,19 @@ class Switchboard:
 
     def _send_rest(self) -> None:
         for member in list(self._late):
-            with contextlib.suppress(OSError):
-                if not self._channels[member].send_rest():
-                    continue
+            try:
+                if self._channels[member].send_rest():
+                    self._late.discard(member)
+            except OSError as error:
+                self._refuse(member, error)
+
+    def _refuse(self, member: int, error: OSError) -> None:
+        """What cannot be sent now, or never: who is gone is told of by the fork server."""
+        if error.errno == errno.EMSGSIZE:
+            raise LinkError(
+                f"a message of {SocketChannel.PIECE_BYTES:,} bytes does not go through a socket of "
+                "this machine: raise net.core.wmem_max"
+            ) from None
+        if error.errno != errno.ENOBUFS:
+            self._channels[member].drop()
             self._late.discard(member)
