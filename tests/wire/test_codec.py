@@ -10,8 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.events import Grant, Lease, Ticket
-from paceline.wire.codec import FROM_MEMBER, TO_MEMBER, WIRE, Codec, WireError
-from paceline.wire.messages import UNCLIPPED, Add, Clocks, Done, LogValues, Note, Push, Stop, Told
+from paceline.passes import ScriptPlace
+from paceline.wire.codec import FROM_MEMBER, TO_MEMBER, WIRE, Codec, WireError, _said
+from paceline.wire.messages import (
+    UNCLIPPED,
+    Add,
+    Clocks,
+    Done,
+    Entry,
+    Extended,
+    FromMember,
+    LogValues,
+    Note,
+    Push,
+    Row,
+    Stop,
+    Told,
+    ToMember,
+)
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 DIRECTIONS = [FROM_MEMBER, TO_MEMBER]
@@ -101,3 +117,37 @@ def test_the_hot_ones_are_small() -> None:
     grant = Grant(Ticket(1, 7, 6), (Lease(3, 0, 96, 128),))
     assert len(FROM_MEMBER.encode([push])) <= 128
     assert len(TO_MEMBER.encode([grant])) <= 128
+
+
+def test_the_checksum_sees_the_fields_of_what_lies_in_a_message() -> None:
+    """Another order of a row's fields is another language: its bytes would be misread."""
+    text = _said(FromMember) + _said(ToMember)
+    for kind in (Row, Entry, Lease, Told, Clocks, Ticket, ScriptPlace):
+        fields = ", ".join(f"{name}: " for name in kind._fields[:1])
+        assert f"({fields}" in text, f"{kind.__name__} is not in the checksum"
+    assert text.count("over_s: <class 'float'>") == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda frame: WIRE + b"\xfe", "there is no message 254"),
+        (lambda frame: frame[:-1] + b"\x07", "neither there nor left out"),
+    ],
+)
+def test_what_no_type_allows_is_damaged(damage: Any, words: str) -> None:
+    frame = TO_MEMBER.encode([Extended(None)])
+    with pytest.raises(WireError, match=words):
+        TO_MEMBER.decode(damage(frame))
+
+
+def test_a_name_that_comes_twice_is_damaged() -> None:
+    frame = FROM_MEMBER.encode([LogValues({"a": 1.0, "b": 2.0})])
+    with pytest.raises(WireError, match="it has a name twice"):
+        FROM_MEMBER.decode(frame.replace(b"b", b"a"))
+
+
+def test_what_is_no_message_cannot_be_sent() -> None:
+    for odd in ("text", Push(0, 0, (1,), Clocks(), 0, UNCLIPPED)):  # type: ignore[arg-type]
+        with pytest.raises(WireError, match="cannot be sent"):
+            FROM_MEMBER.encode([odd])  # type: ignore[list-item]

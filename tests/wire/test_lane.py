@@ -1,12 +1,16 @@
 """How members and the coordinator talk: messages of any size, in order, whole."""
 
+import os
+import socket
 import threading
 
 import pytest
 
+from paceline.engines.local.switchboard import Switchboard
+from paceline.errors import LinkError
 from paceline.wire.channel import SocketChannel, coordinator_channel, member_channel, socket_pair
 from paceline.wire.codec import WireError
-from paceline.wire.messages import Adopt, FromMember, Note, ToMember
+from paceline.wire.messages import Adopt, Extend, FromMember, Note, ToMember
 
 SIZE = SocketChannel.PIECE_BYTES
 
@@ -70,3 +74,39 @@ def test_who_hears_what_is_meant_for_the_other_side_says_so() -> None:
     member_channel(ends[0]).send(Note("text"))
     with pytest.raises(WireError, match="is damaged"):
         member_channel(ends[1]).receive()
+
+
+def test_threads_of_a_script_may_send_at_once() -> None:
+    """A thread that watches the machine logs while the loop pushes."""
+    ours, theirs = socket_pair()
+    member, coordinator = member_channel(ours), coordinator_channel(theirs)
+    each = 4000
+    heard: list[int] = []
+
+    def send(first: int) -> None:
+        for number in range(each):
+            member.send(Extend(first + number))
+
+    threads = [threading.Thread(target=send, args=[each * one]) for one in range(3)]
+    for one in threads:
+        one.start()
+    while len(heard) < 3 * each:
+        heard += [one.serial for one in coordinator.receive() if isinstance(one, Extend)]
+    for one in threads:
+        one.join()
+    assert sorted(heard) == list(range(3 * each))
+    for own in range(3):
+        part = [number for number in heard if number // each == own]
+        assert part == sorted(part)
+
+
+def test_a_piece_that_no_socket_takes_is_said() -> None:
+    readable, _ = os.pipe()
+    board = Switchboard(readable)
+    ours, theirs = socket_pair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
+    board.open(0, ours)
+    with pytest.raises(LinkError, match="does not go through a socket of this machine"):
+        board.send([(0, Adopt("x" * 200_000))])
+    theirs.close()
+    board.close()

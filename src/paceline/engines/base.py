@@ -1,6 +1,6 @@
 """The engine contract: what makes time pass, carries facts in and messages out.
 
-    start(specs, program)   begin the members
+    start(births, program)  begin the members
     events(timeout)         what happened since the last call, in one total order
     send(messages)          hand these to members, in order; returns at once
     cancel(member, serial)  let a member leave its step, if it works on no later one

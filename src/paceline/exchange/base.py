@@ -1,4 +1,4 @@
-"""A session: one member's part of a run, the same verbs whatever carries the bytes.
+"""An exchange: one member's part of a run, the same verbs whatever carries the bytes.
 
     open_epoch -> [ grant -> compute -> push ] ... -> None at the end of the epoch
 
@@ -6,10 +6,10 @@
 the epoch or the run is over; ``extend`` asks for one mini-batch more, ``give_back`` returns the
 work undone, ``leave_epoch`` ends the epoch for all. One worker alone has none of these. Members:
 
-    solo       one worker: the user's optimizer steps on the user's parameters
-    mediated   through the store, order by order from the coordinator: every protocol
-    express    between peers in shared memory, no message on the way: full-sync and local-sgd
-    collective the same between accelerators, one a worker, through ``torch.distributed``
+    solo            one worker: the user's optimizer steps on the user's parameters
+    through_store   order by order from the coordinator: every protocol
+    peers           between peers in shared memory, no message on the way: full-sync and local-sgd
+    distributed     the same between accelerators, one a worker, through ``torch.distributed``
 
 This module must not know processes, sockets or the loop that uses it.
 """

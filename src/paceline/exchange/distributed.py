@@ -1,4 +1,4 @@
-"""A session between peers whose bytes ``torch.distributed`` carries: one accelerator a worker.
+"""An exchange between peers whose bytes ``torch.distributed`` carries: one accelerator a worker.
 
     gradient (own device) -- all-reduce: NCCL between GPUs, gloo between CPUs --> mean
     every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does

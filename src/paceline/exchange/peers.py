@@ -1,15 +1,15 @@
-"""A session between peers: no message, no server on the way of the bytes, two barriers a round.
+"""An exchange between peers: no message, no server on the way of the bytes, two barriers a round.
 
     member 0   gradient -> slot 0 |   | share 0 of all slots -> mean -> optimizer |   | next step
     member 1   gradient -> slot 1 | 1 | share 1 of all slots -> mean -> optimizer | 2 | next step
                               barrier                                         barrier
 
-The parameters exist once, in the store's current block; every member computes on them and
-updates its own share of them. Before it does, it copies its share (parameters and state) into
-the other block and sets a mark, so a death harms nothing: survivors put every share back and go
-on through the store (mediated), where the coordinator decides. The same way out is taken when
-the run stops or a member needs what peers cannot give (gradient accumulation).
-This module must not know protocols; which leases are whose is the ledger's `express_rounds`.
+The parameters exist once, in the store's current block; every member computes on them and updates
+its own share of them. Before it does, it copies its share (parameters and state) into the other
+block and sets a mark, so a death harms nothing: survivors put every share back and go on through
+the store (``through_store.py``), where the coordinator decides. The same way out is taken when the
+run stops or a member needs what peers cannot give (gradient accumulation). This module must not
+know protocols; which leases are whose is the ledger's `express_rounds`.
 """
 
 import math

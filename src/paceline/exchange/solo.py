@@ -1,4 +1,4 @@
-"""A session of one worker in its own process: the user's optimizer on the user's parameters.
+"""An exchange of one worker in its own process: the user's optimizer on the user's parameters.
 
 Nothing is copied, sent or written, and there are no leases: ``python train.py`` is the bare loop.
 This module must not know stores or processes.

@@ -1,4 +1,4 @@
-"""A session through the store: every order comes from the coordinator, every protocol runs.
+"""An exchange through the store: every order comes from the coordinator, every protocol runs.
 
     send push -> [ jobs: add, finish ] -> grant -> wait for its version -> pull
 
@@ -80,7 +80,6 @@ class StoreExchange(Exchange):
         carrier: of words and bytes between members.
         seat, member: the worker's place, and this life on it.
         is_newcomer: whether it joins a run under way, whose main worker is another by now.
-        num_workers: seats of the run.
     """
 
     def __init__(
@@ -134,11 +133,11 @@ class StoreExchange(Exchange):
         self.is_over = False
         """Whether the script has no more epochs."""
         self.has_opened = False
+        """Whether its first epoch was opened."""
         self._is_between = False
         """Whether an epoch is over for this member, and no other has begun."""
         self._owes_stop = False
         """Whether it has asked for the end there, where a last checkpoint is taken with it."""
-        """Whether its first epoch was opened."""
         self._first_skipped = 0
         self.first_scale: LossScale | None = None
         """Of a run that goes on; None: the scalers' own."""

@@ -2,9 +2,9 @@
 
     fact -> coordinator.hear -> orders -> trace -> dispatch -> engine
 
-What messages lead to facts is said elsewhere: pushes and epochs in ``controller.py``, rounds among
-peers in ``peers.py``, calls that all members make together in ``calls.py``. This module must not
-know messages, processes or terminals.
+What messages lead to facts is said elsewhere: pushes in ``pushes.py``, epochs in ``epochs.py``,
+rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``. This
+module must not know messages, processes or terminals.
 """
 
 import secrets
