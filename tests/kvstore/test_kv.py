@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline import ConfigError, KVStore, LinkError
 
 LARGE = 2**18
-"""Elements of a float64 value that is split over the shards."""
+"""Elements of a large float64 value."""
 
 
 def test_a_pull_gives_what_was_put_in(store: KVStore) -> None:
@@ -92,14 +92,14 @@ def test_shards_are_balanced(store: KVStore) -> None:
     generator = torch.Generator().manual_seed(0)
     for number, numel in enumerate(torch.randint(1, 9000, (60,), generator=generator).tolist()):
         store.init(f"small.{number}", torch.zeros(numel))
-    for number in range(2):
+    for number in range(store.num_shards):
         store.init(f"large.{number}", torch.zeros(LARGE, 2))
     loads, keys = store.shard_bytes(), store.keys()
     assert sum(loads) == sum(store.pull(key).nbytes for key in keys)
     assert max(loads) - min(loads) <= 9000 * 4
 
 
-def test_many_pushes_take_at_most_three_times_the_values(store: KVStore) -> None:
+def test_many_pushes_take_at_most_twice_the_values(store: KVStore) -> None:
     before = store.used_bytes()
     store.init("w", torch.zeros(LARGE, 4))
     values = [torch.ones(LARGE, 4)] * 100
@@ -112,7 +112,7 @@ def test_many_pushes_take_at_most_three_times_the_values(store: KVStore) -> None
     for thread in threads:
         thread.join()
     assert torch.equal(store.pull("w"), torch.full((LARGE, 4), 100.0))
-    assert store.used_bytes() - before <= 3 * values[0].nbytes + 2**14
+    assert store.used_bytes() - before <= 2 * values[0].nbytes + 2**14
 
 
 def test_memory_is_taken_only_when_it_is_used() -> None:

@@ -1,4 +1,4 @@
-"""What a push does: sum, assign, a function, an optimizer; across slices and processes."""
+"""What a push does: sum, assign, a function, an optimizer; also across processes."""
 
 import multiprocessing
 from collections.abc import Callable

@@ -41,30 +41,28 @@ def step_adam(store: paceline.KVStore, gradients: list[list[float]]) -> None:
         store.push("w", torch.tensor(gradient).repeat(store.pull("w").numel() // len(gradient)))
 
 
-def die_at(start: int) -> None:
-    """From now on this process is killed when it is about to write from element ``start``."""
+def die_at(stop: int) -> None:
+    """From now on this process is killed when it has written elements ``[0, stop)`` of a value."""
 
     def write(self: updaters.Sum, change: Change) -> None:
-        if change.start >= start:
-            change.new.fill_(-1)
-            os.kill(os.getpid(), signal.SIGKILL)
-        torch.add(change.old, change.pushed, out=change.new)
+        change.new.view(-1)[:stop].fill_(-1)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     updaters.Sum.write = write  # type: ignore[method-assign]
 
 
-def die_pushing(store: paceline.KVStore, key: str, start: int) -> None:
+def die_pushing(store: paceline.KVStore, key: str, stop: int) -> None:
     torch.set_num_threads(1)
-    die_at(start)
+    die_at(stop)
     store.push(key, torch.ones_like(store.pull(key)))
 
 
 def die_adding(store: paceline.KVStore) -> None:
     """Die with the list of keys held, half a key being there."""
-    directory = store._cells.directory
-    directory.lock.acquire()
-    directory.take(64, "half a key")
-    os.kill(os.getpid(), signal.SIGKILL)
+    directory = store._entries.directory
+    with directory.lock:
+        directory.take(64, "half a key")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

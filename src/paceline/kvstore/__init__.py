@@ -1,9 +1,9 @@
 """Values by key that threads and processes push to and pull from, without a run.
 
-    kvstore    the class that users hold          checks   what they hand in
-    entries    all keys as one process sees them  entry    the three blocks of one key
-    updaters   what a push does to a value        index    which keys there are, in shared memory
-    shards, locks   who may write, also after a death
+    kvstore    the class that users hold
+    entries    all keys as one process sees them: found, added, pushed to
+    updaters   what is handed in, checked; what a push does to a value
+    index      which keys there are, in shared memory; locks that a death opens again
 
 It must not know runs, members or protocols.
 """

@@ -1,134 +1,168 @@
 """All keys of one store, as one process sees them: found, added, pushed to by the store's rule.
 
-It joins the list of keys, the shards and the rule, and gives the rule's state its place. Every
-process applies the rule itself, so all must name the same one. This module must not know what a
-user may pass: values come checked, as dense tensors of the right shape on the CPU.
+    words        | published version | newest begun |
+    block 0      | v8                     published: pulls copy it
+    block 1      | v9 . . . . .           a push reads v8 and writes here, the shard being held
+
+Version v lies in block v & 1, and one word publishes it. A push that dies or raises has changed
+nothing that anybody sees, and the next one writes over what it left. What a rule remembers lies in
+two blocks, too. Every process applies the rule itself, so all must name the same one. This module
+must not know what a user may pass: values come checked, as dense tensors on the CPU.
 """
 
 import math
-import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import ConfigError, unknown
+from ..store.fences import HAS_ORDER
 from ..store.layout import StateEntry
-from ..store.memory import LINE_BYTES
+from ..store.memory import LINE_BYTES, WORD_BYTES
 from ..store.region import Region
-from .entry import NUM_BLOCKS, Cell, block_bytes, control_bytes, plan_slices, prepare_cell
-from .index import Directory, Record, StateArea
-from .shards import Shards
-from .updaters import Change, Rule, RuleState
+from .index import Directory, Lock, Record, refuse_updaters
+from .updaters import NAMED, Change, Rule, make_rule
 
-SPLIT_BYTES = 2**20
-"""From this size on a value is split over all shards: below it, one lock is cheaper than many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stripe:
-    """What a rule keeps for one slice (or a whole value): the same bytes in each block."""
-
-    entries: tuple[StateEntry, ...]
-    blocks: tuple[Tensor, ...]
-
-    def between(self, old: int, new: int) -> RuleState:
-        return RuleState(self.entries, self.blocks[old], self.blocks[new])
+_PUBLISHED, _BEGUN = range(2)
+_TRIES = 4
+"""Copies that a pull may lose to pushes before it asks them to wait."""
 
 
-class Cells:
+class StoredState:
+    """What one rule remembers about one key, the same bytes in each block.
+
+    Args:
+        offset: of block 0, in bytes; 0 where nothing is remembered.
+    """
+
+    def __init__(self, region: Region, entries: tuple[StateEntry, ...], offset: int) -> None:
+        size = _size(entries)
+        self.offset = offset
+        self.blocks = [region.data[at : at + size] for at in (offset, offset + size)]
+        self.entries = entries
+
+
+class StoredKey:
+    """One key.
+
+    Args:
+        lock: of its shard.
+    """
+
+    def __init__(self, region: Region, record: Record, lock: Lock) -> None:
+        self.record = record
+        self._lock = lock
+        self._words = region.words
+        self._at = record.offset // WORD_BYTES
+        start, size = record.offset + LINE_BYTES, record.num_bytes
+        self.blocks = [
+            region.data[at : at + size].view(record.dtype).view(record.shape)
+            for at in (start, start + _in_lines(size))
+        ]
+
+    @property
+    def version(self) -> int:
+        return self._words[self._at + _PUBLISHED]
+
+    def read(self, copy: Callable[[Tensor], object]) -> None:
+        """Call ``copy`` with one whole version, more than once if need be."""
+        for _ in range(_TRIES if HAS_ORDER else 0):
+            version = self.version
+            copy(self.blocks[version & 1])
+            if self._words[self._at + _BEGUN] < version + 2:
+                return
+        with self._lock:
+            copy(self.blocks[self.version & 1])
+
+    def push(self, rule: Rule, pushed: Tensor, state: StoredState) -> int:
+        """Write the next version, then publish it; its number."""
+        words, at = self._words, self._at
+        with self._lock:
+            version = self.version + 1
+            old, new = ~version & 1, version & 1
+            words[at + _BEGUN] = version
+            rule.write(
+                Change(
+                    self.record.key, pushed, self.blocks[old], self.blocks[new],
+                    state.entries, state.blocks[old], state.blocks[new],
+                )
+            )  # fmt: skip
+            words[at + _PUBLISHED] = version
+        return version
+
+
+class Entries:
     """The keys of ``region``.
 
     Args:
-        rule: what this process applies; None while it has not said so.
+        rule: what this process applies; None: the store's, if a name is enough to make it.
     """
 
     def __init__(self, region: Region, rule: Rule | None, patience_s: float) -> None:
         self.region = region
-        self.rule = rule
+        self.patience_s = patience_s
         self.directory = Directory(region, patience_s)
-        self._patience_s = patience_s
-        self._shards = Shards(region, self.directory.num_shards, patience_s)
-        self._cells: dict[str, Cell] = {}
-        self._stripes: dict[tuple[str, str], list[Stripe]] = {}
-        self._calling: set[int] = set()
+        agreed = self.directory.rule
+        self.rule = make_rule(agreed) if rule is None and agreed in NAMED else rule
+        self._keys: dict[str, StoredKey] = {}
+        self._states: dict[tuple[str, str], StoredState] = {}
 
-    # -- keys -----------------------------------------------------------------------------------
-
-    def find(self, key: str) -> Cell:
-        """The key's cell.
+    def find(self, key: str) -> StoredKey:
+        """The key, whoever has added it.
 
         Raises:
-            ConfigError: nobody has added the key; an updater called.
+            ConfigError: nobody has added it; an updater called.
         """
-        if self._calling and threading.get_ident() in self._calling:
-            raise ConfigError(
-                "an updater may change `stored`, but must not use the store that calls it"
-            )
-        cell = self._cells.get(key)
-        if cell is None:
+        refuse_updaters(self.directory.hold)
+        if key not in self._keys:
             self.directory.refresh()
-            record = self.directory.records.get(key)
-            if record is None:
-                raise unknown("key", key, self.directory.records, "store.init(key, value) adds one")
-            cell = Cell(self.region, self._shards, record, self._patience_s)
-            self._cells[key] = cell
-        return cell
+            records = self.directory.records
+            if key not in records:
+                raise unknown("key", key, records, "store.init(key, value) adds one")
+            self._keys[key] = self._open(records[key])
+        return self._keys[key]
 
     def add(self, values: dict[str, Tensor]) -> None:
         """Add keys with their first values, as version 0."""
-        with _held(self.directory):
+        with self.directory.lock:
+            self.directory.refresh()
             for key in values:
-                if key in self.directory.records:
-                    raise _there_already(self.directory.records[key])
+                if record := self.directory.records.get(key):
+                    raise ConfigError(
+                        f"key {key!r} is there already ({record.dtype}, shape {record.shape}): init"
+                        " each key once, in one process; push changes its value"
+                    )
             rule = self._agreed_rule()
             for value in values.values():
                 rule.check(value)
             for key, value in values.items():
-                record = self._place(key, value, rule)
-                cell = Cell(self.region, self._shards, record, self._patience_s)
-                cell.blocks[0].copy_(value)
-                self.directory.add(record, self._place_state(record, rule))
-                self._cells[key] = cell
+                stored = self._open(self._place(key, value))
+                stored.blocks[0].copy_(value)
+                state = self._place_state(stored.record, rule)
+                dtype = str(value.dtype).removeprefix("torch.")
+                self.directory.append([{**asdict(stored.record), "dtype": dtype}, *state])
+                self._keys[key] = stored
 
     def set_rule(self, rule: Rule) -> None:
         """Apply ``rule`` from now on; the first process to say so decides for all."""
-        with _held(self.directory):
-            if self.directory.rule != rule.name:
-                records = list(self.directory.records.values())
+        directory = self.directory
+        with directory.lock:
+            directory.refresh()
+            if directory.rule != rule.name:
+                records = list(directory.records.values())
                 for record in records:
-                    rule.check(self.find(record.key).blocks[0])
-                placed = [self._place_state(record, rule) for record in records]
-                self.directory.set_rule(rule.name, [area for area in placed if area])
+                    rule.check(self._open(record).blocks[0])
+                states = [row for record in records for row in self._place_state(record, rule)]
+                directory.append([*states, {"rule": rule.name}])
         self.rule = rule
 
-    # -- push -----------------------------------------------------------------------------------
-
-    def push(self, cell: Cell, pushed: Tensor) -> int:
+    def push(self, stored: StoredKey, pushed: Tensor) -> int:
         """Apply the rule to one key; the version that it makes."""
-        rule, record = self._agreed_rule(), cell.record
-        stripes = self._stripes_of(cell, rule)
-        slices, flat = record.slices, pushed.view(-1)
-
-        def write_slice(number: int | None, old: int, new: int) -> None:
-            i = number or 0
-            start = slices[i].start
-            state = stripes[i].between(old, new) if stripes else None
-            part = flat[start : slices[i].stop]
-            rule.write(
-                Change(record.key, start, part, cell.parts[old][i], cell.parts[new][i], state)
-            )
-
-        def write_whole(number: int | None, old: int, new: int) -> None:
-            state = stripes[0].between(old, new) if stripes else None
-            rule.write(Change(record.key, 0, pushed, cell.blocks[old], cell.blocks[new], state))
-
-        if not rule.is_whole:
-            return cell.change(write_slice)
-        self._calling.add(threading.get_ident())
-        try:
-            return cell.change_whole(write_whole)
-        finally:
-            self._calling.discard(threading.get_ident())
+        rule = self._agreed_rule()
+        return stored.push(rule, pushed, self._state_of(stored.record, rule))
 
     def _agreed_rule(self) -> Rule:
         self.directory.refresh()
@@ -141,86 +175,46 @@ class Cells:
             )
         return self.rule
 
-    # -- room -----------------------------------------------------------------------------------
+    def _open(self, record: Record) -> StoredKey:
+        return StoredKey(self.region, record, self.directory.shards[record.shard])
 
-    def _place(self, key: str, value: Tensor, rule: Rule) -> Record:
-        """Take memory for a key; it exists for others only once it is listed."""
-        directory = self.directory
-        slices = plan_slices(
-            value.numel(), value.dtype.itemsize, directory.loads_bytes(),
-            split_bytes=SPLIT_BYTES if not rule.is_whole else value.nbytes + 1,
-        )  # fmt: skip
-        draft = Record(
-            key=key, dtype=value.dtype, shape=tuple(value.shape), slices=slices, control=0, values=0
-        )
-        what = f"key {key!r}, {NUM_BLOCKS} blocks of {value.nbytes:,} bytes,"
-        record = Record(
+    def _place(self, key: str, value: Tensor) -> Record:
+        """Take memory for a key on the lightest shard; others know it only once it is listed."""
+        loads, num_bytes = self.directory.loads_bytes(), LINE_BYTES + 2 * _in_lines(value.nbytes)
+        what = f"key {key!r}, 2 blocks of {value.nbytes:,} bytes,"
+        return Record(
             key=key,
-            dtype=draft.dtype,
-            shape=draft.shape,
-            slices=slices,
-            values=directory.take(NUM_BLOCKS * block_bytes(draft), what),
-            control=directory.take(control_bytes(slices), what),
+            dtype=value.dtype,
+            shape=tuple(value.shape),
+            shard=loads.index(min(loads)),
+            offset=self.directory.take(num_bytes, what),
         )
-        prepare_cell(self.region, record)
-        return record
 
-    def _place_state(self, record: Record, rule: Rule) -> StateArea | None:
-        """Take memory for what the rule keeps; None if that is nothing, or has its place."""
-        num_bytes = NUM_BLOCKS * sum(_size(one) for one in self._entries(record, rule))
+    def _place_state(self, record: Record, rule: Rule) -> list[dict[str, Any]]:
+        """Take memory for what the rule remembers; no row if that is nothing, or has its place."""
+        num_bytes = 2 * _size(_remembered(record, rule))
         if not num_bytes or (record.key, rule.name) in self.directory.states:
-            return None
-        offset = self.directory.take(num_bytes, f"the state of {rule.name} for {record.key!r}")
-        return StateArea(key=record.key, rule=rule.name, offset=offset)
-
-    def _entries(self, record: Record, rule: Rule) -> list[tuple[StateEntry, ...]]:
-        """Per slice, or once for the whole: what the rule keeps."""
-        like = self.region.data[:0].view(record.dtype)
-        if rule.is_whole:
-            return [rule.entries(like.new_empty(record.shape))]
-        return [rule.entries(like.new_empty(part.stop - part.start)) for part in record.slices]
-
-    def _stripes_of(self, cell: Cell, rule: Rule) -> list[Stripe]:
-        """The rule's state of each slice; empty for rules that remember nothing."""
-        record = cell.record
-        area = self.directory.states.get((record.key, rule.name))
-        if area is None:
             return []
-        stripes = self._stripes.get((record.key, rule.name))
-        if stripes is None:
-            stripes, start = [], area.offset
-            for entries in self._entries(record, rule):
-                size = _size(entries)
-                offsets = [start + block * size for block in range(NUM_BLOCKS)]
-                blocks = tuple(self.region.data[at : at + size] for at in offsets)
-                stripes.append(Stripe(entries, blocks))
-                start += NUM_BLOCKS * size
-            self._stripes[record.key, rule.name] = stripes
-        return stripes
+        offset = self.directory.take(num_bytes, f"the state of {rule.name} for {record.key!r}")
+        return [{"key": record.key, "rule": rule.name, "offset": offset}]
+
+    def _state_of(self, record: Record, rule: Rule) -> StoredState:
+        """Where the rule's state of a key lies; that of rules that remember nothing is empty."""
+        name = (record.key, rule.name)
+        if name not in self._states:
+            offset = self.directory.states.get(name, 0)
+            self._states[name] = StoredState(self.region, _remembered(record, rule), offset)
+        return self._states[name]
 
 
-class _held:
-    """The list of keys, locked and read to its end."""
-
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> None:
-        self._directory.lock.acquire()
-        self._directory.refresh()
-
-    def __exit__(self, *error: object) -> None:
-        self._directory.lock.release()
+def _remembered(record: Record, rule: Rule) -> tuple[StateEntry, ...]:
+    return rule.entries(torch.empty(record.shape, dtype=record.dtype))
 
 
 def _size(entries: tuple[StateEntry, ...]) -> int:
-    """Bytes of one block of a slice's state, in whole lines."""
-    end = max((entry.place.offset + entry.place.num_bytes for entry in entries), default=0)
-    return math.ceil(end / LINE_BYTES) * LINE_BYTES
+    """Bytes of one block of a state, in whole lines."""
+    return _in_lines(max((one.place.offset + one.place.num_bytes for one in entries), default=0))
 
 
-def _there_already(record: Record) -> ConfigError:
-    return ConfigError(
-        f"key {record.key!r} is there already ({record.dtype}, shape {record.shape}): init each "
-        "key once, in one process; push changes its value"
-    )
+def _in_lines(num_bytes: int) -> int:
+    return math.ceil(num_bytes / LINE_BYTES) * LINE_BYTES

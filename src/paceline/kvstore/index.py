@@ -1,93 +1,95 @@
-"""Which keys a store holds, and where: a list in shared memory that only grows.
+"""What stands before the values of a store: locks that a death opens again, and the list of keys.
 
-    line 0      what the region is: format, shards, bytes of the list, bytes taken
-    lock        of this list
-    locks       one a shard
-    the list    records, each a length and that many bytes of JSON
+    line 0      what the memory is: format, shards, bytes of the list, bytes taken
+    locks       of the list; of each shard:  [ mutex: 64 bytes ][ its owner's process | 7 words ]
+    the list    lines of JSON: a key, the state of a key, or a rule; it only grows
     the rest    handed out from the start to the end, never given back
 
-A record is written first and counted in afterwards, so a process that dies while it adds a key
-leaves the list as it was. Every process keeps what it has read and reads on from there. This
-module must not know how a key's values are changed.
+A line is written first and counted in afterwards, so a process that dies while it adds a key
+leaves the list as it was. On Linux the locks are robust mutexes of the C library: a futex that
+holds its owner's thread, which the kernel opens when that thread ends in any way. Elsewhere a
+record lock of the file, which the kernel opens too, stands beside a lock of this process. Neither
+says whether what it guards is whole. This module must not know how a key's value is changed.
 """
 
+import abc
+import ctypes
+import dataclasses
+import errno
+import fcntl
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+import os
+import sys
+import threading
+import time
 from typing import Any
 
 import torch
 
-from ..errors import ConfigError
-from ..store.memory import LINE_BYTES, WORD_BYTES
+from ..errors import ConfigError, LinkError
+from ..store.memory import LINE_BYTES, WORD_BYTES, SharedMemory
 from ..store.region import Region
-from .locks import LOCK_BYTES, open_lock, prepare_lock
 
 LIST_BYTES = 16 * 2**20
 """Address space for the list: some hundred thousand keys. Pages are taken when they are used."""
 
 _PAGE_BYTES = 4096
-_MAGIC = int.from_bytes(b"PACEKV01", "little")
+_MAGIC = int.from_bytes(b"PACEKV02", "little")
 _FORMAT, _SHARDS, _LISTED, _TAKEN = range(4)
-_LOCK = LINE_BYTES
-_SHARD_LOCKS = _LOCK + LOCK_BYTES
+"""The words of line 0."""
+
+_MUTEX_BYTES, _LOCK_BYTES = 64, 128
+_SHARED, _ROBUST, _ERRORCHECK = 1, 1, 2
+_SLICE_S = 0.5
+"""Between two looks at pending signals while waiting: Ctrl-C is answered in this time."""
+_POLL_S = 1e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """Elements ``[start, stop)`` of a key, in row-major order, which ``shard`` guards."""
-
-    shard: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One key. ``control`` and ``values`` are offsets in bytes."""
+    """One key. ``offset`` is that of its words, in bytes; ``shard`` guards it."""
 
     key: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    slices: tuple[Slice, ...]
-    control: int
-    values: int
+    shard: int
+    offset: int
 
     @property
     def num_bytes(self) -> int:
-        return self.slices[-1].stop * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateArea:
-    """Where the rule ``rule`` keeps what it remembers about ``key``."""
+class ThreadHold(threading.local):
+    """Whether this thread holds a lock of the store: an updater runs in one that does."""
 
-    key: str
-    rule: str
-    offset: int
+    is_held = False
 
 
 class Directory:
-    """The list, as one process reads and extends it. Writers hold ``lock``.
-
-    Args:
-        region: laid out by ``lay_out_region``.
-    """
+    """The list and the locks of ``region``, as one process sees them. Writers hold ``lock``."""
 
     def __init__(self, region: Region, patience_s: float) -> None:
         words = region.words
-        if region.num_bytes < _SHARD_LOCKS or words[_FORMAT] != _MAGIC:
+        if region.num_bytes < LINE_BYTES or words[_FORMAT] != _MAGIC:
             raise ConfigError(
                 f"descriptor {region.fd} holds no store of this version of Paceline; hand over "
                 "store.fd, and use one version in all processes"
             )
         self._region = region
-        self.num_shards = words[_SHARDS]
-        self._list = list_start(self.num_shards)
+        self.hold = ThreadHold()
+        names = ["the list of keys", *(f"shard {i}" for i in range(words[_SHARDS]))]
+        kind = MutexLock if HAS_MUTEXES else RecordLock
+        self.lock, *self.shards = [
+            kind(region, LINE_BYTES + i * _LOCK_BYTES, name, patience_s, self.hold)
+            for i, name in enumerate(names)
+        ]
+        self._list = _list_start(len(self.shards))
         self._num_read = 0
-        self.lock = open_lock(region, _LOCK, "the list of keys", patience_s)
         self.records: dict[str, Record] = {}
-        self.states: dict[tuple[str, str], StateArea] = {}
+        self.states: dict[tuple[str, str], int] = {}
+        """Key and rule -> the offset of what the rule remembers about the key."""
         self.rule = ""
         """The newest rule, in words; every process applies the same one."""
         self.refresh()
@@ -97,62 +99,42 @@ class Directory:
         listed = self._region.words[_LISTED]
         if listed == self._num_read:
             return
-        for row in self._rows(self._num_read, listed):
-            if "rule" in row and "key" not in row:
+        content = self._region.data[self._list + self._num_read : self._list + listed]
+        for row in map(json.loads, content.numpy().tobytes().splitlines()):
+            if "key" not in row:
                 self.rule = row["rule"]
             elif "rule" in row:
-                area = StateArea(key=row["key"], rule=row["rule"], offset=row["offset"])
-                self.states[area.key, area.rule] = area
+                self.states[row["key"], row["rule"]] = row["offset"]
             else:
-                self.records[row["key"]] = _record(row)
+                row |= {"dtype": getattr(torch, row["dtype"]), "shape": tuple(row["shape"])}
+                self.records[row["key"]] = Record(**row)
         self._num_read = listed
 
     def loads_bytes(self) -> list[int]:
         """Per shard: bytes of the values that it guards."""
-        loads = [0] * self.num_shards
+        loads = [0] * len(self.shards)
         for record in list(self.records.values()):
-            for part in record.slices:
-                loads[part.shard] += (part.stop - part.start) * record.dtype.itemsize
+            loads[record.shard] += record.num_bytes
         return loads
 
-    # -- under the lock -------------------------------------------------------------------------
-
     def take(self, num_bytes: int, what: str) -> int:
-        """The offset of ``num_bytes`` zeroed bytes, aligned to a line or, if large, to a page."""
-        words = self._region.words
+        """The offset of zeroed bytes, aligned to a line or, if many, to a page; under the lock."""
+        words, total = self._region.words, self._region.num_bytes
         align = _PAGE_BYTES if num_bytes >= _PAGE_BYTES else LINE_BYTES
         start = -(-words[_TAKEN] // align) * align
-        if start + num_bytes > self._region.num_bytes:
-            first = self._list + LIST_BYTES
+        if start + num_bytes > total:
             raise ConfigError(
-                f"the store is full: {what} needs {num_bytes:,} bytes, "
-                f"{max(0, self._region.num_bytes - start):,} of "
-                f"{self._region.num_bytes - first:,} are left; create it with a larger "
+                f"the store is full: {what} needs {num_bytes:,} bytes, {max(0, total - start):,} "
+                f"of {total - self._list - LIST_BYTES:,} are left; create it with a larger "
                 "capacity_bytes (memory is taken only when it is used)"
             )
         words[_TAKEN] = start + num_bytes
         return start
 
-    def add(self, record: Record, state: StateArea | None) -> None:
-        """List a key together with its state: others see both or neither."""
-        row = {
-            "key": record.key,
-            "dtype": str(record.dtype).removeprefix("torch."),
-            "shape": list(record.shape),
-            "slices": [[part.shard, part.start, part.stop] for part in record.slices],
-            "control": record.control,
-            "values": record.values,
-        }
-        self._append([row, *([_state_row(state)] if state else [])])
-
-    def set_rule(self, rule: str, states: list[StateArea]) -> None:
-        """List what all processes apply from now on, with its state for the keys there are."""
-        self._append([*(_state_row(state) for state in states), {"rule": rule}])
-
-    def _append(self, rows: list[dict[str, Any]]) -> None:
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """List keys, states of keys, or a rule; others see all or none. Under the lock."""
+        content = "".join(f"{json.dumps(row, separators=(',', ':'))}\n" for row in rows).encode()
         words = self._region.words
-        texts = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
-        content = b"".join(len(text).to_bytes(WORD_BYTES, "little") + text for text in texts)
         listed = words[_LISTED]
         if listed + len(content) > LIST_BYTES:
             raise ConfigError(
@@ -166,54 +148,150 @@ class Directory:
         words[_LISTED] = listed + len(content)
         self.refresh()
 
-    def _rows(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        content = self._region.data[self._list + start : self._list + stop].numpy().tobytes()
-        at = 0
-        while at < len(content):
-            size = int.from_bytes(content[at : at + WORD_BYTES], "little")
-            at += WORD_BYTES + size
-            yield json.loads(content[at - size : at])
+
+def make_region(num_shards: int, capacity_bytes: int, rule: str) -> Region:
+    """Memory that holds an empty store."""
+    num_bytes = _list_start(num_shards) + LIST_BYTES + capacity_bytes
+    region = Region(SharedMemory.create(num_bytes))
+    region.words[_SHARDS] = num_shards
+    region.words[_TAKEN] = _list_start(num_shards) + LIST_BYTES
+    for number in range(1 + num_shards):
+        _prepare_lock(region, LINE_BYTES + number * _LOCK_BYTES)
+    region.words[_FORMAT] = _MAGIC
+    Directory(region, patience_s=1.0).append([{"rule": rule}])
+    return region
 
 
-def region_bytes(num_shards: int, capacity_bytes: int) -> int:
-    return list_start(num_shards) + LIST_BYTES + capacity_bytes
+def _list_start(num_shards: int) -> int:
+    return -(-(LINE_BYTES + (1 + num_shards) * _LOCK_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
 
 
-def lay_out_region(region: Region, num_shards: int, rule: str) -> None:
-    """Make an empty store in zeroed memory."""
-    words = region.words
-    words[_SHARDS] = num_shards
-    words[_TAKEN] = list_start(num_shards) + LIST_BYTES
-    prepare_lock(region, _LOCK)
-    for shard in range(num_shards):
-        prepare_lock(region, shard_lock(shard))
-    words[_FORMAT] = _MAGIC
-    Directory(region, patience_s=1.0).set_rule(rule, [])
+@dataclasses.dataclass
+class Lock(abc.ABC):
+    """Held by one thread of one process, in a ``with``; free again when its holder ends.
+
+    Args:
+        offset: in bytes, a multiple of 64, where ``_prepare_lock`` has made it.
+        name: says in messages what it guards.
+        hold: shared by the locks of one store in this process.
+    """
+
+    region: Region
+    offset: int
+    name: str
+    patience_s: float
+    hold: ThreadHold
+
+    def __enter__(self) -> None:
+        """Wait for it.
+
+        Raises:
+            LinkError: somebody has held it for ``patience_s``: it is stopped or hangs.
+            ConfigError: this thread holds one already.
+        """
+        refuse_updaters(self.hold)
+        words, owner = self.region.words, (self.offset + _MUTEX_BYTES) // WORD_BYTES
+        left_s, end = 0.0, time.monotonic() + self.patience_s
+        while not self._take(left_s):
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise LinkError(
+                    f"{self.name} of the store has been held by process {words[owner]} for "
+                    f"{self.patience_s:g} s: it is stopped or hangs in an updater; when it ends, "
+                    "the others go on by themselves"
+                )
+        words[owner] = os.getpid()
+        self.hold.is_held = True  # last: Ctrl-C before it leaves a lock that the next call takes
+
+    def __exit__(self, *error: object) -> None:
+        self.hold.is_held = False
+        self._release()
+
+    @abc.abstractmethod
+    def _take(self, wait_s: float) -> bool:
+        """Take it if it is free, or becomes free within a part of ``wait_s``."""
+
+    @abc.abstractmethod
+    def _release(self) -> None: ...
 
 
-def shard_lock(shard: int) -> int:
-    """The offset of a shard's lock."""
-    return _SHARD_LOCKS + shard * LOCK_BYTES
+class MutexLock(Lock):
+    """A robust mutex in the region."""
+
+    def _take(self, wait_s: float) -> bool:
+        address = ctypes.c_void_p(self.region.address + self.offset)
+        if wait_s > 0:
+            until = time.time() + min(wait_s, _SLICE_S)
+            spec = _TimeSpec(int(until), int(until % 1 * 1e9))
+            answer = _c.pthread_mutex_timedlock(address, ctypes.byref(spec))
+        else:
+            answer = _c.pthread_mutex_trylock(address)
+        if answer in (errno.EBUSY, errno.ETIMEDOUT):
+            return False
+        if answer == errno.EOWNERDEAD:
+            _c.pthread_mutex_consistent(address)
+        elif answer not in (0, errno.EDEADLK):  # ours: Ctrl-C fell between taking and noting it
+            raise LinkError(f"{self.name} of the store cannot be locked: {os.strerror(answer)}")
+        return True
+
+    def _release(self) -> None:
+        _c.pthread_mutex_unlock(ctypes.c_void_p(self.region.address + self.offset))
 
 
-def list_start(num_shards: int) -> int:
-    return -(-shard_lock(num_shards) // _PAGE_BYTES) * _PAGE_BYTES
+class RecordLock(Lock):
+    """A record lock on bytes ``[offset, offset + 1)`` of the region's file.
+
+    Closing any descriptor of that file in this process opens it: one process attaches once.
+    """
+
+    _pid = 0
+    _here: threading.Lock
+
+    def _take(self, wait_s: float) -> bool:
+        if wait_s > 0:
+            time.sleep(_POLL_S)
+        if self._pid != os.getpid():  # a fork copies the state of a lock, but not its holder
+            self._here, self._pid = threading.Lock(), os.getpid()
+        if not self._here.acquire(blocking=False):
+            return False
+        try:
+            fcntl.lockf(self.region.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.offset)
+        except BlockingIOError:
+            self._here.release()
+            return False
+        return True
+
+    def _release(self) -> None:
+        fcntl.lockf(self.region.fd, fcntl.LOCK_UN, 1, self.offset)
+        self._here.release()
 
 
-def _state_row(area: StateArea) -> dict[str, Any]:
-    return {"key": area.key, "rule": area.rule, "offset": area.offset}
+def _prepare_lock(region: Region, offset: int) -> None:
+    """Make a free lock in zeroed memory, before it is shared."""
+    if not HAS_MUTEXES:
+        return
+    attributes = ctypes.create_string_buffer(64)
+    _c.pthread_mutexattr_init(attributes)
+    _c.pthread_mutexattr_setpshared(attributes, _SHARED)
+    _c.pthread_mutexattr_setrobust(attributes, _ROBUST)
+    _c.pthread_mutexattr_settype(attributes, _ERRORCHECK)
+    answer = _c.pthread_mutex_init(ctypes.c_void_p(region.address + offset), attributes)
+    _c.pthread_mutexattr_destroy(attributes)
+    if answer:
+        raise LinkError(f"no lock can be made in shared memory: {os.strerror(answer)}")
 
 
-def _record(row: dict[str, Any]) -> Record:
-    dtype = getattr(torch, row["dtype"])
-    assert isinstance(dtype, torch.dtype)
-    return Record(
-        key=row["key"],
-        dtype=dtype,
-        shape=tuple(row["shape"]),
-        slices=tuple(
-            Slice(shard=shard, start=start, stop=stop) for shard, start, stop in row["slices"]
-        ),
-        control=row["control"],
-        values=row["values"],
-    )
+def refuse_updaters(hold: ThreadHold) -> None:
+    """Raise ConfigError where this thread holds a lock: an updater called."""
+    if hold.is_held:
+        raise ConfigError(
+            "an updater may change `stored`, but must not use the store that calls it"
+        )
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+_c = ctypes.CDLL(None)
+HAS_MUTEXES = sys.platform == "linux" and hasattr(_c, "pthread_mutexattr_setrobust")

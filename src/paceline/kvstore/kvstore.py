@@ -2,7 +2,7 @@
 
 The store is memory, and whoever pushes does the work, so nothing has to run beside its users and
 nothing is left when they end. This file is what a user holds, and checks what a user can get
-wrong; entry.py says how a push stays whole when its process dies. It must not know of training.
+wrong; entries.py says how a push stays whole when its process dies. It must not know of training.
 """
 
 import os
@@ -18,11 +18,10 @@ from ..errors import ConfigError
 from ..store.memory import SharedMemory
 from ..store.region import Region
 from ..system.limits import available_bytes
-from .checks import Values, check_key, check_like, check_tensor, each_once, pairs_of, total_of
-from .entries import Cells
-from .entry import Cell
-from .index import lay_out_region, region_bytes
-from .updaters import NAMED, Optimize, Rule, UpdateFunction, make_rule
+from . import updaters
+from .entries import Entries, StoredKey
+from .index import make_region
+from .updaters import Optimize, Rule, UpdateFunction, Values, make_rule
 
 _MOST_BYTES = 64 * 2**30
 """Of address space, where the machine does not say how much memory is free."""
@@ -32,9 +31,9 @@ class KVStore:
     """Tensors by key, in memory that several threads and processes share.
 
     A push applies the updater to the stored value and raises the key's version by one; a pull
-    copies one whole version. Values of 1 MiB and more are split over all shards, so that several
-    processes work on one key at once; smaller keys lie on one shard each. A process that dies in
-    the middle of a push has changed nothing and holds up nobody.
+    copies one whole version. Each key lies on one shard, the one that guards the fewest bytes when
+    it comes; pushes to keys of different shards run side by side, those to one shard in turn. A
+    process that dies in the middle of a push has changed nothing and holds up nobody.
 
     Pass the store to processes of ``multiprocessing`` (fork or spawn) as an argument. Others get
     ``store.fd``, by ``subprocess.Popen(pass_fds=[store.fd])`` or
@@ -42,9 +41,9 @@ class KVStore:
 
     Args:
         num_shards: locks that keys are spread over, >= 1.
-        capacity_bytes: the most memory it may take (a key takes up to three times its size, and
-            the same for an optimizer's state), >= 1; pages are taken when they are used. None:
-            half of what is free.
+        capacity_bytes: the most memory it may take (a key takes twice its size, and the same for
+            an optimizer's state), >= 1; pages are taken when they are used. None: half of what is
+            free.
         updater: "sum" (value += pushed), "assign", or a function (key, pushed, stored) that
             changes ``stored`` in place.
         patience_s: how long to wait for a process that holds a shard before LinkError, > 0.
@@ -61,9 +60,6 @@ class KVStore:
     Source: Mu Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
     2014, sections 3 and 4: push, pull and user-defined updates by key; here within one machine.
     """
-
-    _held: Cells | None
-    """None once it is closed."""
 
     def __init__(
         self,
@@ -82,17 +78,13 @@ class KVStore:
         if capacity_bytes is None:
             capacity_bytes = min(available_bytes() // 2, _MOST_BYTES)
         rule = make_rule(updater)
-        region = Region(SharedMemory.create(region_bytes(num_shards, capacity_bytes)))
-        lay_out_region(region, num_shards, rule.name)
-        self._open(region, rule, patience_s)
+        region = make_region(num_shards, capacity_bytes, rule.name)
+        self._held: Entries | None = Entries(region, rule, patience_s)
+        """None once it is closed."""
 
     @classmethod
     def attach(
-        cls,
-        fd: int,
-        *,
-        updater: str | UpdateFunction | None = None,
-        patience_s: float = 60.0,
+        cls, fd: int, *, updater: str | UpdateFunction | None = None, patience_s: float = 60.0
     ) -> Self:
         """The store behind another process's ``store.fd``, which stays open.
 
@@ -101,7 +93,7 @@ class KVStore:
                 ``set_optimizer`` there, call it with the same arguments here.
         """
         rule = make_rule(updater) if updater is not None else None
-        return cls._opened(Region.attach(os.dup(fd)), rule, patience_s)
+        return cls._opened(Entries(Region.attach(os.dup(fd)), rule, patience_s))
 
     # -- the interface of MXNet's KVStore ----------------------------------------------------------
 
@@ -116,12 +108,13 @@ class KVStore:
             ConfigError: a key is there already (nothing is added), or the store is full (of many
                 keys, those that had room are added).
         """
-        pairs = pairs_of(key, value)
+        pairs = updaters.pairs_of(key, value)
         for name, one in pairs:
-            check_key(name)
-            check_tensor(name, one)
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"a key must be a text that is not empty, got {name!r}")
+            updaters.check_tensor(name, one)
         with torch.no_grad():
-            self._cells.add(dict(pairs))
+            self._entries.add(dict(pairs))
 
     @overload
     def push(self, key: str, value: Values) -> int: ...
@@ -134,12 +127,14 @@ class KVStore:
 
         Returns the version that this push made. Nothing is pushed if anything is wrong.
         """
-        cells, versions = self._cells, {}
+        entries, pairs = self._entries, updaters.pairs_of(key, value)
         with torch.no_grad():
-            found = [(cells.find(name), one) for name, one in pairs_of(key, value)]
-            ready = [(cell, total_of(cell.record, one)) for cell, one in found]
-            for cell, pushed in ready:
-                versions[cell.record.key] = cells.push(cell, pushed)
+            found = [(entries.find(name), one) for name, one in pairs]
+            ready = [
+                (stored, updaters.total_of(stored.record.key, stored.blocks[0], one))
+                for stored, one in found
+            ]
+            versions = {stored.record.key: entries.push(stored, pushed) for stored, pushed in ready}
         return versions[key] if isinstance(key, str) else versions
 
     @overload
@@ -161,12 +156,12 @@ class KVStore:
         keys may be of different pushes. ``out`` may be a list of tensors: all get the same.
         """
         if isinstance(key, str):
-            return self._pull(self._cells.find(key), out)
+            return self._pull(self._entries.find(key), out)
         if out is not None:
             raise ConfigError("out goes with one key; for many: store.pull({key: out, ...})")
-        outs = dict(key) if isinstance(key, Mapping) else each_once(key)
-        cells = {name: self._cells.find(name) for name in outs}
-        return {name: self._pull(cells[name], outs[name]) for name in outs}
+        outs = dict(key) if isinstance(key, Mapping) else updaters.each_once(key)
+        found = {name: self._entries.find(name) for name in outs}
+        return {name: self._pull(found[name], outs[name]) for name in outs}
 
     def set_optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> None:
         """Treat what is pushed as gradients: ``set_optimizer(torch.optim.SGD, lr=0.1)``.
@@ -180,18 +175,18 @@ class KVStore:
                 f"set_optimizer wants the class and its settings, not a finished {name}: "
                 f"set_optimizer(torch.optim.{name}, lr=...)"
             )
-        self._cells.set_rule(Optimize(kind, options))
+        self._entries.set_rule(Optimize(kind, options))
 
     def set_updater(self, updater: str | UpdateFunction) -> None:
         """Change what a push does: "sum", "assign" or a function (key, pushed, stored)."""
-        self._cells.set_rule(make_rule(updater))
+        self._entries.set_rule(make_rule(updater))
 
     # -- what is in it -----------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
         """All keys, in the order in which they were added, by whomever."""
-        self._cells.directory.refresh()
-        return list(self._cells.directory.records)
+        self._entries.directory.refresh()
+        return list(self._entries.directory.records)
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys()
@@ -201,27 +196,27 @@ class KVStore:
 
     def version(self, key: str) -> int:
         """Pushes that the key has had."""
-        return self._cells.find(key).version
+        return self._entries.find(key).version
 
     @property
     def num_shards(self) -> int:
-        return self._cells.directory.num_shards
+        return len(self._entries.directory.shards)
 
     def shard_bytes(self) -> list[int]:
         """Per shard: bytes of the values that it guards."""
-        self._cells.directory.refresh()
-        return self._cells.directory.loads_bytes()
+        self._entries.directory.refresh()
+        return self._entries.directory.loads_bytes()
 
     def used_bytes(self) -> int:
         """Memory that the store really takes, all told."""
-        return self._cells.region.used_bytes()
+        return self._entries.region.used_bytes()
 
     # -- its life ----------------------------------------------------------------------------------
 
     @property
     def fd(self) -> int:
         """The descriptor of the memory, to be handed to other processes."""
-        return self._cells.region.fd
+        return self._entries.region.fd
 
     def close(self) -> None:
         """Let go of it; the memory is freed when the last process has."""
@@ -241,45 +236,37 @@ class KVStore:
         return f"KVStore(num_shards={self.num_shards}, {len(self)} keys)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        cells = self._cells
-        return _unpickled, (type(self), DupFd(cells.region.fd), cells.rule, self._patience_s)
+        entries = self._entries
+        return _unpickled, (type(self), DupFd(self.fd), entries.rule, entries.patience_s)
 
     @classmethod
-    def _opened(cls, region: Region, rule: Rule | None, patience_s: float) -> Self:
+    def _opened(cls, entries: Entries) -> Self:
         store = cls.__new__(cls)
-        store._open(region, rule, patience_s)
+        store._held = entries
         return store
 
-    def _open(self, region: Region, rule: Rule | None, patience_s: float) -> None:
-        cells = Cells(region, rule, patience_s)
-        if rule is None and cells.directory.rule in NAMED:
-            cells.rule = make_rule(cells.directory.rule)
-        self._held = cells
-        self._patience_s = patience_s
-
     @property
-    def _cells(self) -> Cells:
+    def _entries(self) -> Entries:
         if self._held is None:
             raise ConfigError("the store is closed")
         return self._held
 
-    def _pull(self, cell: Cell, out: Values | None) -> Values:
-        record = cell.record
+    def _pull(self, stored: StoredKey, out: Values | None) -> Values:
         if out is None:
-            out = torch.empty(record.shape, dtype=record.dtype)
+            out = torch.empty_like(stored.blocks[0])
         outs = [out] if isinstance(out, Tensor) else list(out)
         for one in outs:
-            check_like(record, one, "out")
+            updaters.check_like(stored.record.key, stored.blocks[0], one, "out")
 
         def copy(block: Tensor) -> None:
             for one in outs:
                 one.copy_(block)
 
         with torch.no_grad():
-            cell.read(copy)
+            stored.read(copy)
         return out
 
 
 def _unpickled(kind: type[KVStore], fd: Any, rule: Rule | None, patience_s: float) -> KVStore:
     """The store in another process; ``fd`` is a descriptor on its way there."""
-    return kind._opened(Region(SharedMemory(fd.detach())), rule, patience_s)
+    return kind._opened(Entries(Region(SharedMemory(fd.detach())), rule, patience_s))

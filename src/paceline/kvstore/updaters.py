@@ -1,16 +1,20 @@
-"""What a push does to the value that is stored: sum, assign, a function, an optimizer.
+"""What is pushed, checked, and what it does to the value: sum, assign, a function, an optimizer.
 
-A rule reads the old value and writes the new one beside it, so the rules of one line of arithmetic
-take one pass over the data and the others one copy more. What an optimizer remembers lies in
-shared memory, too, and is read and written in the same way. This module must not know about locks,
-versions or where the memory comes from.
+    value of the user -> checked -> total on the CPU -> rule: old value + pushed -> new value
+
+A wrong shape would otherwise be broadcast and a wrong dtype converted, without a word. A rule reads
+the old value and writes the new one beside it, so the rules of one line of arithmetic take one pass
+over the data and the others one copy more. What an optimizer remembers lies in shared memory, too,
+and is read and written in the same way. This module must not know about locks, versions or where
+the memory comes from.
 """
 
 import abc
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,47 +22,115 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError, unknown
 from ..store.layout import StateEntry, lay_out
-from ..store.optimizer_copy import EXISTS, StateRow, is_elementwise, state_rows
+from ..store.optimizer_copy import EXISTS, state_rows
 
+Values: TypeAlias = Tensor | Sequence[Tensor]
+"""One tensor, or one of each device."""
 UpdateFunction: TypeAlias = Callable[[str, Tensor, Tensor], object]
 """``(key, pushed, stored)``: changes ``stored`` in place."""
 
+_V = TypeVar("_V")
 
-@dataclass(frozen=True, slots=True)
-class RuleState:
-    """What a rule remembers about one slice: bytes to read, bytes to write, and what lies where."""
 
-    entries: tuple[StateEntry, ...]
-    old: Tensor
-    new: Tensor
+def pairs_of(key: str | Mapping[str, _V], value: _V | None) -> list[tuple[str, _V]]:
+    """``(key, value)`` of a call with one key and its value, or with a dict."""
+    if isinstance(key, Mapping):
+        if value is not None:
+            raise ConfigError("a dict of keys brings its own values: leave the second argument out")
+        return list(key.items())
+    if value is None:
+        raise ConfigError(
+            f"key {key!r} came without a value; many keys go as a dict {{key: value}}"
+        )
+    return [(key, value)]
+
+
+def each_once(keys: Iterable[str]) -> dict[str, None]:
+    """The keys of a list, refused if one stands there twice."""
+    names = list(keys)
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ConfigError(f"key {name!r} is given twice; leave one out")
+    return dict.fromkeys(names)
+
+
+def check_tensor(key: str, value: object, what: str = "value") -> None:
+    """A dense tensor with memory."""
+    if not isinstance(value, Tensor):
+        hint = "; torch.as_tensor(it) makes one" if hasattr(value, "__array__") else ""
+        raise ConfigError(f"{what} of key {key!r} must be a tensor, got {_kind(value)}{hint}")
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise ConfigError(
+            f"{what} of key {key!r} must be a dense tensor with memory, got {value.layout} on "
+            f"{value.device}; for a sparse one push value.to_dense()"
+        )
+
+
+def check_like(key: str, stored: Tensor, value: object, what: str = "value") -> None:
+    """A tensor of the key's own shape and dtype."""
+    check_tensor(key, value, what)
+    assert isinstance(value, Tensor)
+    if value.shape != stored.shape:
+        raise ConfigError(
+            f"{what} of key {key!r} must have shape {tuple(stored.shape)}, got "
+            f"{tuple(value.shape)}; nothing is broadcast"
+        )
+    if value.dtype != stored.dtype:
+        raise ConfigError(
+            f"{what} of key {key!r} must be {stored.dtype}, got {value.dtype}; "
+            f"value.to({stored.dtype}) converts it"
+        )
+
+
+def total_of(key: str, stored: Tensor, value: Values) -> Tensor:
+    """What is pushed, as one dense tensor on the CPU: the sum where it is a list."""
+    if isinstance(value, Tensor):
+        check_like(key, stored, value)
+        return _dense(value)
+    if not isinstance(value, list | tuple) or not value:
+        raise ConfigError(
+            f"value of key {key!r} must be a tensor or a list of at least one, got {_kind(value)}"
+        )
+    for one in value:
+        check_like(key, stored, one, "each value")
+    return functools.reduce(torch.add, map(_dense, value))
+
+
+def _dense(value: Tensor) -> Tensor:
+    return value.detach().to("cpu").contiguous()
+
+
+def _kind(value: object) -> str:
+    return (
+        "an empty list" if isinstance(value, list | tuple) and not value else type(value).__name__
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One slice of one push, or a whole one. ``pushed``, ``old`` and ``new`` have one shape."""
+    """One push. ``pushed``, ``old`` and ``new`` have one shape."""
 
     key: str
-    start: int
-    """The first element of the slice."""
     pushed: Tensor
     old: Tensor
     new: Tensor
-    state: RuleState | None
+    entries: tuple[StateEntry, ...]
+    """What the rule remembers about the key, and where it lies in the bytes of its states."""
+    old_state: Tensor
+    new_state: Tensor
 
 
 class Rule(abc.ABC):
     """How a pushed value becomes part of the stored one. ``name`` is the same in all processes."""
 
     name: str
-    is_whole: bool = False
-    """Whether it must see whole tensors: otherwise it is given flat slices."""
 
     @abc.abstractmethod
     def write(self, change: Change) -> None:
         """Write ``change.new``; ``change.old`` may be read by others meanwhile."""
 
     def entries(self, like: Tensor) -> tuple[StateEntry, ...]:
-        """What is kept for a slice like this one; offsets count from 0."""
+        """What is kept for a key like this one; offsets count from 0."""
         return ()
 
     def check(self, like: Tensor) -> None:  # noqa: B027  most rules take everything
@@ -82,8 +154,6 @@ class Assign(Rule):
 class Function(Rule):
     """The user's own ``updater(key, pushed, stored)``."""
 
-    is_whole = True
-
     def __init__(self, function: UpdateFunction) -> None:
         self._function = function
         inner = getattr(function, "__qualname__", type(function).__qualname__)
@@ -104,10 +174,11 @@ class Optimize(Rule):
     def __init__(self, kind: Callable[..., Optimizer], options: Mapping[str, Any]) -> None:
         self._kind = kind
         self._options = dict(options)
-        self.name = f"{getattr(kind, '__qualname__', kind)}({_listed(options)})"
-        self.is_whole = not is_elementwise(self._build(torch.zeros(1)))
-        # One for each slice: the lock of the slice is also the lock of its optimizer.
-        self._optimizers: dict[tuple[str, int], Optimizer] = {}
+        listed = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
+        self.name = f"{getattr(kind, '__qualname__', kind)}({listed})"
+        self._build(torch.zeros(1))  # refused here, where it is named, and not at the first push
+        # One for each key: the lock of the key is also the lock of its optimizer.
+        self._optimizers: dict[str, Optimizer] = {}
 
     def check(self, like: Tensor) -> None:
         if not like.dtype.is_floating_point and not like.dtype.is_complex:
@@ -118,26 +189,22 @@ class Optimize(Rule):
 
     def entries(self, like: Tensor) -> tuple[StateEntry, ...]:
         parameter = nn.Parameter(torch.empty_like(like), requires_grad=False)
-        rows: list[StateRow] = state_rows(self._build(parameter), [parameter])
-        return lay_out([], [], rows).entries
+        return lay_out([], [], state_rows(self._build(parameter), [parameter])).entries
 
     def write(self, change: Change) -> None:
-        state = change.state
-        assert state is not None
         change.new.copy_(change.old)
-        state.new.copy_(state.old)
-        optimizer = self._optimizers.get((change.key, change.start))
+        change.new_state.copy_(change.old_state)
         parameter = nn.Parameter(change.new, requires_grad=False)
-        if optimizer is None:
-            optimizer = self._build(parameter)
-            self._optimizers[change.key, change.start] = optimizer
+        if change.key not in self._optimizers:
+            self._optimizers[change.key] = self._build(parameter)
+        optimizer = self._optimizers[change.key]
         optimizer.param_groups[0]["params"] = [parameter]
         optimizer.state.clear()
-        if known := _read(state):
+        if known := _read(change):
             optimizer.state[parameter] = known
         parameter.grad = change.pushed
         optimizer.step()
-        _write(state, optimizer.state.get(parameter, {}))
+        _write(change, optimizer.state.get(parameter, {}))
         parameter.grad = None
 
     def _build(self, parameter: Tensor) -> Optimizer:
@@ -174,11 +241,11 @@ def make_rule(updater: "str | UpdateFunction") -> Rule:
     return Function(updater)
 
 
-def _read(kept: RuleState) -> dict[str, Any]:
+def _read(change: Change) -> dict[str, Any]:
     """The optimizer's state of one parameter: views into the memory to be written."""
     state: dict[str, Any] = {}
-    for entry in kept.entries:
-        view = entry.place.view(kept.new)
+    for entry in change.entries:
+        view = entry.place.view(change.new_state)
         if entry.key == EXISTS:
             if not view.item():
                 return {}
@@ -190,9 +257,9 @@ def _read(kept: RuleState) -> dict[str, Any]:
     return state
 
 
-def _write(kept: RuleState, state: Mapping[str, Any]) -> None:
-    for entry in kept.entries:
-        view = entry.place.view(kept.new)
+def _write(change: Change, state: Mapping[str, Any]) -> None:
+    for entry in change.entries:
+        view = entry.place.view(change.new_state)
         if entry.key == EXISTS:
             view.fill_(1 if state else 0)
         elif entry.key not in state:
@@ -201,7 +268,3 @@ def _write(kept: RuleState, state: Mapping[str, Any]) -> None:
             view.fill_(float(state[entry.key]))
         elif state[entry.key].data_ptr() != view.data_ptr():
             view.copy_(state[entry.key])
-
-
-def _listed(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
