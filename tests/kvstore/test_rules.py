@@ -108,6 +108,21 @@ def test_pushes_step_as_the_optimizer_alone_does(
             assert torch.equal(store.pull(key), parameter.detach())
 
 
+def test_an_optimizer_that_comes_back_remembers_nothing(store: KVStore) -> None:
+    """What it remembered belongs to versions from before the other updater's."""
+    store.init("w", torch.zeros(2))
+    store.set_optimizer(torch.optim.SGD, lr=0.1, momentum=0.5)
+    for _ in range(2):
+        store.push("w", torch.ones(2))
+    store.set_updater("sum")
+    for _ in range(3):
+        store.push("w", torch.ones(2))
+    store.set_optimizer(torch.optim.SGD, lr=0.1, momentum=0.5)
+    before = store.pull("w")
+    store.push("w", torch.ones(2))
+    assert torch.allclose(store.pull("w"), before - 0.1)
+
+
 def test_the_optimizers_state_is_shared_between_processes() -> None:
     gradients = [[0.5, -1.0], [0.25, 2.0], [1.0, 1.0]]
     parameter = torch.nn.Parameter(torch.zeros(LARGE * 2))

@@ -1,6 +1,6 @@
 """All keys of one store, as one process sees them: found, added, pushed to by the store's rule.
 
-    words        | published version | newest begun |
+    words        | published version | newest begun | whose state: of block 0, of block 1 |
     block 0      | v8                     published: pulls copy it
     block 1      | v9 . . . . .           a push reads v8 and writes here, the shard being held
 
@@ -26,7 +26,7 @@ from ..store.region import Region
 from .index import Directory, Lock, Record, refuse_updaters
 from .updaters import NAMED, Change, Rule, make_rule
 
-_PUBLISHED, _BEGUN = range(2)
+_PUBLISHED, _BEGUN, _STATES = range(3)
 _TRIES = 4
 """Copies that a pull may lose to pushes before it asks them to wait."""
 
@@ -84,12 +84,15 @@ class StoredKey:
             version = self.version + 1
             old, new = ~version & 1, version & 1
             words[at + _BEGUN] = version
+            if words[at + _STATES + old] != state.offset:
+                state.blocks[old].zero_()  # another rule made this version: nothing is remembered
             rule.write(
                 Change(
                     self.record.key, pushed, self.blocks[old], self.blocks[new],
                     state.entries, state.blocks[old], state.blocks[new],
                 )
             )  # fmt: skip
+            words[at + _STATES + new] = state.offset
             words[at + _PUBLISHED] = version
         return version
 
