@@ -33,7 +33,7 @@ from paceline.data.arrays import ArrayDataset, collate_batch
 from paceline.events import Cancel, Grant
 from paceline.program import ScriptProgram
 from paceline.trace.records import Ordered, Record, SupersededRecord
-from paceline.workloads.resnet18 import build
+from paceline.workloads.resnets import build_resnet18
 from runs import run
 from table import machine, write_table
 
@@ -72,7 +72,7 @@ def be_worker(folder: Path, pause_s: float) -> None:
     # The images need no gradient, so the first layer's backward ends when it begins: as it is.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     pace = paceline.connect()
-    model = build("default")
+    model = build_resnet18("default")
     times = LayerTimes(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = ArrayDataset(
@@ -99,7 +99,7 @@ def be_worker(folder: Path, pause_s: float) -> None:
 def one_pass_s() -> float:
     """Seconds of a forward and backward with one thread; the pauses are drawn up to it."""
     torch.set_num_threads(1)
-    model, inputs = build("default"), torch.rand(BATCH, 1, 28, 28)
+    model, inputs = build_resnet18("default"), torch.rand(BATCH, 1, 28, 28)
     seconds = []
     for _ in range(3):
         start = time.perf_counter()

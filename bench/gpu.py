@@ -36,7 +36,7 @@ from paceline.report.summary import Summary
 from paceline.script.worker import Pace
 from paceline.trace import FILE_NAME, read_trace
 from paceline.trace.records import SupersededRecord
-from paceline.workloads.lenet import build
+from paceline.workloads.images import build_lenet
 
 Row = list[str]
 BATCH, STEPS, PAIRS = 256, 100, 15
@@ -103,7 +103,7 @@ def loops(device: torch.device) -> tuple[Callable[[], None], Callable[[], None]]
 
     def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[object]]:
         torch.manual_seed(0)
-        model = build("default").to(device)
+        model = build_lenet("default").to(device)
         return (
             model,
             torch.optim.SGD(model.parameters(), lr=0.01),

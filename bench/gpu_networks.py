@@ -28,7 +28,7 @@ from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, collate_batch
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
-from paceline.workloads import resnet18, resnet50, transformer
+from paceline.workloads import resnets, transformer
 
 Row = list[str]
 Step = Callable[[], Tensor]
@@ -78,9 +78,10 @@ def networks(is_small: bool) -> list[Network]:
     shape = {"width": 64, "num_heads": 2, "depth": 2} if is_small else {
         "width": 768, "num_heads": 12, "depth": 12}  # fmt: skip
     return [
-        Network(name="ResNet-18", make=lambda: resnet18.build("default", 10, 3), data=images,
-                batch=4 if is_small else 64, unit="images", units_a_sample=1, has_planes=True),
-        Network(name="ResNet-50", make=lambda: resnet50.build(10, 3), data=images,
+        Network(name="ResNet-18", make=lambda: resnets.build_resnet18("default", 10, 3),
+                data=images, batch=4 if is_small else 64, unit="images", units_a_sample=1,
+                has_planes=True),
+        Network(name="ResNet-50", make=lambda: resnets.build_resnet50(10, 3), data=images,
                 batch=4 if is_small else 128, unit="images", units_a_sample=1, has_planes=True),
         Network(name="transformer, 124 M",
                 make=lambda: transformer.Transformer(num_tokens=num_tokens, window=window, **shape),

@@ -26,7 +26,7 @@ from paceline.context import Context
 from paceline.data.arrays import ArrayDataset, collate_batch
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
-from paceline.workloads.lenet import build
+from paceline.workloads.images import build_lenet
 from table import interval, machine, spread, write_table
 
 BATCH, STEPS, ROUNDS_A_BUILD = 256, 2, 40
@@ -43,7 +43,7 @@ def make_data(num_samples: int) -> ArrayDataset:
 
 def make_parts(data: ArrayDataset) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[object]]:
     torch.manual_seed(0)
-    model = build("default")
+    model = build_lenet("default")
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     loader: DataLoader[object] = DataLoader(
         data, batch_size=BATCH, shuffle=True, collate_fn=collate_batch

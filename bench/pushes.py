@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data.arrays import ArrayDataset, collate_batch
 from paceline.program import ScriptProgram
-from paceline.workloads.lenet import build
+from paceline.workloads.images import build_lenet
 from runs import num_pushes, run, update_times_s
 from table import machine, spread, write_table
 
@@ -43,7 +43,7 @@ WANTED_PER_S, WANTED_SHARE = 8_000, 0.4
 def be_worker() -> None:
     """One worker: the loop of the README without forward and backward."""
     pace = paceline.connect()
-    model = build("default")
+    model = build_lenet("default")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     data = ArrayDataset(
         torch.zeros(1, 1).expand(NUM_SAMPLES, 1), torch.zeros(1).expand(NUM_SAMPLES)
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     note = machine()
-    size = 4 * sum(one.numel() for one in build("default").parameters())
+    size = 4 * sum(one.numel() for one in build_lenet("default").parameters())
     pushes, copies, shares = [], [], []
     for _ in range(1 if options.quick else options.runs):
         copies.append(copy_bytes_per_s(size, 0.5 if options.quick else 3.0))

@@ -6,8 +6,8 @@ from torch import nn
 
 from paceline.data.choice import Choice
 from paceline.errors import ConfigError
-from paceline.workloads import alexnet, load_task, resnet50, transformer
-from paceline.workloads.resnet18 import Residual, build
+from paceline.workloads import images, load_task, resnets, transformer
+from paceline.workloads.resnets import Residual
 
 
 def on_fashion(name: str) -> Choice:
@@ -37,7 +37,7 @@ def test_sizes_and_settings_are_the_chapters(
 
 def test_resnet50_has_the_papers_size_but_for_its_classes_and_colours() -> None:
     """25,557,032 with 1,000 classes and three colours, as published."""
-    assert sum(one.numel() for one in resnet50.build(1000, 3).parameters()) == 25_557_032
+    assert sum(one.numel() for one in resnets.build_resnet50(1000, 3).parameters()) == 25_557_032
     task = load_task("resnet50", 1, None, on_fashion)
     optimizer = task.optimizer(task.model().parameters(), task.learning_rate)
     assert isinstance(optimizer, torch.optim.Adam)
@@ -47,8 +47,8 @@ def test_resnet50_has_the_papers_size_but_for_its_classes_and_colours() -> None:
 def test_alexnet_has_the_published_size_but_for_its_classes_and_colours() -> None:
     """61,100,840 with 1,000 classes and three colours."""
     with torch.device("meta"):
-        assert sum(one.numel() for one in alexnet.build(1000, 3).parameters()) == 61_100_840
-    assert sum(one.numel() for one in alexnet.build().parameters()) == 57_029_322
+        assert sum(one.numel() for one in images.build_alexnet(1000, 3).parameters()) == 61_100_840
+    assert sum(one.numel() for one in images.build_alexnet().parameters()) == 57_029_322
 
 
 def test_the_transformer_guesses_from_what_came_before_alone() -> None:
@@ -110,7 +110,7 @@ def test_resnet18_scales_batch_and_learning_rate_with_the_workers(
 
 def test_resnet18_keeps_all_pixels_in_its_first_stage_and_halves_thrice() -> None:
     sides: list[int] = []
-    model = build().eval()
+    model = resnets.build_resnet18().eval()
     for layer in model.modules():
         if isinstance(layer, Residual):
             layer.register_forward_hook(lambda _, __, output: sides.append(output.shape[-1]))

@@ -1,9 +1,13 @@
 """The table of tasks, and the way from a name on the command line to a task.
 
-A built-in task by its name, a file each beside what those on images share (images.py), or the
-user's own by ``package.module:attribute``. It must not know how a task is run. It imports no
-torch before a task is made: a launcher checks a name, and fetches the data that it wants, before
-any worker starts.
+    base         what a task is: model, data, loss, metrics and the numbers of a run
+    images       softmax, mlp, lenet, alexnet; what all tasks on images share
+    resnets      resnet18, resnet50
+    transformer, quadratic
+
+A built-in task is named by its name, the user's own by ``package.module:attribute``. It must not
+know how a task is run. It imports no torch before a task is made: a launcher checks a name, and
+fetches the data that it wants, before any worker starts.
 """
 
 import importlib
@@ -25,14 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEntry:
-    """One line of the table: the task NAME is made by the function NAME in ``NAME.py``."""
+    """One line of the table: the task NAME is made by the function NAME in ``MODULE.py``."""
 
     name: str
+    module: str
     data_set: str | None
 
     def factory(self) -> "Callable[[int, str | None, Chooser], Task]":
         """The function; importing it imports torch."""
-        module = importlib.import_module(f".{self.name}", __package__)
+        module = importlib.import_module(f".{self.module}", __package__)
         made: Callable[[int, str | None, Chooser], Task] = getattr(module, self.name)
         return made
 
@@ -40,14 +45,14 @@ class TaskEntry:
 TASKS: dict[str, TaskEntry] = {
     entry.name: entry
     for entry in (
-        TaskEntry(name="softmax", data_set="fashion-mnist"),
-        TaskEntry(name="mlp", data_set="fashion-mnist"),
-        TaskEntry(name="lenet", data_set="fashion-mnist"),
-        TaskEntry(name="alexnet", data_set="fashion-mnist"),
-        TaskEntry(name="resnet18", data_set="fashion-mnist"),
-        TaskEntry(name="resnet50", data_set="fashion-mnist"),
-        TaskEntry(name="transformer", data_set=None),
-        TaskEntry(name="quadratic", data_set=None),
+        TaskEntry(name="softmax", module="images", data_set="fashion-mnist"),
+        TaskEntry(name="mlp", module="images", data_set="fashion-mnist"),
+        TaskEntry(name="lenet", module="images", data_set="fashion-mnist"),
+        TaskEntry(name="alexnet", module="images", data_set="fashion-mnist"),
+        TaskEntry(name="resnet18", module="resnets", data_set="fashion-mnist"),
+        TaskEntry(name="resnet50", module="resnets", data_set="fashion-mnist"),
+        TaskEntry(name="transformer", module="transformer", data_set=None),
+        TaskEntry(name="quadratic", module="quadratic", data_set=None),
     )
 }
 

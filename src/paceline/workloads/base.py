@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..data.arrays import Splits
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown
 
 __all__ = ["Metrics", "Splits", "Task", "classification_metrics", "loss_metrics", "sgd"]
 
@@ -129,3 +129,16 @@ def init_normal(model: nn.Module, *, zero_biases: bool, std: float = 0.01) -> nn
             if zero_biases and module.bias is not None:
                 torch.nn.init.zeros_(module.bias)
     return model
+
+
+def chosen_init(task: str, init: str | None, known: tuple[str, ...]) -> str:
+    """``init`` if the task has it, its first one if none was asked for.
+
+    Raises:
+        ConfigError: the task has no such initialisation.
+    """
+    if init is None:
+        return known[0]
+    if init not in known:
+        raise unknown("initialisation", init, known, f"task {task}")
+    return init

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..data.arrays import ArrayDataset, Splits
 from ..data.choice import Chooser, choose_here
-from .base import Task, loss_metrics
-from .images import chosen_init
+from .base import Task, chosen_init, loss_metrics
 
 NUM_DIMS = 32
 NUM_SAMPLES = 4096

@@ -14,7 +14,6 @@ embedding tied to the output.
 
 import math
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,7 @@ from torch.optim import Optimizer
 from ..data.arrays import ArrayDataset
 from ..data.choice import Chooser, choose_here
 from ..errors import ConfigError
-from .base import Splits, Task
-from .images import chosen_init
+from .base import Splits, Task, chosen_init
 
 NUM_TOKENS = 256
 WINDOW = 128
@@ -138,7 +136,7 @@ def transformer(
     chosen_init("transformer", init, ("default",))
     return Task(
         name="transformer",
-        model=partial(build),
+        model=build,
         loss=loss_of,
         data=samples,
         learning_rate=1e-3,
