@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..exports import FORMATS
-from ..exports.base import Run
+from ..exports.formats import Run
 from ..exports.subject import find_subject
 from .waiting import synchronize
 from .where import peak_bytes, reset_peak
@@ -29,7 +29,7 @@ def _eager(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
 
 def _compiled(model: nn.Module, inputs: Sequence[Tensor], folder: Path) -> Run:
     if inputs[0].device.type == "cpu":
-        from ..exports.aoti import check_compiler
+        from ..exports.formats import check_compiler
 
         check_compiler()
     torch._dynamo.reset()
@@ -60,15 +60,6 @@ WAYS: Mapping[str, Way] = {
     "aoti": _by_file("aoti"),
 }
 """As ``--ways`` takes them; the first is what the others are compared with."""
-
-SUMMARIES: Mapping[str, str] = {
-    "eager": "as written, operation by operation",
-    "script": "TorchScript, compiled from the source",
-    "trace": "TorchScript, recorded from one run",
-    "compile": "torch.compile, default mode",
-    "export": "torch.export, its graph run by Python",
-    "aoti": "torch.export and AOTInductor, machine code",
-}
 
 
 SETTLING_CALLS = 5

@@ -1,20 +1,16 @@
 """The table of formats in which a model runs without the Python that made it.
 
-    base        what a format does: write a file, load it again
-    torchscript, exported, aoti, onnx      the members
-    subject     which model is meant, and which inputs
+    formats     what a format does (write a file, load it again), and the members
+    subject     which model is meant, and what goes in
+    reasons     why a model cannot be written: the construct and the line
     reduced     the same model in fewer bits: fp16, bf16, int8
-    proof       write, load, prove equal; reasons: why a model cannot be written
+    proof       write, prove equal, measure: the whole of an export
 
 It must not know runs.
 """
 
 from ..errors import unknown
-from .aoti import Aoti
-from .base import Format
-from .exported import Exported
-from .onnx import Onnx
-from .torchscript import Scripted, Traced
+from .formats import Aoti, Exported, Format, Onnx, Scripted, Traced
 
 FORMATS: dict[str, Format] = {
     form.name: form for form in (Scripted(), Traced(), Exported(), Aoti(), Onnx())

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from ..data.arrays import ArrayDataset, collate_batch
 from ..errors import ConfigError, PacelineError
-from .base import Format, Run
+from .formats import Format, Run
 from .reasons import reason
 from .reduced import Precision, reduced
 from .subject import Subject

@@ -3,10 +3,10 @@
     chapter-mlp          the MLP 512-256-128-2 of "Dive into Deep Learning", 13.1
     lenet, pkg.mod:task  a task: its model, and images of its test data as inputs
     runs/NAME            what a run trained; the task is the run's own
-    pkg.mod:function     with --input: a function that returns an nn.Module
+    pkg.mod:function     a function that returns an nn.Module, with inputs as they are written on a
+                         command line: --input 1,1,28,28 or 1,128:int64
 
-Inputs are written as ``1,1,28,28`` or ``1,128:int64``. It must not know what is done with the
-model.
+It must not know what is done with the model.
 """
 
 import importlib
@@ -26,6 +26,8 @@ from ..workloads import TASKS, load_task
 from ..workloads.base import Task
 from .reasons import reason
 
+CHAPTER = "chapter-mlp"
+
 _TYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -40,34 +42,6 @@ class InputShape(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-
-def parse_input(text: str) -> InputShape:
-    """One ``--input``: sizes with the batch first, and a type where it is not float32.
-
-    Raises:
-        ConfigError: it is none.
-
-    Example:
-        >>> parse_input("1,128:int64")
-        InputShape(shape=(128,), dtype=torch.int64)
-    """
-    sizes, _, kind = text.partition(":")
-    if kind and kind not in _TYPES:
-        raise unknown("type", kind, _TYPES, f"--input {text}")
-    try:
-        shape = tuple(int(size) for size in sizes.split(","))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise ConfigError(
-            f"--input {text!r} must be sizes >= 1 with the batch first, such as 1,1,28,28 or "
-            f"1,128:int64"
-        )
-    return InputShape(shape[1:], _TYPES[kind or "float32"])
-
-
-CHAPTER = "chapter-mlp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +78,9 @@ def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
     """
     torch.manual_seed(0)
     if spec == CHAPTER:
-        return _loaded(CHAPTER, chapter_mlp(), random_inputs([((512,), torch.float32)]), checkpoint)
+        return _loaded(
+            CHAPTER, chapter_mlp(), random_inputs([InputShape((512,), torch.float32)]), checkpoint
+        )
     folder = Path(spec)
     if spec not in TASKS and folder.is_dir():
         return find_subject(_task_of_run(folder), checkpoint or folder)
@@ -112,9 +88,7 @@ def find_subject(spec: str, checkpoint: Path | None = None) -> Subject:
     return _loaded(task.name, task.model(), _inputs_of(task), checkpoint, task)
 
 
-def own_subject(
-    spec: str, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], checkpoint: Path | None = None
-) -> Subject:
+def own_subject(spec: str, shapes: Sequence[InputShape], checkpoint: Path | None = None) -> Subject:
     """A model of the user's own.
 
     Args:
@@ -143,8 +117,33 @@ def own_subject(
     return _loaded(attribute, made, random_inputs(shapes), checkpoint)
 
 
+def parse_input(text: str) -> InputShape:
+    """One ``--input``: sizes with the batch first, and a type where it is not float32.
+
+    Raises:
+        ConfigError: it is none.
+
+    Example:
+        >>> parse_input("1,128:int64")
+        InputShape(shape=(128,), dtype=torch.int64)
+    """
+    sizes, _, kind = text.partition(":")
+    if kind and kind not in _TYPES:
+        raise unknown("type", kind, _TYPES, f"--input {text}")
+    try:
+        shape = tuple(int(size) for size in sizes.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ConfigError(
+            f"--input {text!r} must be sizes >= 1 with the batch first, such as 1,1,28,28 or "
+            f"1,128:int64"
+        )
+    return InputShape(shape[1:], _TYPES[kind or "float32"])
+
+
 def random_inputs(
-    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    shapes: Sequence[InputShape],
 ) -> Callable[[int], tuple[Tensor, ...]]:
     """Inputs from N(0, 1), or small whole numbers, the same for the same batch."""
 
