@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.config import resolve
 from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
-from paceline.replaying.replay import replay
+from paceline.replay import replay
 from paceline.report.live import QuietObserver
 from table import machine, write_table
 

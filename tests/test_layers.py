@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trainer",),
     ("engines",),
     ("run", "simulation"),
-    ("launch", "replaying", "exports"),
+    ("launch", "replay", "exports"),
     ("predict", "porting"),
     ("bench",),
     ("cli", "__init__", "__main__"),

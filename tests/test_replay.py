@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.events import Late
 from paceline.launch.launcher import launch_run
 from paceline.program import TaskProgram
-from paceline.replaying.replay import replay
+from paceline.replay import replay
 from paceline.report.live import QuietObserver
 from paceline.trace import FILE_NAME
 from paceline.trace.records import Handed, Resumed, Scaled

@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.checkpoints.resumption import Origin
-from paceline.config import RunSettings
-from paceline.errors import AllGone, WorkerError
-from paceline.launch.lives import Lives
-from paceline.system.files import OpenFolder
+from paceline.errors import WorkerError
 from paceline.trace.records import Resumed
 from reference import differ, plain_loop
 from runs import Run, assert_each_sample_once, run_script, train
@@ -116,18 +112,3 @@ def test_who_never_gets_further_is_given_up(
     with pytest.raises(WorkerError, match=r"ended so 3 times without getting beyond update \d+"):
         run_script(script, tmp_path, workers=2, respawn=True, checkpoint_every="1 epoch")
     assert capsys.readouterr().err.count("the run begins again") == 3
-
-
-def test_progress_wins_new_lives(tmp_path: Path) -> None:
-    """The rule by itself: a life that gets further than all before it counts anew."""
-    faults = ("kill worker 0 at update 3", "kill worker 0 at update 3", "kill worker 1 at 4s")
-    settings = RunSettings(workers=2, fault=faults, respawn=True)
-    lives = Lives(settings, Origin(about={}), OpenFolder.open(tmp_path))
-    lost = AllGone("worker 0 ended: killed by signal 9")
-    for version in (-1, -1, 4, 2, 3, 5, 5, 5):
-        said = lives.go_on(lost, version, ["kill worker 0 at update 3"])
-        assert said.endswith("the run begins again from the start")
-        assert lives.origin.note == said
-    assert lives.settings.fault == ("kill worker 1 at 4s",)
-    with pytest.raises(AllGone, match="3 times without getting beyond update 5"):
-        lives.go_on(lost, 5, [])

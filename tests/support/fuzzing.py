@@ -41,7 +41,7 @@ from paceline.launch import launcher
 from paceline.predict.profiles import read_profile
 from paceline.program import TaskProgram
 from paceline.protocols import parse
-from paceline.replaying.replay import replay
+from paceline.replay import replay
 from paceline.report.live import QuietObserver
 from paceline.report.summary import summarize
 from paceline.report.svg import draw_curve

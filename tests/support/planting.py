@@ -33,7 +33,7 @@ import torch
 from paceline.cli import app
 from paceline.engines import inline  # noqa: F401
 from paceline.errors import ConfigError
-from paceline.replaying.replay import replay as make_again  # noqa: F401
+from paceline.replay import replay as make_again  # noqa: F401
 from paceline.script import worker  # noqa: F401  before the fork, once for all
 from paceline.trace import read_trace
 

@@ -10,7 +10,7 @@ from cyclopts import App
 from .output import Json, say, show
 
 if TYPE_CHECKING:
-    from ..replaying.replay import Replayed
+    from ..replay import Replayed
 
 _EVERY_S = 2.0
 
@@ -43,7 +43,7 @@ def replay(
     save
         Put the model as it is then into this file (safetensors).
     """
-    from ..replaying.replay import replay as make_again
+    from ..replay import replay as make_again
 
     start_s = time.perf_counter()
     found = make_again(run, until=until, save=save, on_progress=_Progress().progress)

@@ -38,8 +38,7 @@ from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
 from ..system.streams import Tail
 from ..trace import FILE_NAME, Trace
 from ..workloads import find_task
-from .claim import WRITTEN, claim
-from .lives import Lives
+from .lives import WRITTEN, Lives, claim
 
 if TYPE_CHECKING:  # it knows torch, the launcher starts without
     from ..workloads.base import Task

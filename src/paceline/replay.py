@@ -1,14 +1,14 @@
 """A run recomputed from its folder, bit for bit: its task, its trace, the model it left.
 
-    trace header -> can it be? -> task, protocol and its staleness rule, ledger, craft
+    trace header -> task, protocol and its staleness rule, ledger, craft
     records      -> simulation/replay.py: decisions and gradients made again, the first difference
     at the end   -> the parameters beside those of the run's model.safetensors
 
 Equal to the last bit on the machine of the run, with its number of threads; other processors and
-other versions of torch add floats in other orders. A replay computes plainly, in one process, as
-many threads at a time as a worker had: what was otherwise, from the header on or from where the run
-was resumed, is refused by name before anything is computed. Nothing in the folder is executed: the
-task is found by its name. This module must not know terminals.
+other versions of torch add floats in other orders. Nothing in the folder is executed: the task is
+found by its name. A replay computes plainly, in one process, as many threads at a time as a worker
+had; what was computed otherwise, or the trace cannot tell, is refused by name before anything is
+computed. This module must not know terminals.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,87 +17,25 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints.state import load_tensors, save_model
-from ..core.coordinator import Coordinator
-from ..core.ledger import Ledger
-from ..errors import ConfigError
-from ..events import Apply
-from ..protocols import parse
-from ..simulation.peers import PeersCraft
-from ..simulation.replay import Difference, RecordedRun, pulled_versions
-from ..trace import FILE_NAME, contradiction, read_header, read_trace
-from ..trace.records import Header, Ordered, Record, Resumed, Scalar
-from ..workloads import load_task
+from .checkpoints.state import load_tensors, save_model
+from .core.coordinator import Coordinator
+from .core.ledger import Ledger
+from .errors import ConfigError
+from .events import Apply
+from .protocols import parse
+from .simulation.peers import PeersCraft
+from .simulation.replay import Difference, RecordedRun, pulled_versions
+from .trace import FILE_NAME, contradiction, read_header, read_trace
+from .trace.records import Header, Ordered, Record, Resumed, Scalar
+from .workloads import load_task
 
+_MODEL = "model.safetensors"
+_MOST_THREADS = 4096
 _ARE_KEPT = (
     "program", "source", "protocol", "workers", "threads", "lookahead", "dropped", "nonfinite",
     "learning_rates", "init",
 )  # fmt: skip
 """Fields of the header that must be the same after a resume."""
-
-
-def refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int | None) -> None:
-    """Raise ConfigError where the run cannot be made again up to version ``until``.
-
-    Args:
-        until: None: to its end. What came after it does not matter.
-    """
-    if reason := _reason(header):
-        raise ConfigError(f"{run_dir} cannot be replayed: {reason}")
-    for one in records:
-        if not isinstance(one, Resumed) or (until is not None and one.version >= until):
-            continue
-        if reason := _resumed_reason(header, one):
-            raise ConfigError(
-                f"{run_dir} cannot be replayed beyond version {one.version}, where it was resumed: "
-                f"{reason}; --until {one.version} shows it up to there"
-            )
-
-
-def _reason(header: Header) -> str:
-    """Why what this header describes cannot be made again; empty where it can."""
-    program, device = header.text("program"), header.text("device")
-    kind, _, name = program.partition(" ")
-    if "program" not in header.fields:
-        return "its trace does not name what ran; it is of an older version of Paceline"
-    if kind == "script":
-        return f"it ran the script {name}, whose loop the trace does not hold; run it again"
-    if not name:
-        return "its task was handed over from Python and has no name to find it by"
-    if header.text("path") == "collective":
-        return "its gradients were averaged by torch.distributed, in an order of its own"
-    if not device.startswith("cpu"):
-        return f"it ran on {device}, and only what a CPU computed comes out equal bit for bit"
-    if rounding := header.texts("rounding"):
-        return f"it ran with {' and '.join(rounding)}, which rounds otherwise than plain code does"
-    return ""
-
-
-def _resumed_reason(header: Header, resumed: Resumed) -> str:
-    """Why what followed a resume cannot be made again; empty where it can."""
-    changes = {"workers": resumed.workers, **resumed.changes}
-    now = Header(fields={**header.fields, **changes})
-    if reason := _reason(now):
-        return reason
-    for name in _ARE_KEPT:
-        was, is_now = header.fields.get(name), now.fields.get(name)
-        if was != is_now:
-            return f"it went on with {name.replace('_', ' ')} {_word(is_now)}, and had {_word(was)}"
-    if parse(now.text("protocol"), now.number("workers")).update_rule == "mean":
-        return (
-            f"it went on under {now.text('protocol')}, and the trace does not hold the state of "
-            "each worker's own optimizer"
-        )
-    return ""
-
-
-def _word(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
-
-
-_MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +72,6 @@ class Replayed:
         }
 
 
-_MOST_THREADS = 4096
-
-
 def replay(
     run_dir: Path,
     *,
@@ -157,7 +92,7 @@ def replay(
         raise ConfigError(f"--until is a version, >= 0, got {until}")
     path = run_dir / FILE_NAME
     header, records = read_header(path), read_trace(path)
-    refuse(run_dir, header, read_trace(path), until)
+    _refuse(run_dir, header, read_trace(path), until)
     threads = max(1, header.number("threads", 1))
     if threads > _MOST_THREADS:
         raise contradiction(f"a worker computed with {threads} threads")
@@ -247,3 +182,64 @@ def _is_equal(craft: PeersCraft, path: Path) -> bool | None:
     return saved.keys() == now.keys() and all(
         torch.equal(saved[name], value) for name, value in now.items()
     )
+
+
+def _refuse(run_dir: Path, header: Header, records: Iterable[Record], until: int | None) -> None:
+    """Raise ConfigError where the run cannot be made again up to version ``until``.
+
+    Args:
+        until: None: to its end. What came after it does not matter.
+    """
+    if reason := _reason(header):
+        raise ConfigError(f"{run_dir} cannot be replayed: {reason}")
+    for one in records:
+        if not isinstance(one, Resumed) or (until is not None and one.version >= until):
+            continue
+        if reason := _resumed_reason(header, one):
+            raise ConfigError(
+                f"{run_dir} cannot be replayed beyond version {one.version}, where it was resumed: "
+                f"{reason}; --until {one.version} shows it up to there"
+            )
+
+
+def _reason(header: Header) -> str:
+    """Why what this header describes cannot be made again; empty where it can."""
+    program, device = header.text("program"), header.text("device")
+    kind, _, name = program.partition(" ")
+    if "program" not in header.fields:
+        return "its trace does not name what ran; it is of an older version of Paceline"
+    if kind == "script":
+        return f"it ran the script {name}, whose loop the trace does not hold; run it again"
+    if not name:
+        return "its task was handed over from Python and has no name to find it by"
+    if header.text("path") == "collective":
+        return "its gradients were averaged by torch.distributed, in an order of its own"
+    if not device.startswith("cpu"):
+        return f"it ran on {device}, and only what a CPU computed comes out equal bit for bit"
+    if rounding := header.texts("rounding"):
+        return f"it ran with {' and '.join(rounding)}, which rounds otherwise than plain code does"
+    return ""
+
+
+def _resumed_reason(header: Header, resumed: Resumed) -> str:
+    """Why what followed a resume cannot be made again; empty where it can."""
+    changes = {"workers": resumed.workers, **resumed.changes}
+    now = Header(fields={**header.fields, **changes})
+    if reason := _reason(now):
+        return reason
+    for name in _ARE_KEPT:
+        was, is_now = header.fields.get(name), now.fields.get(name)
+        if was != is_now:
+            return f"it went on with {name.replace('_', ' ')} {_word(is_now)}, and had {_word(was)}"
+    if parse(now.text("protocol"), now.number("workers")).update_rule == "mean":
+        return (
+            f"it went on under {now.text('protocol')}, and the trace does not hold the state of "
+            "each worker's own optimizer"
+        )
+    return ""
+
+
+def _word(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
-from paceline.launch.claim import claim
+from paceline.launch.lives import claim
 from paceline.run_dir import make_folder
 from paceline.trace import FILE_NAME, Trace
 

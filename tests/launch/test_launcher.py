@@ -1,0 +1,47 @@
+"""What the launcher decides by itself: what is refused, and who has a new life."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.checkpoints.resumption import Origin
+from paceline.config import MOST_PROCESSES, RunSettings
+from paceline.errors import AllGone, ConfigError
+from paceline.launch.launcher import launch_run
+from paceline.launch.lives import Lives
+from paceline.program import TaskProgram
+from paceline.report.live import QuietObserver
+from paceline.system.files import OpenFolder
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workers": MOST_PROCESSES + 1}, "are more than one machine carries .*simulate"),
+        ({"workers": 2, "protocol": "k-sync:3"}, "k-sync:3"),
+        ({"fault": ("kill worker 7 at update 3",)}, "worker 7"),
+        ({"checkpoint_every": "often"}, "often"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_there_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        launch_run(TaskProgram(task="quadratic"), RunSettings(**settings), QuietObserver())  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_wins_new_lives(tmp_path: Path) -> None:
+    """The rule by itself: a life that gets further than all before it counts anew."""
+    faults = ("kill worker 0 at update 3", "kill worker 0 at update 3", "kill worker 1 at 4s")
+    settings = RunSettings(workers=2, fault=faults, respawn=True)
+    lives = Lives(settings, Origin(about={}), OpenFolder.open(tmp_path))
+    lost = AllGone("worker 0 ended: killed by signal 9")
+    for version in (-1, -1, 4, 2, 3, 5, 5, 5):
+        said = lives.go_on(lost, version, ["kill worker 0 at update 3"])
+        assert said.endswith("the run begins again from the start")
+        assert lives.origin.note == said
+    assert lives.settings.fault == ("kill worker 1 at 4s",)
+    with pytest.raises(AllGone, match="3 times without getting beyond update 5"):
+        lives.go_on(lost, 5, [])
