@@ -1,0 +1,72 @@
+"""A file is kept if it computes what the model computes; what went wrong is said in a line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.exports.formats import Format, Run
+from paceline.exports.proof import write_proved
+from paceline.exports.reasons import reason
+from paceline.exports.subject import InputShape, Subject, parse_input, random_inputs
+
+
+class Kept(Format):
+    """A format that keeps the model as Python, and answers with its output times ``factor``."""
+
+    name, suffix, summary = "kept", ".kept", ""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def write(
+        self, model: nn.Module, inputs: Sequence[Tensor], path: Path, *, is_batch_fixed: bool
+    ) -> None:
+        torch.save(model, path)
+
+    def load(self, path: Path) -> Run:
+        model = torch.load(path, weights_only=False)
+        return lambda *inputs: self.factor * model(*inputs)
+
+
+@pytest.fixture
+def subject() -> Subject:
+    inputs = random_inputs([parse_input("1,4")])
+    return Subject(name="linear", model=nn.Linear(4, 2).eval(), inputs=inputs)
+
+
+def test_a_file_that_computes_the_same_is_kept(subject: Subject, tmp_path: Path) -> None:
+    written = write_proved(subject, Kept(1.0), tmp_path / "model.kept")
+    assert [one.name for one in tmp_path.iterdir()] == ["model.kept"]
+    assert written.num_bytes == written.path.stat().st_size
+    assert written.differences == {1: 0.0, 7: 0.0}
+
+
+@pytest.mark.parametrize("factor", [1.5, float("nan")])
+def test_a_file_that_computes_something_else_is_not_kept(
+    subject: Subject, tmp_path: Path, factor: float
+) -> None:
+    with pytest.raises(ConfigError, match="output differs from the model's"):
+        write_proved(subject, Kept(factor), tmp_path / "model.kept")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "ValueError"),
+        ("too large", "ValueError: too large"),
+        ('from user code:\n File "/me/net.py", line 7\nno branch', "no branch (/me/net.py:7)"),
+        ("Constraints violated (batch)!\n - batch = 2. More", "the batch cannot vary: batch = 2"),
+        ("Unsupported\nExplanation: a loop", "Unsupported; a loop"),
+    ],
+)
+def test_a_reason_is_one_line_with_the_users_place(text: str, said: str) -> None:
+    assert reason(ValueError(text)).endswith(said)
+
+
+def test_an_input_is_sizes_without_the_batch_and_a_type() -> None:
+    assert parse_input("1,1,28,28") == InputShape((1, 28, 28), torch.float32)
