@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from paceline.bench.exporting import Export, Latency, Wanted, export
-from paceline.bench.lines import duration, quartiles, size
+from paceline.bench.samples import duration, quartiles, size
 from paceline.errors import ConfigError
 from paceline.exports import FORMATS
 from paceline.exports.subject import find_subject
@@ -31,10 +31,10 @@ HEADER = (
 
 
 def row(one: Export) -> list[str]:
-    differences = [f"{value:.1e}" for value in one.differences.values()]
+    differences = [f"{value:.1e}" for value in one.max_differences.values()]
     figures = (size(one.num_bytes), size(one.weights_bytes))
     latencies = [_latency(each) for each in one.latencies]
-    return [one.subject, one.form, *figures, *differences, *latencies]
+    return [one.subject, one.format, *figures, *differences, *latencies]
 
 
 def _latency(one: Latency) -> str:

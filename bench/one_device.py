@@ -12,12 +12,10 @@ import sys
 
 import torch
 
-from paceline.bench.asynchrony import measure_asynchrony, numpy_and_torch
-from paceline.bench.asynchrony_lines import render_asynchrony
-from paceline.bench.compiling import WaysQuestion, compare_ways
-from paceline.bench.compiling_lines import render_ways
-from paceline.bench.overlap import measure_overlap
-from paceline.bench.together import measure_parallel, render_together
+from paceline.bench.asynchrony import measure_asynchrony, numpy_and_torch, render_asynchrony
+from paceline.bench.compiling import WaysQuestion, compare_ways, render_ways
+from paceline.bench.overlap import measure_overlap, measure_parallel
+from paceline.bench.samples import render_together
 from table import RESULTS, machine
 
 CALLS = 10_000
@@ -44,7 +42,7 @@ def async_lines() -> list[str]:
         "",
         "bench overlap:",
         overlap.work,
-        *render_together(overlap.rows, "computing", "copying"),
+        *render_together(overlap.ways, "computing", "copying"),
         *overlap.notes,
         "",
         "bench parallel:",

@@ -7,9 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.bench.asynchrony import Asynchrony, measure_backend, numpy_and_torch
-from paceline.bench.asynchrony_lines import render_asynchrony
-from paceline.bench.backends import QueueBackend, make_backend
+from paceline.bench.asynchrony import (
+    Asynchrony,
+    make_backend,
+    measure_backend,
+    numpy_and_torch,
+    render_asynchrony,
+)
+from paceline.bench.queues import QueueBackend
 
 Say = Callable[[str], tuple[int, str, str]]
 CALL_S = 0.002

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.compiling import ROUNDS, WaysQuestion, compare_ways, gain_of
-from paceline.bench.compiling_lines import render_ways
-from paceline.bench.samples import Timing
+from paceline.bench.compiling import ROUNDS, WaysQuestion, compare_ways, render_ways
+from paceline.bench.samples import Timing, gain_of
 from paceline.errors import ConfigError
 
 Say = Callable[[str], tuple[int, str, str]]

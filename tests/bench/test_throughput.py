@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from paceline.bench import throughput
-from paceline.bench.throughput import Sweep, ThroughputRow, merged, sweep, to_json
-from paceline.bench.throughput_lines import crossings, draw_throughput, render_throughput
+from paceline.bench.throughput import (
+    Sweep,
+    ThroughputRow,
+    crossings,
+    draw_throughput,
+    merged,
+    render_throughput,
+    sweep,
+    to_json,
+)
 from paceline.errors import ConfigError
 
 Say = Callable[[str], tuple[int, str, str]]

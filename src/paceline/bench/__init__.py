@@ -1,15 +1,16 @@
 """The tools that measure one device: a clock that knows queues, and what is built on it.
 
-    clock         Benchmark: a span of time, with all queued work in it
-    waiting, where                 devices: what has work; which one is meant, what it held
-    workqueue, backends            a queue of operations, as an accelerator's stream is one
-    samples, together, apart       measured times, two pieces at once, an object in its own process
-    asynchrony, overlap            what queueing, and copying meanwhile, saves
-    compiling, contender           the same model through each compiler
-    throughput, stepping           images a second, up to where memory ends
-    batch_size, batch_choice, noise, to_accuracy   which batch fits, and what one is worth
-    exporting                      a file, proved and measured
-    lines, asynchrony_lines, compiling_lines, throughput_lines   what is printed
+    clock                  Benchmark: a span of time, with all queued work in it
+    samples                measured times: in turn, two things at once, as tables
+    device, apart          what is measured on: its memory, and an object in its own process
+    queues, asynchrony     queued operations as an accelerator's stream has them; what they save
+    overlap                what copying meanwhile saves, and a second place
+    ways, compiling        the same model through each compiler
+    batch_size, throughput           which batch fits; images a second, up to where memory ends
+    training, batch_choice           real training: gradient noise, and what a batch size is worth
+    exporting              a file, proved and measured
+
+Each measurement has its question, its figures and how they print in one file.
 
 Our own timing scripts lie in the top folder ``bench/``; these are the product's.
 """

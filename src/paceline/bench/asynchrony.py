@@ -6,28 +6,38 @@ et al., "Dive into Deep Learning", 13.2). Both are predicted from single calls a
 
 The n calls of both kinds are done in parts that take turns with the single calls, so that what
 else the machine does meets prediction and measurement alike; queued, each part has a t1 and a t3
-of its own. This module must not know how it is printed.
+of its own. This module must not know how operations are queued.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..errors import ConfigError
-from .backends import Backend, Spans, make_backend
-from .samples import Timing, take_turns
-from .waiting import synchronize
+from .clock import elapsed_s, synchronize
+from .queues import Backend, QueueBackend, Spans, StreamBackend, Work
+from .samples import Measured, Timing, duration, quartiles, table, take_turns
 
 _PARTS = 10
 _SINGLE_CALLS = 40
 """Taken apart before each part."""
+_LEAST_S = 150e-6
+"""What the operation takes at least: well longer than to queue it."""
+_CLOSE = 0.1
+"""How near to what was measured a prediction is on a quiet machine."""
+_SPANS = (
+    ("t1", "front end: until the back end begins"),
+    ("t2", "back end: the operation"),
+    ("t3", "return: until the front end knows"),
+    ("busy", "back end, while others wait behind it"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asynchrony:
+class Asynchrony(Measured):
     """What was found on one backend.
 
     Args:
@@ -56,14 +66,6 @@ class Asynchrony:
     queued_predicted_s: float
     depth: int
 
-    def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
-        return {
-            name: value.to_json() if isinstance(value, Timing) else value
-            for name in Asynchrony.__dataclass_fields__
-            for value in (getattr(self, name),)
-        }
-
 
 def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
     """On the device's own backend, or on a stated queue where it is a CPU.
@@ -83,6 +85,28 @@ def measure_asynchrony(device: torch.device, calls: int) -> Asynchrony:
         torch.set_num_threads(threads)
 
 
+def make_backend(device: torch.device) -> Backend:
+    """The backend of a device, with a product of matrices that takes well longer than to queue."""
+    size, work = _product(device, 1024 if device.type == "cuda" else 64)
+    operation = f"a product of two {size} x {size} matrices"
+    if device.type == "cuda":
+        return StreamBackend(work, f"{operation}, float32", device)
+    return QueueBackend(work, f"{operation}, one thread")
+
+
+def _product(device: torch.device, size: int) -> tuple[int, Work]:
+    """A product that takes at least `_LEAST_S`, its matrices' size found by trying."""
+    while True:
+        x, out = torch.randn(size, size, device=device), torch.empty(size, size, device=device)
+
+        def work(x: torch.Tensor = x, out: torch.Tensor = out) -> None:
+            torch.mm(x, x, out=out)
+
+        if min(elapsed_s(work) for _ in range(5)) >= _LEAST_S:
+            return size, work
+        size += max(16, size // 4)
+
+
 def measure_backend(backend: Backend, calls: int) -> Asynchrony:
     """t1, t2 and t3 of single calls, then ``calls`` of both kinds, in parts."""
     if calls < _PARTS:
@@ -95,12 +119,12 @@ def measure_backend(backend: Backend, calls: int) -> Asynchrony:
         backend.once()
     for size in sizes:
         spans += [backend.once() for _ in range(_SINGLE_CALLS)]
-        blocking_s += _blocking_s(backend, size)
+        blocking_s += _calls_s(backend, size, is_waited_for=True)
         busy_s.append(backend.busy_s(_SINGLE_CALLS))
-        queued_s += _queued_s(backend, size)
+        queued_s += _calls_s(backend, size, is_waited_for=False)
     t1, t2, t3 = (
-        Timing(name=name, samples_s=samples)
-        for name, samples in zip(("t1", "t2", "t3"), zip(*spans, strict=True), strict=True)
+        Timing(name=f"t{number}", samples_s=samples)
+        for number, samples in enumerate(zip(*spans, strict=True), start=1)
     )
     busy = Timing(name="t2, busy", samples_s=tuple(busy_s))
     return Asynchrony(
@@ -120,18 +144,13 @@ def measure_backend(backend: Backend, calls: int) -> Asynchrony:
     )
 
 
-def _blocking_s(backend: Backend, count: int) -> float:
+def _calls_s(backend: Backend, count: int, *, is_waited_for: bool) -> float:
+    """So many calls, each waited for or all of them at the end."""
     start_s = time.perf_counter()
     for _ in range(count):
         backend.issue()
-        backend.finish()
-    return time.perf_counter() - start_s
-
-
-def _queued_s(backend: Backend, count: int) -> float:
-    start_s = time.perf_counter()
-    for _ in range(count):
-        backend.issue()
+        if is_waited_for:
+            backend.finish()
     backend.finish()
     return time.perf_counter() - start_s
 
@@ -154,20 +173,81 @@ def numpy_and_torch(device: torch.device, num_rounds: int = 5) -> dict[str, Timi
             a = torch.randn(size=(1000, 1000), device=device)
             torch.mm(a, a)
 
-    def timed(work: Callable[[], None], is_waited_for: bool) -> float:
+    def until_queued_s() -> float:
         synchronize()
         start_s = time.perf_counter()
-        work()
-        if is_waited_for:
-            synchronize()
+        with_torch()
         return time.perf_counter() - start_s
 
     with_torch()
     return take_turns(
         {
-            "numpy": lambda: timed(with_numpy, True),
-            "torch": lambda: timed(with_torch, False),
-            "torch, synchronised": lambda: timed(with_torch, True),
+            "numpy": lambda: elapsed_s(with_numpy),
+            "torch": until_queued_s,
+            "torch, synchronised": lambda: elapsed_s(with_torch),
         },
         num_rounds,
     )
+
+
+def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
+    """t1, t2, t3; n calls of both kinds beside their prediction; the chapter's toy."""
+    parts = [
+        (name, duration(timing.mean_s), duration(timing.median_s), quartiles(timing), text)
+        for name, text in _SPANS
+        for timing in (getattr(found, name),)
+    ]
+    calls = [
+        _row("blocking", "n (t1 + t2 + t3)", found.blocking_s, found.blocking_predicted_s),
+        _row(
+            "queued",
+            f"{found.parts} (t1 + t3) + n busy",
+            found.queued_s,
+            found.queued_predicted_s,
+        ),
+    ]
+    return [
+        f"operation: {found.operation}",
+        f"back end: {found.title}",
+        "",
+        *table(("", "mean", "median", "middle half", ""), parts),
+        "",
+        *table((f"{found.calls:,} calls", "measured", "predicted", "error", "by"), calls),
+        f"by the means above; t1 + n t2 + t3 in {found.parts} parts, which take turns with single",
+        "calls, and with t2 as it is while others wait",
+        *_doubt(found),
+        f"queueing saves {1 - found.queued_s / found.blocking_s:.0%}; "
+        f"the queue holds {found.depth:,} operations, then it blocks the front end",
+        "",
+        "ten times a random 1000 x 1000 matrix and its square, as in the chapter (13.2.1):",
+        *table(
+            ("", "median", "middle half"),
+            [(name, duration(one.median_s), quartiles(one)) for name, one in toy.items()],
+        ),
+        *_honest(device),
+    ]
+
+
+def _row(name: str, formula: str, measured_s: float, predicted_s: float) -> tuple[str, ...]:
+    error = predicted_s / measured_s - 1
+    return (name, duration(measured_s), duration(predicted_s), f"{error:+.1%}", formula)
+
+
+def _doubt(found: Asynchrony) -> list[str]:
+    """What to think of a prediction that is far off."""
+    errors = (
+        found.blocking_predicted_s / found.blocking_s - 1,
+        found.queued_predicted_s / found.queued_s - 1,
+    )
+    if max(abs(error) for error in errors) <= _CLOSE:
+        return []
+    return ["more than 10 % off: other work on this machine disturbed the measurement; repeat it"]
+
+
+def _honest(device: str) -> list[str]:
+    if device != "cpu":
+        return []
+    return [
+        "On a CPU torch has done the work when it returns, so waiting changes nothing here; what",
+        "is queued above is queued by us.",
+    ]

@@ -13,9 +13,8 @@ from ..errors import ConfigError
 from ..report.chart import Curve, Diagram, draw_chart
 from ..report.summary import Point
 from ..workloads import load_task
-from .lines import duration, table
-from .noise import Noise, scaled_rate
-from .to_accuracy import Reached, TrainingRun, noise_of, train_to
+from .samples import duration, table
+from .training import Noise, Reached, TrainingRun, noise_of, scaled_rate, train_to
 
 _DRAWS = 40
 

@@ -1,19 +1,115 @@
-"""The largest batch that fits: doubled until memory ends, then halved in between.
+"""Training steps at any batch size within a stated memory, and the largest batch that fits.
 
     fits     1 2 4 8 16 32          48 56
     does not               64           60        -> 56, when 60 is within 5 % of it
 
-Every batch that is said to fit has been trained with, and the one above it was tried and did not.
+`Stepper` trains in a process of its own. Memory that ends is an answer and not an accident: on a
+GPU the allocator says so; on a CPU the process sets itself a limit (RLIMIT_DATA) below what the
+machine has, so that its allocator says so, too, and nobody is killed.
+
+The search doubles until memory ends, then halves in between: every batch that is said to fit has
+been trained with, and the one above it was tried and did not. This module must not know which
+memory is left to whom.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from ..errors import WorkerError
-from .apart import Apart
+import torch
+from torch import Tensor
 
+from ..errors import ConfigError, WorkerError
+from ..tuning.candidates import autocast
+from ..workloads import load_task
+from .apart import Answer, Apart
+from .clock import elapsed_s
+from .device import is_out_of_memory, limit_memory, peak_bytes, reset_peak
+
+_SAMPLES = 64
+"""Different samples; a larger batch repeats them."""
+_WARM_UP_STEPS = 2
 TOLERANCE = 0.05
+_ONCE = {"seconds": 0.0, "blocks": 1}
+"""What a `Stepper` measures where only memory is asked for."""
+
+
+class Stepper:
+    """A model, its optimizer, and a batch.
+
+    Args:
+        spec: a task.
+        precision: one of `tuning.precision.DTYPES`.
+        device: where.
+        threads: of torch.
+        limit_bytes: of memory for what a batch needs, beside the model and what is made once (on
+            a GPU together with them); 0 for what there is.
+    """
+
+    def __init__(
+        self, spec: str, precision: str, device: str, threads: int, limit_bytes: int
+    ) -> None:
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        self._device = torch.device(device)
+        self._precision = precision
+        if precision == "fp16" and self._device.type == "cpu":
+            raise ConfigError(
+                "fp16 training needs a GPU: on a CPU gradients in fp16 are slow and overflow; "
+                "use --precision bf16"
+            )
+        task = load_task(spec)
+        self._loss = task.loss
+        data = task.splits().train
+        count = min(_SAMPLES, len(data))  # type: ignore[arg-type]
+        samples = [data[i] for i in range(count)]
+        self._inputs = torch.stack([one[0] for one in samples])
+        self._targets = torch.stack([torch.as_tensor(one[1]) for one in samples])
+        self._model = task.model().to(self._device).train()
+        self._optimizer = task.optimizer(self._model.parameters(), task.learning_rate)
+        self._step(*self._batch(2))  # what is made once: gradients, state, code
+        if limit_bytes:
+            limit_memory(self._device, limit_bytes)
+
+    def measure(self, batch_size: int, seconds: float, blocks: int) -> Mapping[str, object]:
+        """Steps for about so long: samples a second of each block, and the most memory.
+
+        Returns:
+            "per_s" and "peak_bytes"; or "ended", where memory ended.
+        """
+        try:
+            batch = self._batch(batch_size)
+            reset_peak(self._device)
+            step_s = elapsed_s(lambda: self._step(*batch), _WARM_UP_STEPS) / _WARM_UP_STEPS
+            count = max(1, round(seconds / blocks / step_s))
+            blocks_s = [elapsed_s(lambda: self._step(*batch), count) for _ in range(blocks)]
+            per_s = [batch_size * count / block_s for block_s in blocks_s]
+            return {"per_s": per_s, "peak_bytes": peak_bytes(self._device)}
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            said = str(error).splitlines()[0][:160]
+        # Outside the handler: the traceback holds the tensors that are to go.
+        self._optimizer.zero_grad()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {"ended": said}
+
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        index = torch.arange(size) % len(self._inputs)
+        return self._inputs[index].to(self._device), self._targets[index].to(self._device)
+
+    def _step(self, inputs: Tensor, targets: Tensor) -> None:
+        self._optimizer.zero_grad()
+        with autocast(self._device, self._precision):
+            loss = self._loss(self._model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+
+def stepper_apart(arguments: Answer) -> Apart:
+    """A `Stepper` in a process of its own."""
+    return Apart(f"{__name__}:Stepper", arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,38 +140,23 @@ def largest_batch(does_fit: Callable[[int], bool], most: int) -> Largest:
         True
     """
     tried: list[int] = []
-
-    def fits(batch: int) -> bool:
-        tried.append(batch)
-        return does_fit(batch)
-
     low, high = 0, None
-    batch = 1
-    while high is None and low < most:
-        batch = min(batch, most)
-        if fits(batch):
-            low, batch = batch, 2 * batch
+    while low < most if high is None else high - low > max(1, TOLERANCE * low):
+        batch = min(max(1, 2 * low), most) if high is None else (low + high) // 2
+        tried.append(batch)
+        if does_fit(batch):
+            low = batch
         else:
             high = batch
-    while high is not None and high - low > max(1, TOLERANCE * low):
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
     return Largest(fits=low, ends=high, tried=tuple(tried))
 
 
 def do_fit_together(arguments: Mapping[str, object], batch: int, count: int) -> bool:
-    """Whether so many workers train with such a batch at the same time.
-
-    Args:
-        arguments: what each `stepping.Stepper` is made with.
-    """
-    seats = [Apart("paceline.bench.stepping:Stepper", arguments) for _ in range(count)]
+    """Whether so many workers, each a `Stepper`, train with such a batch at the same time."""
+    seats = [stepper_apart(arguments) for _ in range(count)]
     try:
         for seat in seats:
-            seat.begin("measure", batch_size=batch, seconds=0.0, blocks=1)
+            seat.begin("measure", batch_size=batch, **_ONCE)
         return all("ended" not in seat.end() for seat in seats)
     except WorkerError:
         if not any(seat.has_ended for seat in seats):
@@ -90,7 +171,7 @@ class Trials:
     """Trains with one batch after the other.
 
     Args:
-        arguments: what `stepping.Stepper` is made with.
+        arguments: what a `Stepper` is made with.
         say: is told of each trial.
     """
 
@@ -106,15 +187,13 @@ class Trials:
             ConfigError: the task cannot be trained so at all.
         """
         if self._seat is None:
-            self._seat = Apart("paceline.bench.stepping:Stepper", self._arguments)
+            self._seat = stepper_apart(self._arguments)
         try:
-            answer = self._seat.ask("measure", batch_size=batch, seconds=0.0, blocks=1)
+            answer = self._seat.ask("measure", batch_size=batch, **_ONCE)
         except WorkerError as error:
             if not self._seat.has_ended:
                 raise
-            answer = {
-                "ended": f"memory ended in the middle: {error}"
-            }  # where nothing could be said
+            answer = {"ended": f"memory ended in the middle: {error}"}  # it could say nothing
         self._say(f"batch {batch:,}: {answer.get('ended', 'fits')}")
         if "ended" in answer:
             self.close()

@@ -5,28 +5,69 @@
             net(x)
 
 It prints what the chapter's `Benchmark` prints (Zhang, Lipton, Li, Smola, "Dive into Deep
-Learning", 13.1), and differs in what it measures: it waits for the accelerators in use before it
-starts and before it stops, so that the time is that of the work and not of queueing it. This
-module must not import torch.
+Learning", 13.1), and differs in what it measures: an operation on an accelerator returns when it
+is queued, so it waits for the accelerators in use before it starts and before it stops. This
+module must not import torch: what was not imported has queued nothing, and a device that nobody
+touched must stay so.
 """
 
 import contextvars
 import functools
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
 from .samples import Timing
-from .waiting import Queue, synchronize
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _depth: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
 """How many benchmarks of this thread are running; inner ones print further to the right."""
+
+
+class Queue(Protocol):
+    """What can be waited for: a ``torch.cuda.Stream``, a ``WorkQueue``, a device module."""
+
+    def synchronize(self) -> object:
+        """Return when everything that was put in is done."""
+
+
+def synchronize(queues: Iterable[Queue] = ()) -> None:
+    """Wait for ``queues`` and for each accelerator that this process has used."""
+    for queue in queues:
+        queue.synchronize()
+    for module, index in _in_use():
+        module.synchronize(*index)
+
+
+def _in_use() -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """Torch's modules of accelerators with queued work, and the numbers of the devices."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_initialized():
+            # Asking a device to synchronise would make a context where it has none.
+            has_context = getattr(torch._C, f"_{kind}_hasPrimaryContext", lambda index: True)
+            yield from ((module, (i,)) for i in range(module.device_count()) if has_context(i))
+    if torch.backends.mps.is_available():
+        yield torch.mps, ()
+
+
+def elapsed_s(work: Callable[[], object], count: int = 1) -> float:
+    """Seconds of so many calls, from a moment when nothing is queued to the next one."""
+    synchronize()
+    start_s = time.perf_counter()
+    for _ in range(count):
+        work()
+    synchronize()
+    return time.perf_counter() - start_s
 
 
 class Benchmark:

@@ -1,36 +1,44 @@
 """The same model eager and through each compiler, on the same work, one after the other in turns.
 
-Every way lives in a process of its own (`contender.py`) with an empty compile cache. They are built
-one after the other, then take turns in blocks of calls: what else the machine does meets all of
-them. The one-time cost of a way is all it spent until it had settled, less what its settled calls
-cost; it breaks even with eager after
+Every way lives in a process of its own (`ways.TimedWay`) with an empty compile cache. They are
+built one after the other, then take turns in blocks of calls: what else the machine does meets all
+of them. The one-time cost of a way is all it spent until it had settled, less what its settled
+calls cost; it breaks even with eager after
 
     calls = (one-time cost of the way - one-time cost of eager) / (what a call gains)
 
 which is the chapter's question (Zhang et al., "Dive into Deep Learning", 13.1: 1,000 calls of an
-MLP 512-256-128-2, with and without TorchScript). This module must not know how it is printed.
+MLP 512-256-128-2, with and without TorchScript). This module must not know how a way works.
 """
 
 import math
-import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, PacelineError, unknown
 from ..exports.subject import CHAPTER
 from .apart import Apart
-from .contender import SETTLING_CALLS, WAYS
-from .samples import Timing, take_turns
+from .samples import (
+    Gain,
+    Measured,
+    Timing,
+    duration,
+    gain_of,
+    quartiles,
+    size,
+    table,
+    take_turns,
+)
+from .ways import SETTLING_CALLS, WAYS
 
 ROUNDS = 40
-_CLEAR = 0.75
-"""Share of the blocks that must agree before a way is called faster or slower."""
 _AIM_S = 4.0
 """About how long one way is measured where the number of calls is left to us."""
 _MOST_CALLS, _LEAST_CALLS = 1000, ROUNDS
+_HEADER = ("way", "first call", "a call", "middle half", "speed", "peak memory", "ahead after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +74,15 @@ class WaysQuestion:
         if self.calls is not None and self.calls < ROUNDS:
             raise ConfigError(f"--calls must be >= {ROUNDS}, got {self.calls}")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """A way beside eager, block by block.
-
-    Args:
-        speedup: median of eager's time over the way's.
-        call_s: median of eager's time less the way's, for one call.
-        is_faster: in three of four blocks at least; False: slower in as many; None: not clear.
-    """
-
-    speedup: float
-    call_s: float
-    is_faster: bool | None
+    @property
+    def work(self) -> dict[str, Any]:
+        """What every way does alike, as `ways.TimedWay` takes it."""
+        names = ("subject", "batch_size", "device", "threads")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Measured):
     """What one way came to. Where it failed, ``failure`` says why and the rest is None.
 
     Args:
@@ -114,18 +113,6 @@ class Result:
     gain: Gain | None = None
     break_even_calls: int | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
-        return {
-            name: value.to_json()
-            if isinstance(value, Timing)
-            else asdict(value)
-            if isinstance(value, Gain)
-            else value
-            for name in Result.__dataclass_fields__
-            for value in (getattr(self, name),)
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaysCompared:
@@ -137,15 +124,8 @@ class WaysCompared:
 
     def to_json(self) -> dict[str, object]:
         """As one JSON object."""
-        asked = self.question
-        return {
-            "subject": asked.subject,
-            "batch_size": asked.batch_size,
-            "device": asked.device,
-            "threads": asked.threads,
-            "calls": self.calls,
-            "ways": [one.to_json() for one in self.results],
-        }
+        ways = [one.to_json() for one in self.results]
+        return {**self.question.work, "calls": self.calls, "ways": ways}
 
 
 @dataclass(slots=True)
@@ -188,16 +168,10 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
 
 
 def _start(way: str, question: WaysQuestion, cache: Path) -> _Entry:
-    arguments = {
-        "way": way,
-        "spec": question.subject,
-        "batch_size": question.batch_size,
-        "device": question.device,
-        "threads": question.threads,
-    }
+    arguments = {"way": way, **question.work}
     # A cache of its own, empty: the first call is that of somebody who never compiled this.
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    return _Entry(way, Apart("paceline.bench.contender:TimedWay", arguments, environment))
+    return _Entry(way, Apart("paceline.bench.ways:TimedWay", arguments, environment))
 
 
 def _prepare(entry: _Entry, say: Callable[[str], None]) -> None:
@@ -242,39 +216,81 @@ def _results(entries: Iterable[_Entry]) -> Iterable[Result]:
         yield result
 
 
-def _result(way: str, facts: Mapping[str, Any], eager: Result | None) -> Result:
+def _result(way: str, facts: dict[str, Any], eager: Result | None) -> Result:
     call: Timing = facts["call"]
-    once_s = max(0.0, facts["settled_s"] - SETTLING_CALLS * call.median_s)
-    is_counted = way == "compile"
-    gain = gain_of(eager.call, call) if eager and eager.call else None
-    return Result(
-        way=way,
-        first_call_s=facts["first_call_s"],
-        once_s=once_s,
-        call=call,
-        peak_bytes=facts.get("peak_bytes"),
-        recompiles=facts.get("recompiles") if is_counted else None,
-        graph_breaks=facts.get("graph_breaks") if is_counted else None,
-        other_batches_s=tuple(facts.get("other_batches_s", ())),
-        other_batches_failure=facts.get("other_batches_failure", ""),
-        max_difference=facts["max_difference"],
-        gain=gain,
-        break_even_calls=_break_even(once_s, eager.once_s or 0.0, gain) if eager and gain else None,
-    )
-
-
-def gain_of(eager: Timing, call: Timing) -> Gain:
-    """What a way gains, from blocks that were measured one after the other."""
-    pairs = list(zip(eager.samples_s, call.samples_s, strict=True))
-    share = sum(ours < theirs for theirs, ours in pairs) / len(pairs)
-    return Gain(
-        speedup=statistics.median(theirs / ours for theirs, ours in pairs),
-        call_s=statistics.median(theirs - ours for theirs, ours in pairs),
-        is_faster=True if share >= _CLEAR else False if share <= 1 - _CLEAR else None,
-    )
+    once_s = max(0.0, facts.pop("settled_s") - SETTLING_CALLS * call.median_s)
+    facts["other_batches_s"] = tuple(facts.get("other_batches_s", ()))
+    if eager is None or eager.call is None:
+        return Result(way=way, once_s=once_s, **facts)
+    gain = gain_of(eager.call, call)
+    calls = _break_even(once_s, eager.once_s or 0.0, gain)
+    return Result(way=way, once_s=once_s, gain=gain, break_even_calls=calls, **facts)
 
 
 def _break_even(once_s: float, eager_once_s: float, gain: Gain) -> int | None:
     if not gain.is_faster or gain.call_s <= 0:
         return None
     return max(1, math.ceil((once_s - eager_once_s) / gain.call_s))
+
+
+def render_ways(found: WaysCompared) -> list[str]:
+    """The table, then what a table cannot say."""
+    asked = found.question
+    failed = [one for one in found.results if one.failure]
+    return [
+        f"{asked.subject}, batch {asked.batch_size}, forward, float32, {asked.device}, "
+        f"{asked.threads} thread{'s' * (asked.threads != 1)}; {found.calls:,} calls each, in turns",
+        "",
+        *table(_HEADER, [_row(one) for one in found.results]),
+        "",
+        *(f"{one.way}: not possible here: {one.failure}" for one in failed),
+        *_other_batches(found),
+        f"a call: median of {ROUNDS} blocks; speed: eager's time over the way's, block by block",
+        "ahead after: calls after which it is ahead of eager, what it cost at first included",
+        *_memory(asked.device),
+    ]
+
+
+def _row(one: Result) -> tuple[str, ...]:
+    if one.failure:
+        return (one.way, "failed", *["-"] * (len(_HEADER) - 2))
+    assert one.call is not None
+    return (
+        one.way,
+        duration(one.first_call_s),
+        duration(one.call.median_s),
+        quartiles(one.call),
+        "1" if one.gain is None else f"{one.gain.speedup:.2f}",
+        size(one.peak_bytes),
+        "-" if one.gain is None else _ahead(one, one.gain),
+    )
+
+
+def _ahead(one: Result, gain: Gain) -> str:
+    if one.break_even_calls is None:
+        return "not clear" if gain.is_faster is None else "never"
+    return f"{one.break_even_calls:,} calls"
+
+
+def _other_batches(found: WaysCompared) -> list[str]:
+    """What happened when the batch changed, and that all outputs agree."""
+    lines = []
+    for one in found.results:
+        if len(one.other_batches_s) == 2 and one.recompiles is not None:
+            first, second = (duration(value) for value in one.other_batches_s)
+            breaks = f", {one.graph_breaks} graph breaks" if one.graph_breaks else ""
+            lines.append(
+                f"{one.way}: two other batch sizes: {one.recompiles} recompiles ({first}, then "
+                f"{second}){breaks}"
+            )
+        if one.other_batches_failure:
+            lines.append(f"{one.way}: fails with other batch sizes: {one.other_batches_failure}")
+    differences = [one.max_difference for one in found.results if one.max_difference is not None]
+    lines.append(f"outputs differ from eager's by at most {max(differences):.1e}")
+    return lines
+
+
+def _memory(device: str) -> list[str]:
+    if device != "cpu":
+        return []
+    return ["peak memory: of the whole process, with Python and torch; compilers run beside it"]

@@ -1,8 +1,8 @@
 """An export as a whole: the file proved; its size, latency and accuracy beside the model's."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,8 +13,8 @@ from ..exports import find_format
 from ..exports.proof import Written, accuracy_of, write_proved
 from ..exports.reduced import Precision
 from ..exports.subject import Subject
-from .lines import duration, quartiles, size, table
-from .samples import Timing, take_turns
+from .clock import elapsed_s
+from .samples import Measured, Timing, duration, quartiles, size, table, take_turns
 
 _ROUNDS = 15
 _ACCURACY_S = 10.0
@@ -24,7 +24,7 @@ _BLOCK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class Latency(Measured):
     """One call with one batch, of the model as it was written and of the file."""
 
     batch: int
@@ -33,51 +33,31 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(Measured):
     """What was written, and what it came to.
 
     Args:
-        form: the format that was used.
+        format: the one that was used.
         fell_back: why it is not the one that was asked for; "" where it is.
         weights_bytes: parameters and buffers of the model as it was, float32.
+        max_differences: of an output, by the batch.
         accuracy: of the model in float32; None where its weights are fresh, or without test data.
         file_accuracy: of the file, on the same ``accuracy_samples`` test samples.
     """
 
     subject: str
     is_trained: bool
-    form: str
+    format: str
     precision: Precision
     fell_back: str
     path: Path
     num_bytes: int
     weights_bytes: int
-    differences: dict[int, float]
+    max_differences: dict[int, float]
     latencies: tuple[Latency, ...]
     accuracy: float | None
     file_accuracy: float | None
     accuracy_samples: int
-
-    def to_json(self) -> dict[str, object]:
-        """As one JSON object."""
-        return {
-            "subject": self.subject,
-            "is_trained": self.is_trained,
-            "format": self.form,
-            "precision": self.precision.value,
-            "fell_back": self.fell_back,
-            "path": str(self.path),
-            "num_bytes": self.num_bytes,
-            "weights_bytes": self.weights_bytes,
-            "max_differences": {str(batch): value for batch, value in self.differences.items()},
-            "latencies": [
-                {"batch": one.batch, "model": one.model.to_json(), "file": one.file.to_json()}
-                for one in self.latencies
-            ],
-            "accuracy": self.accuracy,
-            "file_accuracy": self.file_accuracy,
-            "accuracy_samples": self.accuracy_samples,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +106,7 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
     return Export(
         subject=subject.name,
         is_trained=subject.checkpoint is not None,
-        form=form,
+        format=form,
         precision=wanted.precision,
         fell_back=fell_back,
         path=written.path,
@@ -134,7 +114,7 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
         weights_bytes=sum(
             value.numel() * value.element_size() for value in subject.model.state_dict().values()
         ),
-        differences=written.differences,
+        max_differences=written.differences,
         latencies=tuple(_latency(subject, written, batch) for batch in batches),
         accuracy=accuracies[0],
         file_accuracy=accuracies[1],
@@ -151,9 +131,7 @@ def _accuracies(
     batch = fixed_batch or 60
     if accuracy_of(subject.model, subject, batch, most=batch) is None:  # opens the data, too
         return (None, None), 0
-    start_s = time.perf_counter()
-    accuracy_of(subject.model, subject, batch, most=4 * batch)
-    batch_s = (time.perf_counter() - start_s) / 4
+    batch_s = elapsed_s(lambda: accuracy_of(subject.model, subject, batch, most=4 * batch)) / 4
     most = batch * max(1, round(_ACCURACY_S / batch_s))
     model = accuracy_of(subject.model, subject, batch, most)
     file = accuracy_of(written.run, subject, batch, most)
@@ -173,38 +151,24 @@ def _write(subject: Subject, wanted: Wanted, name: str) -> Written:
 
 def _latency(subject: Subject, written: Written, batch: int) -> Latency:
     inputs = subject.inputs(batch)
+    calls = {"model": lambda: subject.model(*inputs), "file": lambda: written.run(*inputs)}
     with torch.no_grad():
-        count = _calls(lambda: subject.model(*inputs))
-        found = take_turns(
-            {
-                "model": lambda: _call_s(lambda: subject.model(*inputs), count),
-                "file": lambda: _call_s(lambda: written.run(*inputs), count),
-            },
-            _ROUNDS,
-        )
-    return Latency(batch=batch, model=found["model"], file=found["file"])
-
-
-def _calls(call: Callable[[], Tensor]) -> int:
-    """How many calls make a block."""
-    for _ in range(3):
-        call()
-    return max(1, min(1000, round(_BLOCK_S / _call_s(call, 3))))
+        _call_s(calls["model"], 2)
+        count = max(1, min(1000, round(_BLOCK_S / _call_s(calls["model"], 3))))
+        turns = {name: partial(_call_s, call, count) for name, call in calls.items()}
+        return Latency(batch=batch, **take_turns(turns, _ROUNDS))
 
 
 def _call_s(call: Callable[[], Tensor], count: int) -> float:
     """The mean of a block, after one call that does not count."""
     call()
-    start_s = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start_s) / count
+    return elapsed_s(call, count) / count
 
 
 def render_export(one: Export) -> list[str]:
     """What was written, then its latency."""
     differences = ", ".join(
-        f"{value:.1e} (batch {batch})" for batch, value in one.differences.items()
+        f"{value:.1e} (batch {batch})" for batch, value in one.max_differences.items()
     )
     rows = [
         (f"batch {each.batch}, {name}", duration(timing.median_s), quartiles(timing))
@@ -212,7 +176,7 @@ def render_export(one: Export) -> list[str]:
         for name, timing in (("model, eager", each.model), ("file", each.file))
     ]
     return [
-        f"wrote        {one.path} ({one.form}, {one.precision.value})",
+        f"wrote        {one.path} ({one.format}, {one.precision.value})",
         f"size         {size(one.num_bytes)} on disk; the weights are {size(one.weights_bytes)}",
         f"equal        largest difference of an output: {differences}",
         f"accuracy     {_accuracy(one)}",

@@ -1,46 +1,72 @@
-"""Computing and copying at once: alone, one after the other, and overlapped.
+"""Two things at once: computing and copying, and independent work at two places.
 
-The chapter's work (Zhang et al., "Dive into Deep Learning", 13.3.2): products of matrices, and each
-result copied to the host's memory; result i-1 can be copied while result i is computed.
+Each piece alone, then both (`samples.TimedTogether`). The work is the chapter's (Zhang et al.,
+"Dive into Deep Learning", 13.3): products of matrices.
 
-On a GPU the copy goes by the copy engine, from pageable memory or pinned, on the stream of the
-computation or on its own. On a CPU there is neither engine nor pinned memory: a second thread
-copies, and it needs a core and the same memory as the first. This module must not know how it is
-printed.
+Overlap (13.3.2): each result is copied to the host's memory; result i-1 can be copied while result
+i is computed. On a GPU the copy goes by the copy engine, from pageable memory or pinned, on the
+stream of the computation or on its own. On a CPU there is neither engine nor pinned memory: a
+second thread copies, and it needs a core and the same memory as the first.
+
+Parallel (13.3.1), a list of products at each place:
+
+    two GPUs     each its own; nothing is waited for between them
+    one GPU      two of its streams, which share it
+    a CPU        two processes, each with half of the threads
+
+This module must not know how it is printed.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .together import TimedTogether, measure_together
-from .workqueue import WorkQueue
+from .apart import Apart
+from .clock import elapsed_s
+from .queues import WorkQueue
+from .samples import Measured, TimedTogether, measure_together
 
 ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class Overlap(Measured):
     """All ways of copying beside the same computation.
 
     Args:
         work: what is computed and copied, in words.
-        rows: computing is ``one``, copying ``other``.
+        ways: computing is ``one``, copying ``other``.
         notes: what a reader must know of this machine.
     """
 
     work: str
-    rows: tuple[TimedTogether, ...]
+    ways: tuple[TimedTogether, ...]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel(Measured):
+    """Work at two places.
+
+    Args:
+        places: what they are, in words.
+        work: of each.
+        result: the two alone and together.
+    """
+
+    places: str
+    work: str
+    result: TimedTogether
 
     def to_json(self) -> dict[str, object]:
         """As one JSON object."""
-        rows = [row.to_json() for row in self.rows]
-        return {"work": self.work, "ways": rows, "notes": list(self.notes)}
+        return {"places": self.places, "work": self.work, **self.result.to_json()}
+
+
+# -- computing and copying ------------------------------------------------------------------------
 
 
 def measure_overlap(device: torch.device, size: int, count: int) -> Overlap:
@@ -51,14 +77,16 @@ def measure_overlap(device: torch.device, size: int, count: int) -> Overlap:
     """
     if size < 1 or count < 2:
         raise ConfigError(f"--size must be >= 1 and --count >= 2, got {size} and {count}")
+    mib = size * size * 4 / 2**20
+    work = f"{count} products of {size} x {size} matrices, each result copied ({mib:.3g} MiB)"
     if device.type == "cuda":
-        return _on_gpu(device, size, count)
+        return _on_gpu(device, size, count, work)
     if device.type == "cpu":
-        return _on_cpu(size, count)
+        return _on_cpu(size, count, work)
     raise ConfigError(f"bench overlap knows cpu and cuda, got {device.type}")
 
 
-def _on_cpu(size: int, count: int) -> Overlap:
+def _on_cpu(size: int, count: int, work: str) -> Overlap:
     x = torch.rand(size, size)
     results, copies = _buffers(size, count), _buffers(size, count)
     threads = torch.get_num_threads()
@@ -72,78 +100,63 @@ def _on_cpu(size: int, count: int) -> Overlap:
 
     with WorkQueue() as queue:
 
-        def in_turn() -> None:
-            for i in range(count):
-                compute(i)
-                copy(i)
+        def in_turn(i: int) -> None:
+            compute(i)
+            copy(i)
 
-        def overlapped() -> None:
-            for i in range(count):
-                compute(i)
-                queue.put(lambda i=i: copy(i))  # type: ignore[misc]
-            queue.synchronize()
+        def queued(i: int) -> None:
+            compute(i)
+            queue.put(lambda: copy(i))
 
-        alone = (_timed(lambda: _each(compute, count)), _timed(lambda: _each(copy, count)))
-        rows = (
-            measure_together("blocking", *alone, _timed(in_turn), ROUNDS),
-            measure_together("by a second thread", *alone, _timed(overlapped), ROUNDS),
+        alone = (_each(compute, count), _each(copy, count))
+        ways = (
+            measure_together("blocking", *alone, _each(in_turn, count), ROUNDS),
+            measure_together(
+                "by a second thread", *alone, _each(queued, count, queue.synchronize), ROUNDS
+            ),
         )
     torch.set_num_threads(threads)
-    return Overlap(
-        work=_work(size, count),
-        rows=rows,
-        notes=(
-            "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
-            f"computing uses 1 thread, copying 1, of {threads}",
-        ),
+    notes = (
+        "a CPU has no copy engine and nothing to pin: a second thread copies within memory;",
+        f"computing uses 1 thread, copying 1, of {threads}",
     )
+    return Overlap(work=work, ways=ways, notes=notes)
 
 
-def _on_gpu(device: torch.device, size: int, count: int) -> Overlap:
+def _on_gpu(device: torch.device, size: int, count: int, work: str) -> Overlap:
     x = torch.rand(size, size, device=device)
     results = [torch.empty(size, size, device=device) for _ in range(count)]
     pageable = _buffers(size, count)
     pinned = [torch.empty(size, size, pin_memory=True) for _ in range(count)]
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = _stream(device)
 
     def compute(i: int) -> None:
         torch.mm(x, x, out=results[i])
 
-    def timed(work: Callable[[], object]) -> Callable[[], float]:
-        return _timed(work, lambda: torch.cuda.synchronize(device))
-
-    def row(name: str, to: Sequence[Tensor], non_blocking: bool, own_stream: bool) -> TimedTogether:
+    def way(name: str, to: Sequence[Tensor], non_blocking: bool, own_stream: bool) -> TimedTogether:
         def copy(i: int) -> None:
             to[i].copy_(results[i], non_blocking=non_blocking)
 
-        def both() -> None:
-            for i in range(count):
-                compute(i)
-                if not own_stream:
-                    copy(i)
-                    continue
-                side.wait_stream(torch.cuda.current_stream(device))
-                with torch.cuda.stream(side):
-                    copy(i)
+        def both(i: int) -> None:
+            compute(i)
+            if not own_stream:
+                copy(i)
+                return
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                copy(i)
 
-        return measure_together(
-            name,
-            timed(lambda: _each(compute, count)),
-            timed(lambda: _each(copy, count)),
-            timed(both),
-            ROUNDS,
-        )
+        alone = (_each(compute, count), _each(copy, count))
+        return measure_together(name, *alone, _each(both, count), ROUNDS)
 
-    return Overlap(
-        work=_work(size, count),
-        rows=(
-            row("blocking, pageable", pageable, False, False),
-            row("non-blocking, pageable", pageable, True, False),
-            row("non-blocking, pinned", pinned, True, False),
-            row("pinned, a stream of its own", pinned, True, True),
-        ),
-        notes=("on one stream a copy waits for what was queued before it, and holds up the rest",),
+    ways = (
+        way("blocking, pageable", pageable, False, False),
+        way("non-blocking, pageable", pageable, True, False),
+        way("non-blocking, pinned", pinned, True, False),
+        way("pinned, a stream of its own", pinned, True, True),
     )
+    notes = ("on one stream a copy waits for what was queued before it, and holds up the rest",)
+    return Overlap(work=work, ways=ways, notes=notes)
 
 
 def _buffers(size: int, count: int) -> list[Tensor]:
@@ -151,24 +164,95 @@ def _buffers(size: int, count: int) -> list[Tensor]:
     return [torch.zeros(size, size) for _ in range(count)]
 
 
-def _each(work: Callable[[int], object], count: int) -> None:
-    for i in range(count):
-        work(i)
-
-
-def _timed(
-    work: Callable[[], object], wait: Callable[[], object] = lambda: None
+def _each(
+    work: Callable[[int], object], count: int, wait: Callable[[], object] = lambda: None
 ) -> Callable[[], float]:
-    def measure() -> float:
+    """A function that does so many pieces, waits for them, and returns the seconds."""
+
+    def whole() -> None:
+        for i in range(count):
+            work(i)
         wait()
-        start_s = time.perf_counter()
-        work()
-        wait()
-        return time.perf_counter() - start_s
 
-    return measure
+    return lambda: elapsed_s(whole)
 
 
-def _work(size: int, count: int) -> str:
-    mib = size * size * 4 / 2**20
-    return f"{count} products of {size} x {size} matrices, each result copied ({mib:.3g} MiB)"
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+# -- two places -----------------------------------------------------------------------------------
+
+
+class Products:
+    """Products of matrices in a process of their own; `Apart` makes it."""
+
+    def __init__(self, size: int, count: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._x = torch.rand(size, size)
+        self._out = torch.empty(size, size)
+        self._count = count
+
+    def work(self) -> Mapping[str, object]:
+        """Do them."""
+        for _ in range(self._count):
+            torch.mm(self._x, self._x, out=self._out)
+        return {}
+
+
+def measure_parallel(device: torch.device, size: int, count: int) -> Parallel:
+    """``count`` products of size x size at each of two places.
+
+    Raises:
+        ConfigError: a number is out of range, or the device is neither a CPU nor a GPU.
+    """
+    if size < 1 or count < 1:
+        raise ConfigError(f"--size and --count must be >= 1, got {size} and {count}")
+    if device.type == "cpu":
+        places, result = _processes(size, count)
+    elif device.type == "cuda":
+        is_one = torch.cuda.device_count() == 1
+        devices = (device, device) if is_one else tuple(torch.device("cuda", i) for i in range(2))
+        places = f"two streams of {device}" if is_one else "cuda:0 and cuda:1"
+        result = _on_gpus("two streams" if is_one else "two devices", devices, size, count)
+    else:
+        raise ConfigError(f"bench parallel knows cpu and cuda, got {device.type}")
+    work = f"{count} products of {size} x {size} matrices at each"
+    return Parallel(places=places, work=work, result=result)
+
+
+def _processes(size: int, count: int) -> tuple[str, TimedTogether]:
+    threads = max(1, torch.get_num_threads() // 2)
+    arguments = {"size": size, "count": count, "threads": threads}
+    target = f"{__name__}:Products"
+    with Apart(target, arguments) as one, Apart(target, arguments) as other:
+
+        def timed(*seats: Apart) -> Callable[[], float]:
+            def work() -> None:
+                for seat in seats:
+                    seat.begin("work")
+                for seat in seats:
+                    seat.end()
+
+            return lambda: elapsed_s(work)
+
+        result = measure_together(
+            "two processes", timed(one), timed(other), timed(one, other), ROUNDS
+        )
+    return f"two processes on the CPU, {threads} thread{'s' * (threads != 1)} each", result
+
+
+def _on_gpus(name: str, devices: Sequence[torch.device], size: int, count: int) -> TimedTogether:
+    streams = [_stream(device) for device in devices]
+    inputs = [torch.rand(size, size, device=device) for device in devices]
+
+    def timed(*places: int) -> Callable[[], float]:
+        def work() -> None:
+            for place in places:
+                with torch.cuda.stream(streams[place]):
+                    for _ in range(count):
+                        torch.mm(inputs[place], inputs[place])
+
+        return lambda: elapsed_s(work)
+
+    return measure_together(name, timed(0), timed(1), timed(0, 1), ROUNDS)

@@ -1,19 +1,59 @@
-"""Several measured times of the same thing, and functions that are timed in turn.
+"""Several measured times: of one thing, of things in turn, of two things at once; how they print.
 
 One time says little: a machine has other things to do. So a result is a median with its spread,
-and what is compared takes turns, so that what else goes on meets all of it. This module must not
-know what is measured.
+and what is compared takes turns, so that what else goes on meets all of it.
+
+    one alone     |########|
+    other alone   |#####|
+    at once       |#########|            overlap = (one + other - both) / shorter, here 4/5
+
+1 means that the shorter one cost nothing, 0 that they ran one after the other, less than 0 that
+they were in each other's way. This module must not know what is measured.
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from ..errors import ConfigError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_CLEAR = 0.75
+"""Share of the blocks that must agree before one is called faster or slower."""
+_NOISE = 0.1
+"""Share of a time that is not worth a word."""
+
+
+class Measured:
+    """A result as a dataclass; as JSON its fields by name."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, object]:
+        """As one JSON object."""
+        found = cast("DataclassInstance", self)
+        return {one.name: _json(getattr(self, one.name)) for one in fields(found)}
+
+
+def _json(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_json(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _json(one) for name, one in value.items()}
+    if isinstance(value, Measured):
+        return value.to_json()
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(Measured):
     """Times of one thing.
 
     Args:
@@ -87,3 +127,155 @@ def take_turns(contenders: Mapping[str, Callable[[], float]], num_rounds: int) -
         for name in (*names[first:], *names[:first]):
             samples[name].append(contenders[name]())
     return {name: Timing(name=name, samples_s=tuple(times)) for name, times in samples.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain(Measured):
+    """One thing beside another that took turns with it, block by block.
+
+    Args:
+        speedup: median of the other's time over its own.
+        call_s: median of the other's time less its own, for one call.
+        is_faster: in three of four blocks at least; False: slower in as many; None: not clear.
+    """
+
+    speedup: float
+    call_s: float
+    is_faster: bool | None
+
+
+def gain_of(other: Timing, own: Timing) -> Gain:
+    """What is gained, from blocks that were measured one after the other."""
+    pairs = list(zip(other.samples_s, own.samples_s, strict=True))
+    share = sum(ours < theirs for theirs, ours in pairs) / len(pairs)
+    return Gain(
+        speedup=statistics.median(theirs / ours for theirs, ours in pairs),
+        call_s=statistics.median(theirs - ours for theirs, ours in pairs),
+        is_faster=True if share >= _CLEAR else False if share <= 1 - _CLEAR else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedTogether(Measured):
+    """What two pieces of work came to.
+
+    Args:
+        name: of this way of doing both.
+        one: times of the first alone.
+        other: times of the second alone.
+        both: times of both.
+    """
+
+    name: str
+    one: Timing
+    other: Timing
+    both: Timing
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the shorter one that was hidden, from the least time of each; at most 1.
+
+        What else the machine does only ever makes a time longer, and a difference of three times
+        shows it three times; so the least ones are compared. None: both at once took less than
+        one of them alone, which cannot be; other work disturbed the measurement.
+        """
+        longer_s = max(self.one.least_s, self.other.least_s)
+        if self.both.least_s < (1 - _NOISE) * longer_s:
+            return None
+        return min(1.0, overlap_of(self.one.least_s, self.other.least_s, self.both.least_s))
+
+    def to_json(self) -> dict[str, object]:
+        """As one JSON object."""
+        return {**Measured.to_json(self), "overlap": self.overlap}
+
+
+def overlap_of(one_s: float, other_s: float, both_s: float) -> float:
+    """How much of the shorter one was hidden, from three times in seconds.
+
+    Example:
+        >>> overlap_of(8.0, 5.0, 9.0)
+        0.8
+    """
+    return (one_s + other_s - both_s) / min(one_s, other_s)
+
+
+def measure_together(
+    name: str,
+    one: Callable[[], float],
+    other: Callable[[], float],
+    both: Callable[[], float],
+    num_rounds: int,
+) -> TimedTogether:
+    """Let the three take turns after one round that does not count; each returns its seconds."""
+    contenders = {"one": one, "other": other, "both": both}
+    for work in contenders.values():
+        work()
+    return TimedTogether(name=name, **take_turns(contenders, num_rounds))
+
+
+def render_together(rows: Sequence[TimedTogether], one: str, other: str) -> list[str]:
+    """A table, a row each."""
+    cells = [
+        (
+            row.name,
+            duration(row.one.median_s),
+            duration(row.other.median_s),
+            duration(row.both.median_s),
+            f"{duration(row.both.least_s)} to {duration(row.both.most_s)}",
+            "disturbed" if row.overlap is None else f"{row.overlap:.0%}",
+        )
+        for row in rows
+    ]
+    header = ("", f"{one} alone", f"{other} alone", "both", "least to most", "overlap")
+    return [
+        *table(header, cells),
+        "times: medians; overlap: (one + other - both) / shorter, of the least times",
+    ]
+
+
+# -- plain text -----------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as they must be: the first to the left, the others to the right."""
+    whole = [header, *rows]
+    widths = [max(len(row[i]) for row in whole) for i in range(len(header))]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if i == 0 else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in whole
+    ]
+
+
+def duration(seconds: float | None) -> str:
+    """Three figures with a unit: ``41.2 us``, ``1.53 ms``, ``12.8 s``; "-" for None."""
+    if seconds is None:
+        return "-"
+    size = abs(seconds)
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if size * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}" if size < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def quartiles(timing: Timing | None) -> str:
+    """Where the middle half lies: ``40.1 to 42.0 us``."""
+    if timing is None:
+        return "-"
+    low, high = (duration(value) for value in timing.quartiles_s)
+    (number, unit), (_, other) = low.split(), high.split()
+    return f"{number} to {high}" if unit == other else f"{low} to {high}"
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes in the unit that people use: ``660 KiB``, ``2.1 MiB``; "-" for None."""
+    if num_bytes is None:
+        return "-"
+    value = float(num_bytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}" if unit != "bytes" else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.3g} GiB"

@@ -1,32 +1,37 @@
 """Images a second against model, batch size and precision, up to where memory ends.
 
-Every model and precision has a process of its own (`stepping.py`); its batch grows until memory
-ends or a step takes very long. The tables of several machines merge into one: they are
-the same JSON with the machine's name in each row. This module must not know how it is printed.
+Every model and precision has a process of its own (`batch_size.Stepper`); its batch grows until
+memory ends or a step takes very long. The tables of several machines merge into one: they are
+the same JSON with the machine's name in each row. This module must not know how a step is made.
 """
 
+import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-import psutil
 
 from ..errors import ConfigError, PacelineError
 from ..fields import many, record, refuse_constant
+from ..report.summary import Point
+from ..report.svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, rule, text
+from ..tuning.candidates import DTYPES
 from ..workloads import load_task
 from .apart import Apart
-from .stepping import DTYPES
+from .batch_size import stepper_apart
+from .device import free_bytes
+from .samples import size, table
 
-SHARE = 0.8
-"""Of the memory that is free: what a search may use."""
 _BLOCKS = 5
 _MEMORY, _NOT_TRIED = "memory ends", "not tried"
 _SIZES = tuple(4**power for power in range(10))
 _LONG_S = 10.0
 """A step that takes longer is the last: one of four times the batch would take a minute."""
+_COLOURS = ("#1b4f8f", "#b5541c", "#2d7a3e", "#7a2d6f", "#6b5b00", "#333333")
+_DASHES = ("", "7 4", "2 3")
+_TOP, _HEIGHT = 64, 260
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,16 @@ class ThroughputRow:
     most_per_s: float | None = None
     peak_bytes: int | None = None
     ended: str = ""
+
+    @property
+    def series(self) -> tuple[str, str, str, str]:
+        """All that rows of several batch sizes have in common."""
+        return self.model, self.device, self.precision, self.machine
+
+    @property
+    def speed(self) -> float:
+        """Images a second; 0 where there is no figure."""
+        return self.images_per_s or 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +98,6 @@ class Sweep:
             raise ConfigError(f"--seconds must be > 0, got {self.seconds}")
 
 
-def free_bytes(device: str) -> int:
-    """Memory that a search may use: a share of what is free here, or on the GPU."""
-    if device.startswith("cuda"):
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * SHARE)
-    free = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return int(free * SHARE)
-
-
 def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[ThroughputRow]:
     """Measure every model, precision and batch size; smaller batches first.
 
@@ -117,46 +118,41 @@ def sweep(asked: Sweep, machine: str, say: Callable[[str], None]) -> list[Throug
 
 def _column(asked: Sweep, machine: str, model: str, precision: str) -> list[ThroughputRow]:
     rows: list[ThroughputRow] = []
-    place = {"machine": machine, "device": asked.device, "model": model, "precision": precision}
-    limit_bytes = asked.limit_bytes or free_bytes(asked.device)
+    place = ThroughputRow(
+        machine=machine, device=asked.device, model=model, precision=precision, batch_size=0
+    )
     arguments = {
-        "spec": model,
-        "precision": precision,
-        "device": asked.device,
-        "threads": asked.threads,
-        "limit_bytes": limit_bytes,
-    }
-    with Apart("paceline.bench.stepping:Stepper", arguments) as seat:
+        "spec": model, "precision": precision, "device": asked.device, "threads": asked.threads,
+        "limit_bytes": asked.limit_bytes or free_bytes(asked.device),
+    }  # fmt: skip
+    with stepper_apart(arguments) as seat:
         for batch_size in asked.batch_sizes or _SIZES:
-            step_s = rows[-1].batch_size / (rows[-1].images_per_s or math.inf) if rows else 0.0
+            row = replace(place, batch_size=batch_size)
+            step_s = rows[-1].batch_size / (rows[-1].speed or math.inf) if rows else 0.0
             if asked.batch_sizes is None and step_s > _LONG_S:
                 ended = f"{_NOT_TRIED}: a step of {rows[-1].batch_size:,} takes {step_s:.0f} s"
-                rows.append(ThroughputRow(**place, batch_size=batch_size, ended=ended))  # type: ignore[arg-type]
+                rows.append(replace(row, ended=ended))
             else:
-                rows.append(_row(seat, place, batch_size, asked.seconds))
+                rows.append(_measured(row, seat, asked.seconds))
             is_over = rows[-1].ended.startswith((_MEMORY, _NOT_TRIED)) or seat.has_ended
             if is_over:  # what else fails may be of this size: batch norm of one sample
                 break
     return rows
 
 
-def _row(seat: Apart, place: Mapping[str, str], batch_size: int, seconds: float) -> ThroughputRow:
+def _measured(row: ThroughputRow, seat: Apart, seconds: float) -> ThroughputRow:
+    """The row with its figures, or with why there are none."""
     try:
-        answer = seat.ask("measure", batch_size=batch_size, seconds=seconds, blocks=_BLOCKS)
+        answer = seat.ask("measure", batch_size=row.batch_size, seconds=seconds, blocks=_BLOCKS)
     except PacelineError as error:
-        return ThroughputRow(**place, batch_size=batch_size, ended=str(error))  # type: ignore[arg-type]
+        return replace(row, ended=str(error))
     if "ended" in answer:
-        ended = f"{_MEMORY}: {answer['ended']}"
-        return ThroughputRow(**place, batch_size=batch_size, ended=ended)  # type: ignore[arg-type]
+        return replace(row, ended=f"{_MEMORY}: {answer['ended']}")
     per_s = [float(value) for value in answer["per_s"]]
-    return ThroughputRow(
-        **place,
-        batch_size=batch_size,
-        images_per_s=statistics.median(per_s),
-        least_per_s=min(per_s),
-        most_per_s=max(per_s),
+    return replace(
+        row, images_per_s=statistics.median(per_s), least_per_s=min(per_s), most_per_s=max(per_s),
         peak_bytes=int(answer["peak_bytes"]),
-    )
+    )  # fmt: skip
 
 
 def days(images: int, epochs: int, images_per_s: float) -> float:
@@ -189,8 +185,109 @@ def merged(files: Sequence[Path], rows: Sequence[ThroughputRow]) -> list[Through
             raise ConfigError(
                 f"{file} is no table of paceline bench throughput --json: {error}"
             ) from error
-    cells = {
-        (row.machine, row.device, row.model, row.precision, row.batch_size): row
-        for row in (*found, *rows)
-    }
-    return list(cells.values())
+    return list({(*row.series, row.batch_size): row for row in (*found, *rows)}.values())
+
+
+def render_throughput(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
+    """The table, and for each model how long ``images`` times ``epochs`` take at its best."""
+    is_several = len({row.machine for row in rows}) > 1
+    cells = [
+        (*[row.machine] * is_several, *row.series[:3], f"{row.batch_size:,}", *_figures(row))
+        for row in rows
+    ]
+    header = ("model", "device", "numbers", "batch", "images/s", "least to most", "peak memory")
+    lines = table(("machine", *header) if is_several else header, cells)
+    ends = [
+        f"{row.model} {row.precision} batch {row.batch_size:,}{_on(rows, row.machine)}: {row.ended}"
+        for row in rows
+        if row.ended
+    ]
+    return [*lines, "", *ends, *crossings(rows), *_days(rows, images, epochs)]
+
+
+def crossings(rows: Sequence[ThroughputRow]) -> list[str]:
+    """The batch from which on one device is ahead of its machine's CPU, by model and precision."""
+    speeds: dict[tuple[str, str, str, str], dict[int, float]] = {}
+    for row in rows:
+        if row.images_per_s:
+            speeds.setdefault(row.series, {})[row.batch_size] = row.images_per_s
+    lines = []
+    for (model, device, precision, machine), there in speeds.items():
+        here = speeds.get((model, "cpu", precision, machine), {})
+        both = sorted(there.keys() & here.keys(), reverse=True)
+        if device == "cpu" or not both:
+            continue
+        gains = [(batch, there[batch] > here[batch]) for batch in both]
+        ahead = [batch for batch, is_ahead in itertools.takewhile(lambda one: one[1], gains)]
+        where = f"from batch {ahead[-1]:,} on" if ahead else "at no large batch measured"
+        on = _on(rows, machine)
+        lines.append(f"{model} {precision}{on}: {device} is ahead of the CPU {where}")
+    return lines
+
+
+def _on(rows: Sequence[ThroughputRow], machine: str, word: str = "on") -> str:
+    """The machine, where the table has several."""
+    return f" {word} {machine}" if len({row.machine for row in rows}) > 1 else ""
+
+
+def _figures(row: ThroughputRow) -> tuple[str, str, str]:
+    if row.images_per_s is None:
+        return "-", "-", "-"
+    return (
+        f"{row.images_per_s:,.0f}",
+        f"{row.least_per_s:,.0f} to {row.most_per_s:,.0f}",
+        size(row.peak_bytes),
+    )
+
+
+def _days(rows: Sequence[ThroughputRow], images: int, epochs: int) -> list[str]:
+    best: dict[tuple[str, ...], ThroughputRow] = {}
+    for row in rows:
+        if row.speed:
+            best[row.series] = max(best.get(row.series, row), row, key=lambda one: one.speed)
+    work = f"{images:,} images x {epochs} epochs"
+    return [
+        f"{row.model} on {row.device}{_on(rows, row.machine, 'of')}, {row.precision}, "
+        f"batch {row.batch_size:,}: {work} take {days(images, epochs, row.speed):.2g} days"
+        for row in best.values()
+    ]
+
+
+def draw_throughput(rows: Sequence[ThroughputRow]) -> str:
+    """The text of an SVG file: images a second against the batch size, a line a series.
+
+    Both axes are logarithmic: of a LeNet and a ResNet one could only see the one.
+    """
+    series: dict[tuple[str, ...], list[ThroughputRow]] = {}
+    for row in rows:
+        if row.speed:
+            series.setdefault(row.series, []).append(row)
+    largest = max((row.batch_size for row in rows), default=1)
+    speeds = [row.speed for row in rows if row.speed] or [1.0]
+    ticks = range(math.floor(math.log10(min(speeds))), math.ceil(math.log10(max(speeds))) + 1)
+    low, high = ticks[0], max(ticks[-1], ticks[0] + 1)
+    stop = max(1.0, math.log2(largest))
+    panel = Panel(top=_TOP, low=low, high=high, stop=stop, height=_HEIGHT)
+    height = _TOP + _HEIGHT + 70 + 18 * len(series)
+    parts = [*head("throughput", height), *frame(panel, "images a second", ticks, is_log10=True)]
+    for number, (key, found) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        dash = _DASHES[number % len(_DASHES)]
+        points = [Point(t=math.log2(row.batch_size), value=math.log10(row.speed)) for row in found]
+        parts += line(panel, points, colour, dash)
+        y = _TOP + _HEIGHT + 66 + 18 * number
+        parts += [
+            rule(LEFT, y - 4, LEFT + 24, y - 4, colour, dash),
+            text(LEFT + 32, y, ", ".join(key)),
+        ]
+    return "\n".join([*parts, *_batch_axis(panel, largest), "</svg>"]) + "\n"
+
+
+def _batch_axis(panel: Panel, largest: int) -> list[str]:
+    parts = [rule(LEFT, panel.bottom, WIDTH - RIGHT, panel.bottom, FAINT)]
+    for power in range(0, math.floor(math.log2(largest)) + 1, 2):
+        x = panel.x(power)
+        parts.append(rule(x, panel.bottom, x, panel.bottom + 5, FAINT))
+        parts.append(text(x, panel.bottom + 20, f"{2**power:,}", anchor="middle"))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return [*parts, text(middle, panel.bottom + 40, "samples a batch", anchor="middle")]

@@ -65,10 +65,9 @@ def compile_(
     task
         chapter-mlp (512-256-128-2), a built-in task, package.module:task, or a run's folder.
     """
-    from ..bench.compiling import WaysQuestion, compare_ways
-    from ..bench.compiling_lines import render_ways
-    from ..bench.contender import WAYS
-    from ..bench.where import chosen_device, chosen_threads
+    from ..bench.compiling import WaysQuestion, compare_ways, render_ways
+    from ..bench.device import chosen_device, chosen_threads
+    from ..bench.ways import WAYS
 
     question = WaysQuestion(
         subject=task,
@@ -96,9 +95,8 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
     """
     import torch
 
-    from ..bench.asynchrony import measure_asynchrony, numpy_and_torch
-    from ..bench.asynchrony_lines import render_asynchrony
-    from ..bench.where import chosen_device
+    from ..bench.asynchrony import measure_asynchrony, numpy_and_torch, render_asynchrony
+    from ..bench.device import chosen_device
 
     chosen = torch.device(chosen_device(device))
     found = measure_asynchrony(chosen, calls)
@@ -129,13 +127,13 @@ def overlap(
     """
     import torch
 
+    from ..bench.device import chosen_device
     from ..bench.overlap import measure_overlap
-    from ..bench.together import render_together
-    from ..bench.where import chosen_device
+    from ..bench.samples import render_together
 
     chosen = torch.device(chosen_device(device))
     found = measure_overlap(chosen, _size(size, chosen.type), count)
-    table = render_together(found.rows, "computing", "copying")
+    table = render_together(found.ways, "computing", "copying")
     show(
         json,
         lambda: {"device": str(chosen), **found.to_json()},
@@ -161,8 +159,9 @@ def parallel(
     """
     import torch
 
-    from ..bench.together import measure_parallel, render_together
-    from ..bench.where import chosen_device
+    from ..bench.device import chosen_device
+    from ..bench.overlap import measure_parallel
+    from ..bench.samples import render_together
 
     chosen = torch.device(chosen_device(device))
     found = measure_parallel(chosen, _size(size, chosen.type), count)
@@ -234,8 +233,7 @@ def throughput(
     plot
         Draw the picture into this SVG file.
     """
-    from ..bench.throughput import to_json
-    from ..bench.throughput_lines import draw_throughput, render_throughput
+    from ..bench.throughput import draw_throughput, render_throughput, to_json
 
     writable(plot)
     whole = _table(models, here, merge or [])
@@ -259,8 +257,8 @@ def _table(models: str | None, here: SweepFlags, files: list[Path]) -> "list[Thr
 
 def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
     """This machine's part of the table."""
+    from ..bench.device import chosen_device, chosen_threads
     from ..bench.throughput import Sweep, sweep
-    from ..bench.where import chosen_device, chosen_threads
 
     name = here.machine or platform.node() or "here"
     rows = []

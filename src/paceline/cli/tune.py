@@ -123,8 +123,7 @@ def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:
 def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> None:
     """The largest mini-batch that fits."""
     from ..bench.batch_size import Trials, do_fit_together, largest_batch
-    from ..bench.throughput import free_bytes
-    from ..bench.where import chosen_device
+    from ..bench.device import chosen_device, free_bytes
     from ..errors import ConfigError
 
     workers, most = asked.workers, asked.most
@@ -167,7 +166,7 @@ def _compare(task: str, device: str, asked: NoiseFlags, *, is_json: bool) -> Non
         draw_choices,
         render_choices,
     )
-    from ..bench.where import chosen_device
+    from ..bench.device import chosen_device
 
     writable(asked.plot)
     wish = Wish(

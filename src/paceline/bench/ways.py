@@ -1,8 +1,11 @@
-"""The ways in which one model can be run, and one of them in a process of its own.
+"""The ways in which one model can be run, as written or through a compiler; and one, timed.
 
 A way is a name and a function: model and example in, function out. All it does to get there is
 part of its first call. The files that some of them write go into a folder that is thrown away.
-`compiling` asks each process what it needs. This module must not know how a way is measured.
+
+    TimedWay   prepare() --> block(n), block(n) ... --> finish()       in a process of its own
+
+This module must not know how ways are compared.
 """
 
 import gc
@@ -17,8 +20,11 @@ from torch import Tensor, nn
 from ..exports import FORMATS
 from ..exports.formats import Run
 from ..exports.subject import find_subject
-from .waiting import synchronize
-from .where import peak_bytes, reset_peak
+from .clock import elapsed_s, synchronize
+from .device import peak_bytes, reset_peak
+
+SETTLING_CALLS = 5
+"""TorchScript optimises in its first calls, too; after these a way has settled."""
 
 Way = Callable[[nn.Module, Sequence[Tensor], Path], Run]
 
@@ -62,29 +68,26 @@ WAYS: Mapping[str, Way] = {
 """As ``--ways`` takes them; the first is what the others are compared with."""
 
 
-SETTLING_CALLS = 5
-"""TorchScript optimises in its first calls, too; after these a way has settled."""
-
-
 class TimedWay:
     """Holds the model and runs blocks of calls.
 
     Args:
         way: one of WAYS.
-        spec: what `find_subject` takes.
+        subject: what `find_subject` takes.
         batch_size: samples a call, >= 1.
         device: "cpu", "cuda", ...
         threads: that torch uses, >= 1.
     """
 
-    def __init__(self, way: str, spec: str, batch_size: int, device: str, threads: int) -> None:
+    def __init__(self, way: str, subject: str, batch_size: int, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        subject = find_subject(spec)
+        found = find_subject(subject)
         self._way = WAYS[way]
+        self._is_counted = way == "compile"
         self._device = torch.device(device)
-        self._model = subject.model.to(self._device)
-        self._make = subject.inputs
-        self._inputs = tuple(one.to(self._device) for one in subject.inputs(batch_size))
+        self._model = found.model.to(self._device)
+        self._make = found.inputs
+        self._inputs = tuple(one.to(self._device) for one in found.inputs(batch_size))
         self._batch_size = batch_size
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-ways-")
         self._run: Run | None = None
@@ -118,40 +121,24 @@ class TimedWay:
         assert run is not None
         with torch.no_grad():
             run(*inputs)  # what cooled down while others had their turn
-            synchronize()
-            start_s = time.perf_counter()
-            for _ in range(count):
-                run(*inputs)
-            synchronize()
-            return {"seconds": time.perf_counter() - start_s}
+            return {"seconds": elapsed_s(lambda: run(*inputs), count)}
 
     def finish(self) -> Mapping[str, object]:
         """Peak memory so far; then two other batch sizes: what is compiled anew for them."""
         peak = peak_bytes(self._device)
-        before = _graphs()
+        counters = torch._dynamo.utils.counters  # of torch.compile, in this process
+        before = int(counters["stats"]["unique_graphs"])
         seconds = []
-        assert self._run is not None
+        run = self._run
+        assert run is not None
         with torch.no_grad():
             for batch_size in (self._batch_size + 1, self._batch_size + 2):
                 inputs = tuple(one.to(self._device) for one in self._make(batch_size))
-                synchronize()
-                start_s = time.perf_counter()
-                self._run(*inputs)
-                synchronize()
-                seconds.append(time.perf_counter() - start_s)
-        return {
-            "peak_bytes": peak,
-            "graphs": before,
-            "graph_breaks": _graph_breaks(),
-            "recompiles": _graphs() - before,
-            "other_batches_s": seconds,
+                seconds.append(elapsed_s(lambda inputs=inputs: run(*inputs)))  # type: ignore[misc]
+        counted = {
+            "graph_breaks": int(sum(counters["graph_break"].values())),
+            "recompiles": int(counters["stats"]["unique_graphs"]) - before,
         }
-
-
-def _graphs() -> int:
-    """Graphs that ``torch.compile`` made in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-def _graph_breaks() -> int:
-    return int(sum(torch._dynamo.utils.counters["graph_break"].values()))
+        return {
+            "peak_bytes": peak, "other_batches_s": seconds, **(counted if self._is_counted else {})
+        }  # fmt: skip

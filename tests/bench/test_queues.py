@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from paceline.bench.workqueue import WorkQueue
+from paceline.bench.queues import WorkQueue
 from paceline.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.bench import together
-from paceline.bench.together import TimedTogether, measure_together, overlap_of, render_together
+from paceline.bench import samples
+from paceline.bench.samples import TimedTogether, measure_together, overlap_of, render_together
 
 Say = Callable[[str], tuple[int, str, str]]
 
@@ -20,7 +20,7 @@ def test_overlap_of_known_times(both_s: float, overlap: float) -> None:
 
 
 def test_the_example_is_true() -> None:
-    assert doctest.testmod(together).failed == 0
+    assert doctest.testmod(samples).failed == 0
 
 
 def waits(*seconds: float) -> Callable[[], float]:

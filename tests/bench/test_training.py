@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.bench import noise
-from paceline.bench.noise import measure_noise, scale_of, scaled_rate, unbiased
+from paceline.bench import training
+from paceline.bench.training import measure_noise, scale_of, scaled_rate, unbiased
 
 Say = Callable[[str], tuple[int, str, str]]
 
 
 def test_the_example_is_true() -> None:
-    assert doctest.testmod(noise).failed == 0
+    assert doctest.testmod(training).failed == 0
 
 
 def test_noise_of_a_known_size_is_found() -> None:
@@ -65,7 +65,7 @@ def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) ->
     line = "tune batch-size tests_digits:task --noise --target-accuracy 0.7 --seeds 2 --after 5"
     (tmp_path / "tests_digits.py").write_text(
         "from paceline.data.choice import Choice\n"
-        "from paceline.workloads.images import softmax\n"
+        "from paceline.workloads.softmax import softmax\n"
         "task = softmax(chooser=lambda name: Choice(name='digits'))\n"
     )
     code, out, err = say(f"{line} --batch-sizes 32,128 --device cpu --plot batch.svg --json")

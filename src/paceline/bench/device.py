@@ -1,0 +1,108 @@
+"""The device that is measured on: which one, its memory, and the end of that.
+
+    free_bytes            what a search may use     limit_memory    hold this process to so much
+    reset_peak, peak_bytes       the most held      is_out_of_memory     whether that was the end
+
+A CPU's process is counted whole, with Python and torch in it, so what is compared is compared with
+a process that does the same without. This module must not know what is measured.
+"""
+
+import contextlib
+import resource
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..errors import ConfigError
+from ..replica.device import find_device
+from ..system.limits import available_bytes
+
+SHARE = 0.8
+"""Of the memory that is free: what a search may use."""
+_NO_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "out of memory",
+    "could not create a primitive",
+    "could not create a memory",
+)
+"""Words of allocators and kernels that found no more."""
+
+
+def chosen_device(name: str) -> str:
+    """The device that ``--device`` means, as torch writes it.
+
+    Raises:
+        ConfigError: it is not here.
+    """
+    return str(find_device(name, 0))
+
+
+def chosen_threads(threads: int | None) -> int:
+    """``--threads``, or what torch would use.
+
+    Raises:
+        ConfigError: fewer than 1.
+    """
+    if threads is None:
+        return torch.get_num_threads()
+    if threads < 1:
+        raise ConfigError(f"--threads must be >= 1, got {threads}")
+    return threads
+
+
+def free_bytes(device: str) -> int:
+    """Memory that a search may use: a share of what is free here, or on the GPU."""
+    if device.startswith("cuda"):
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = min(psutil.virtual_memory().available, available_bytes())
+    return int(free * SHARE)
+
+
+def limit_memory(device: torch.device, limit_bytes: int) -> None:
+    """Hold this process, or this device's allocator, to so many bytes from here on."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+    elif sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        held = _status_bytes("VmData") or 0  # what RLIMIT_DATA counts: private writable memory
+        resource.setrlimit(resource.RLIMIT_DATA, (held + limit_bytes, hard))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator says that there is no more."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(word in str(error).lower() for word in _NO_MEMORY)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begin to look for the most; where the system cannot forget, it counts from the start."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif device.type == "cpu":
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most bytes held at once since ``reset_peak``."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if device.type != "cpu":
+        return int(getattr(torch, device.type).driver_allocated_memory())
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _status_bytes("VmHWM") or (most if sys.platform == "darwin" else most * 1024)
+
+
+def _status_bytes(name: str) -> int | None:
+    """A row of /proc/self/status (proc(5)); None where there is none."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
