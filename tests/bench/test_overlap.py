@@ -5,9 +5,12 @@ import json
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from paceline.bench import samples
+from paceline.bench.overlap import measure_overlap, measure_parallel
 from paceline.bench.samples import TimedTogether, measure_together, overlap_of, render_together
+from paceline.errors import ConfigError
 
 Say = Callable[[str], tuple[int, str, str]]
 
@@ -74,3 +77,9 @@ def test_what_cannot_be_is_refused(say: Say, line: str, said: str) -> None:
     code, _, err = say(line)
     assert code == 2
     assert said in err
+
+
+def test_devices_without_queues_of_their_own_are_refused() -> None:
+    for measure in (measure_overlap, measure_parallel):
+        with pytest.raises(ConfigError, match="knows cpu and cuda, got meta"):
+            measure(torch.device("meta"), 8, 2)

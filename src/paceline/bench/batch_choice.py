@@ -77,13 +77,11 @@ class BatchChoice:
 class Choices:
     """All that was measured; ``rows`` is empty without a target."""
 
+    wish: Wish
     task: str
     source: str
-    device: str
-    after: int
     own_batch_size: int
     own_rate: float
-    target: float | None
     noise: Noise
     rows: tuple[BatchChoice, ...]
 
@@ -120,16 +118,9 @@ def compare_batch_sizes(wish: Wish, say: Callable[[str], None]) -> Choices:
             runs.append(train_to(training, wish.target, num_samples, task.epochs))
         rows.append(BatchChoice(batch_size=batch_size, learning_rate=rate, runs=tuple(runs)))
     return Choices(
-        task=task.name,
-        source=splits.source,
-        device=wish.device,
-        after=wish.after,
-        own_batch_size=task.batch_size,
-        own_rate=task.learning_rate,
-        target=wish.target,
-        noise=noise,
-        rows=tuple(rows),
-    )
+        wish=wish, task=task.name, source=splits.source, own_batch_size=task.batch_size,
+        own_rate=task.learning_rate, noise=noise, rows=tuple(rows),
+    )  # fmt: skip
 
 
 _BAR = 16
@@ -141,7 +132,7 @@ def render_choices(one: Choices) -> list[str]:
     low, high = (_samples(value) for value in one.noise.interval)
     lines = [
         f"noise scale  {_samples(one.noise.scale)} samples (95 %: {low} to {high}; "
-        f"{one.noise.draws} draws of {one.noise.big:,} samples, after {one.after:,} updates)",
+        f"{one.noise.draws} draws of {one.noise.big:,} samples, after {one.wish.after:,} updates)",
         "             at that batch half of a gradient's square is noise; well above it, a larger "
         "batch saves few updates",
         "",
@@ -154,7 +145,7 @@ def render_choices(one: Choices) -> list[str]:
         return [*lines, *table(("batch", "noise", ""), shares)]
     times = [row.seconds for row in one.rows if row.seconds is not None]
     cells = [_cells(one, row, max(times, default=1.0)) for row in one.rows]
-    head = ("batch", "lr", "noise", "samples/s", "updates", f"time to {one.target:g}", "")
+    head = ("batch", "lr", "noise", "samples/s", "updates", f"time to {one.wish.target:g}", "")
     best = one.quickest
     told = (
         f"quickest     --batch-size {best.batch_size} --lr {best.learning_rate:.3g}"
@@ -200,14 +191,14 @@ def choices_json(one: Choices) -> dict[str, object]:
     return {
         "task": one.task,
         "source": one.source,
-        "device": one.device,
+        "device": one.wish.device,
         "noise_scale": _finite(one.noise.scale),
         "noise_scale_interval": [_finite(value) for value in one.noise.interval],
         "signal": one.noise.signal,
         "trace": one.noise.trace,
-        "after_updates": one.after,
+        "after_updates": one.wish.after,
         "noise_shares": {str(size): one.noise.measured_share(size) for size in one.noise.squared},
-        "target_accuracy": one.target,
+        "target_accuracy": one.wish.target,
         "rows": [
             {
                 "batch_size": row.batch_size,
@@ -244,14 +235,14 @@ def draw_choices(one: Choices) -> str:
         diagrams += [
             ("samples a second", Curve(name="throughput", points=speed, dots=speed)),
             (
-                f"seconds of training to test accuracy {one.target:g}",
+                f"seconds of training to test accuracy {one.wish.target:g}",
                 Curve(name="time to accuracy (median)", points=times, dots=times),
             ),
         ]
     last = len(diagrams) - 1
     return draw_chart(
         f"{one.task}: what a batch size is worth",
-        f"{one.source}; {one.device}; noise scale {_samples(one.noise.scale)} samples",
+        f"{one.source}; {one.wish.device}; noise scale {_samples(one.noise.scale)} samples",
         [
             Diagram(
                 label=label,

@@ -1,0 +1,46 @@
+"""Compiled code runs in training calls of a usual size, and nowhere else."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError
+from paceline.tuning.compilation import CompiledCode, compile_model
+from subjects import SIZE, batch, network, subject
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes that the compiled code was called with; torch compiles nothing."""
+    found: list[int] = []
+
+    def compiled(function: Any, *, mode: str, dynamic: bool) -> Any:
+        assert (mode, dynamic) == ("default", False)
+
+        def run(inputs: Any) -> Any:
+            found.append(len(inputs))
+            return function(inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return found
+
+
+def test_an_evaluation_and_a_last_batch_run_eagerly(calls: list[int]) -> None:
+    model, (inputs, _) = network(), batch()
+    compile_model(model, "default", frozenset({SIZE}))
+    model(inputs)
+    model(inputs[:3])
+    with torch.no_grad():
+        model(inputs)
+    model.eval()(inputs)
+    assert calls == [SIZE]
+
+
+def test_a_model_is_compiled_once(calls: list[int]) -> None:
+    objects = subject().objects
+    CompiledCode().apply(objects, "default")
+    with pytest.raises(ConfigError, match="compiled already; leave --compile out"):
+        CompiledCode().apply(objects, "default")
