@@ -16,7 +16,7 @@ from paceline.bench.batch_choice import (
 from paceline.bench.training import Noise, Reached
 
 NOISE = Noise(
-    small=16, big=32, squared={16: 6.0, 32: 3.5}, signal=1.0, trace=80.0,
+    squared={16: 6.0, 32: 3.5}, signal=1.0, trace=80.0,
     interval=(60.0, math.inf), draws=40,
 )  # fmt: skip
 

@@ -13,8 +13,9 @@ MLP 512-256-128-2, with and without TorchScript). This module must not know how 
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +129,6 @@ class WaysCompared:
         return {**self.question.work, "calls": self.calls, "ways": ways}
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A way while it is measured."""
-
-    way: str
-    apart: Apart
-    facts: dict[str, Any] = field(default_factory=dict)
-    failure: str = ""
-
-
 def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysCompared:
     """Build every way, let them take turns, and say what each came to.
 
@@ -148,75 +139,64 @@ def compare_ways(question: WaysQuestion, say: Callable[[str], None]) -> WaysComp
         ConfigError: the model as it is written does not run.
     """
     names = ("eager", *(way for way in question.ways if way != "eager"))
-    entries: list[_Entry] = []
-    with tempfile.TemporaryDirectory(prefix="paceline-cache-") as caches:
-        try:
-            for way in names:
-                entries.append(_start(way, question, Path(caches) / way))
-                _prepare(entries[-1], say)
-                if entries[0].failure:
-                    raise ConfigError(f"{question.subject} does not run: {entries[0].failure}")
-            running = [one for one in entries if not one.failure]
-            calls = question.calls or _calls_for(running[0])
-            calls = math.ceil(calls / ROUNDS) * ROUNDS  # whole blocks
-            say(f"{len(running)} ways take turns: {calls:,} calls each in {ROUNDS} blocks")
-            _measure(running, calls)
-        finally:
-            for entry in entries:
-                entry.apart.close()
-    return WaysCompared(question=question, calls=calls, results=tuple(_results(entries)))
+    seats: dict[str, Apart] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-cache-"))
+        for way in names:
+            # A cache of its own, empty: the first call is that of somebody who never compiled this.
+            environment = {"TORCHINDUCTOR_CACHE_DIR": str(Path(caches) / way)}
+            seat = Apart("paceline.bench.ways:TimedWay", {"way": way, **question.work}, environment)
+            stack.enter_context(seat)
+            facts[way] = _prepared(way, seat, say)
+            if "failure" not in facts[way]:
+                seats[way] = seat
+            elif way == "eager":
+                raise ConfigError(f"{question.subject} does not run: {facts[way]['failure']}")
+        calls = question.calls or _calls_for(seats["eager"])
+        calls = math.ceil(calls / ROUNDS) * ROUNDS  # whole blocks
+        say(f"{len(seats)} ways take turns: {calls:,} calls each in {ROUNDS} blocks")
+        _measure(seats, facts, calls)
+    eager = _result("eager", facts.pop("eager"))
+    others = (_result(way, found, eager) for way, found in facts.items())
+    return WaysCompared(question=question, calls=calls, results=(eager, *others))
 
 
-def _start(way: str, question: WaysQuestion, cache: Path) -> _Entry:
-    arguments = {"way": way, **question.work}
-    # A cache of its own, empty: the first call is that of somebody who never compiled this.
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    return _Entry(way, Apart("paceline.bench.ways:TimedWay", arguments, environment))
-
-
-def _prepare(entry: _Entry, say: Callable[[str], None]) -> None:
+def _prepared(way: str, seat: Apart, say: Callable[[str], None]) -> dict[str, Any]:
+    """What the way says of its first calls; or its ``failure``."""
     try:
-        entry.facts.update(entry.apart.ask("prepare"))
+        found = dict(seat.ask("prepare"))
     except PacelineError as error:
-        entry.failure = str(error)
-        say(f"{entry.way}: {entry.failure}")
-        return
-    say(f"{entry.way}: first call after {entry.facts['first_call_s']:.3g} s")
+        say(f"{way}: {error}")
+        return {"failure": str(error)}
+    say(f"{way}: first call after {found['first_call_s']:.3g} s")
+    return found
 
 
-def _calls_for(eager: _Entry) -> int:
+def _calls_for(eager: Apart) -> int:
     """The chapter's 1,000, or fewer where they would take too long."""
-    call_s = float(eager.apart.ask("block", count=10)["seconds"]) / 10
+    call_s = float(eager.ask("block", count=10)["seconds"]) / 10
     return min(_MOST_CALLS, max(_LEAST_CALLS, round(_AIM_S / call_s)))
 
 
-def _measure(entries: Sequence[_Entry], calls: int) -> None:
+def _measure(seats: Mapping[str, Apart], facts: Mapping[str, dict[str, Any]], calls: int) -> None:
     count = calls // ROUNDS
 
-    def block(entry: _Entry) -> Callable[[], float]:
-        return lambda: float(entry.apart.ask("block", count=count)["seconds"]) / count
+    def block(seat: Apart) -> Callable[[], float]:
+        return lambda: float(seat.ask("block", count=count)["seconds"]) / count
 
-    timings = take_turns({entry.way: block(entry) for entry in entries}, ROUNDS)
-    for entry in entries:
-        entry.facts["call"] = timings[entry.way]
+    timings = take_turns({way: block(seat) for way, seat in seats.items()}, ROUNDS)
+    for way, seat in seats.items():
+        facts[way]["call"] = timings[way]
         try:
-            entry.facts.update(entry.apart.ask("finish"))
+            facts[way].update(seat.ask("finish"))
         except PacelineError as error:
-            entry.facts["other_batches_failure"] = str(error)
+            facts[way]["other_batches_failure"] = str(error)
 
 
-def _results(entries: Iterable[_Entry]) -> Iterable[Result]:
-    eager: Result | None = None
-    for entry in entries:
-        if entry.failure:
-            yield Result(way=entry.way, failure=entry.failure)
-            continue
-        result = _result(entry.way, entry.facts, eager)
-        eager = eager or result
-        yield result
-
-
-def _result(way: str, facts: dict[str, Any], eager: Result | None) -> Result:
+def _result(way: str, facts: dict[str, Any], eager: Result | None = None) -> Result:
+    if "failure" in facts:
+        return Result(way=way, **facts)
     call: Timing = facts["call"]
     once_s = max(0.0, facts.pop("settled_s") - SETTLING_CALLS * call.median_s)
     facts["other_batches_s"] = tuple(facts.get("other_batches_s", ()))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,9 +56,9 @@ class Export(Measured):
     weights_bytes: int
     max_differences: dict[int, float]
     latencies: tuple[Latency, ...]
-    accuracy: float | None
-    file_accuracy: float | None
-    accuracy_samples: int
+    accuracy: float | None = None
+    file_accuracy: float | None = None
+    accuracy_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,6 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
         say(f"{fell_back}\nfalling back to {form}, as asked")
         written = _write(subject, wanted, form)
     say("the file computes what the model computes; measuring")
-    batches = tuple(written.differences)
-    accuracies, count = _accuracies(subject, written, wanted.fixed_batch)
     return Export(
         subject=subject.name,
         is_trained=subject.checkpoint is not None,
@@ -115,29 +114,25 @@ def export(subject: Subject, wanted: Wanted, say: Callable[[str], None]) -> Expo
             value.numel() * value.element_size() for value in subject.model.state_dict().values()
         ),
         max_differences=written.differences,
-        latencies=tuple(_latency(subject, written, batch) for batch in batches),
-        accuracy=accuracies[0],
-        file_accuracy=accuracies[1],
-        accuracy_samples=count,
+        latencies=tuple(_latency(subject, written, batch) for batch in written.differences),
+        **_accuracies(subject, written, wanted.fixed_batch),
     )
 
 
-def _accuracies(
-    subject: Subject, written: Written, fixed_batch: int | None
-) -> tuple[tuple[float | None, float | None], int]:
+def _accuracies(subject: Subject, written: Written, fixed_batch: int | None) -> dict[str, Any]:
     """Of the model and of the file, on the same samples: all, or as many as take a few seconds."""
-    if subject.task is None or subject.checkpoint is None:
-        return (None, None), 0
     batch = fixed_batch or 60
+    if subject.task is None or subject.checkpoint is None:
+        return {}
     if accuracy_of(subject.model, subject, batch, most=batch) is None:  # opens the data, too
-        return (None, None), 0
+        return {}
     batch_s = elapsed_s(lambda: accuracy_of(subject.model, subject, batch, most=4 * batch)) / 4
     most = batch * max(1, round(_ACCURACY_S / batch_s))
     model = accuracy_of(subject.model, subject, batch, most)
     file = accuracy_of(written.run, subject, batch, most)
     assert model is not None
     assert file is not None
-    return (model[0], file[0]), model[1]
+    return {"accuracy": model[0], "file_accuracy": file[0], "accuracy_samples": model[1]}
 
 
 def _write(subject: Subject, wanted: Wanted, name: str) -> Written:

@@ -53,16 +53,13 @@ class Noise:
     """What was measured at one point of the training.
 
     Args:
-        small: b, samples of the smallest batch; big: B, of the largest.
-        squared: batch size -> mean of |G_batch|^2 over the draws.
+        squared: batch size, from b to B -> mean of |G_batch|^2 over the draws.
         signal: |G|^2, unbiased; not above 0 where the noise hides it.
         trace: S = tr(Sigma), unbiased.
         interval: 95 % of B_simple, by bootstrap over the draws; infinite ends are possible.
         draws: how many.
     """
 
-    small: int
-    big: int
     squared: dict[int, float]
     signal: float
     trace: float
@@ -126,15 +123,8 @@ def measure_noise(gradient: Gradient, small: int, doublings: int, draws: int) ->
     found = [_draw(gradient, small, doublings) for _ in range(draws)]
     squared = {size: sum(one[i] for one in found) / draws for i, size in enumerate(sizes)}
     signal, trace = unbiased(small, squared[small], sizes[-1], squared[sizes[-1]])
-    return Noise(
-        small=small,
-        big=sizes[-1],
-        squared=squared,
-        signal=signal,
-        trace=trace,
-        interval=_interval([(one[0], one[-1]) for one in found], small, sizes[-1]),
-        draws=draws,
-    )
+    interval = _interval([(one[0], one[-1]) for one in found], small, sizes[-1])
+    return Noise(squared=squared, signal=signal, trace=trace, interval=interval, draws=draws)
 
 
 def _draw(gradient: Gradient, small: int, doublings: int) -> list[float]:
