@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.tuning.compilation import CompiledCode, compile_model
+from paceline.tuning.candidates import Compilation
+from paceline.tuning.compilation import compile_model
 from subjects import SIZE, batch, network, subject
 
 
@@ -41,6 +42,6 @@ def test_an_evaluation_and_a_last_batch_run_eagerly(calls: list[int]) -> None:
 
 def test_a_model_is_compiled_once(calls: list[int]) -> None:
     objects = subject().objects
-    CompiledCode().apply(objects, "default")
+    Compilation().apply(objects, "default")
     with pytest.raises(ConfigError, match="compiled already; leave --compile out"):
-        CompiledCode().apply(objects, "default")
+        Compilation().apply(objects, "default")

@@ -132,7 +132,8 @@ def render_choices(one: Choices) -> list[str]:
     low, high = (_samples(value) for value in one.noise.interval)
     lines = [
         f"noise scale  {_samples(one.noise.scale)} samples (95 %: {low} to {high}; "
-        f"{one.noise.draws} draws of {max(one.noise.squared):,} samples, after {one.wish.after:,} updates)",
+        f"{one.noise.draws} draws of {max(one.noise.squared):,} samples, after {one.wish.after:,} "
+        "updates)",
         "             at that batch half of a gradient's square is noise; well above it, a larger "
         "batch saves few updates",
         "",
