@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.data.choice import choose
+from paceline.data.fetch import choose
 from paceline.errors import PacelineError
 
 from .figures import FIGURES

@@ -64,7 +64,7 @@ def test_the_rate_grows_with_the_batch_below_the_scale_and_not_above_it() -> Non
 def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) -> None:
     line = "tune batch-size tests_digits:task --noise --target-accuracy 0.7 --seeds 2 --after 5"
     (tmp_path / "tests_digits.py").write_text(
-        "from paceline.data.choice import Choice\n"
+        "from paceline.data.fetch import Choice\n"
         "from paceline.workloads.softmax import softmax\n"
         "task = softmax(chooser=lambda name: Choice(name='digits'))\n"
     )

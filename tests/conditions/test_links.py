@@ -4,25 +4,25 @@ import math
 
 import pytest
 
-from paceline.conditions.links import Lane, Link, parse_bytes, parse_link
+from paceline.conditions.world import Link, LinkQueue, parse_bytes, parse_link
 from paceline.errors import ConfigError
 
 
 def test_a_transfer_takes_its_bytes_over_the_slower_link_and_the_latency() -> None:
-    own = Lane(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e6, server_bytes_per_s=1e7))
+    own = LinkQueue(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e6, server_bytes_per_s=1e7))
     assert own.there_s(2.0) == pytest.approx(2.0 + 1.0 + 0.5)
-    server = Lane(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e7, server_bytes_per_s=1e6))
+    server = LinkQueue(Link(num_bytes=1e6, latency_s=0.5, bytes_per_s=1e7, server_bytes_per_s=1e6))
     assert server.there_s(2.0) == pytest.approx(2.0 + 1.0 + 0.5)
 
 
 def test_the_server_takes_one_transfer_after_the_other() -> None:
-    lane = Lane(Link(num_bytes=1e6, server_bytes_per_s=1e6))
+    lane = LinkQueue(Link(num_bytes=1e6, server_bytes_per_s=1e6))
     assert [lane.there_s(0.0) for _ in range(3)] == [1.0, 2.0, 3.0]
     assert lane.there_s(10.0) == 11.0, "it was free again"
 
 
 def test_links_of_one_s_own_do_not_wait_for_each_other() -> None:
-    lane = Lane(Link(num_bytes=1e6, bytes_per_s=1e6))
+    lane = LinkQueue(Link(num_bytes=1e6, bytes_per_s=1e6))
     assert [lane.there_s(0.0) for _ in range(3)] == [1.0, 1.0, 1.0]
 
 

@@ -69,7 +69,7 @@ def test_names_and_sizes_agree_with_the_number_of_images(name: str) -> None:
 
 def test_listing_fetching_and_choosing_import_neither_torch_nor_numpy() -> None:
     program = (
-        "import sys, paceline.data.choice, paceline.workloads; "
+        "import sys, paceline.data.fetch, paceline.workloads; "
         "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

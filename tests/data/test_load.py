@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.data.choice import STAND_IN, choose
+from paceline.data.fetch import STAND_IN, choose
 from paceline.data.load import load, load_or_fallback
 from paceline.data.sources import SourceError
 from paceline.errors import ConfigError

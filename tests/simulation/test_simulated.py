@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.conditions.delays import parse_delay
-from paceline.conditions.links import Link
 from paceline.conditions.machine import Machine
 from paceline.conditions.slowness import Phases
-from paceline.conditions.world import Absence, Conditions
+from paceline.conditions.world import Absence, Conditions, Link
 from paceline.errors import ConfigError
 from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse

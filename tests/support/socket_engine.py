@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.engines.base import Engine, Event, MemberSpec, ProcessLeft, Signs, StoreView, Traits
-from paceline.engines.local.processes import LocalProcesses
+from paceline.engines.local.engine import LocalProcesses
 from paceline.engines.local.switchboard import Switchboard
 from paceline.store.control import INSIDE, JOBS, LAYOUT, VERSION, Control, control_bytes
 from paceline.store.memory import PrivateMemory

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.data.choice import Choice
+from paceline.data.fetch import Choice
 from paceline.errors import ConfigError
 from paceline.workloads import images, load_task, resnets, transformer
 from paceline.workloads.resnets import Residual

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.data.arrays import collate_batch
-from paceline.data.choice import Choice
+from paceline.data.fetch import Choice
 from paceline.workloads import TASKS, load_task
 from paceline.workloads.base import Task
 

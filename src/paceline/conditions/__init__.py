@@ -1,9 +1,8 @@
 """What a run is put through: how slow its workers are made, and how they fail.
 
-    world           all of it as one value: delays, phases, links, cores, machine, and who is away
+    world           all of it as one value: delays, phases, machine, links, and who is away
     delays          how much longer a step takes; distributions: of what
     slowness        who is slow always, or in phases, and how one live worker is made so
-    links           what it costs to move a push or a pull
     machine         what computing costs, and the cores that workers share
     faults          who dies, stops or slows down, and when; of one live worker step by step
 

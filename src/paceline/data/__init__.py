@@ -1,8 +1,7 @@
 """The data sets that Paceline knows, and the way of a user's samples into a training loop.
 
     catalogue   what there is, where it is looked for, and whether a file is what it should be
-    fetch       bring here what is not; sources: the ways to get it
-    choice      what to use where the wished one is not here
+    fetch       bring here what is not, or choose another; sources: the ways to get it
     load        a name -> training and test samples, out of files in the idx format
     arrays      samples by number, and by the batch
     loader      the user's DataLoader lease by lease

@@ -4,8 +4,10 @@
               (beside it)    (decompressed)      (all four, or none)
 
 The work folder lies on the same file system, so the last step is a rename: a fetch that is
-interrupted leaves what was there before. It must not know what the samples mean. Nothing here
-runs unless it is called: loading never fetches.
+interrupted leaves what was there before. Nothing here runs unless it is called: loading never
+fetches. A launcher chooses once, before workers start, what a run uses: the data set that was
+wished for, or the digits that ship in its place. It must not know what the samples mean, and
+imports no torch.
 """
 
 import errno
@@ -15,7 +17,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from ..errors import ConfigError
 from .catalogue import DataSet, data_folders, find, locate, read_checked
@@ -169,3 +173,61 @@ def _keep_sound(data_set: DataSet, folder: Path, sound: Path) -> None:
             stream.flush()
             # Renamed files must not turn up empty after a power cut.
             os.fsync(stream.fileno())
+
+
+STAND_IN = "digits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The data set to use, and one line that says so if it is not the one that was wished for."""
+
+    name: str
+    note: str = ""
+
+
+def choose(
+    name: str,
+    *,
+    fetch_missing: bool,
+    env: Mapping[str, str] | None = None,
+    outside: Outside | None = None,
+    say: Say = lambda line: None,
+) -> Choice:
+    """``name`` if it is here or can be fetched, else the digits that ship with the package.
+
+    Files that are here but damaged are never passed over in silence: they are fetched anew if
+    that is allowed, and else an error.
+
+    Raises:
+        ConfigError: ``name`` is unknown; or it is here, damaged, and was not or cannot be fetched.
+    """
+    data_set = find(name)
+    was_missing = locate(data_set, env) is None
+    if not fetch_missing:
+        if was_missing:
+            return _stand_in(data_set, f"is not here (`paceline data get {name}` fetches it)")
+        return Choice(name=name)
+    try:
+        fetch(name, env=env, outside=outside, say=say)
+    except ConfigError as error:
+        if not was_missing:
+            raise
+        say(str(error))
+        return _stand_in(data_set, f"could not be fetched (`paceline data get {name}` says why)")
+    return Choice(name=name)
+
+
+def _stand_in(data_set: DataSet, reason: str) -> Choice:
+    other = find(STAND_IN)
+    note = (
+        f"{data_set.title} {reason}: training on {other.title} instead, "
+        f"{other.num_train:,} + {other.num_test:,} real images that ship with paceline"
+    )
+    return Choice(name=STAND_IN, note=note)
+
+
+Chooser: TypeAlias = Callable[[str], Choice]
+
+# Looks only at what is here.
+choose_here: Chooser = partial(choose, fetch_missing=False)

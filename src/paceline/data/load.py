@@ -21,8 +21,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from .arrays import ArrayDataset, Splits
 from .catalogue import Bytes, DataFile, DataSet, Located, find, locate, looked_in, read_checked
-from .choice import choose
-from .fetch import remedy
+from .fetch import choose, remedy
 from .sources import Outside
 
 _UNSIGNED_BYTE = 0x08

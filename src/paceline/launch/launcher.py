@@ -21,7 +21,7 @@ from ..conditions.delays import parse_delays
 from ..conditions.faults import FaultPlan
 from ..conditions.slowness import parse_slowness
 from ..config import MOST_PROCESSES, RunSettings, resolve
-from ..data.choice import choose
+from ..data.fetch import choose
 from ..engines import make_engine
 from ..engines.base import RENDEZVOUS
 from ..errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError

@@ -19,7 +19,7 @@ from typing import Protocol
 from ..conditions.delays import parse_delays
 from ..conditions.slowness import parse_slowness
 from ..config import RunSettings
-from ..data.choice import choose
+from ..data.fetch import choose
 from ..errors import ConfigError, Interrupted, WorkerError
 from ..protocols import parse
 from ..report.compared import ComparedProtocol, Comparison, RunOutcome, outcome_of

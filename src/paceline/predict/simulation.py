@@ -14,10 +14,9 @@ from typing import Protocol
 
 from .. import theory
 from ..conditions.delays import NO_DELAY, Delay, parse_delays
-from ..conditions.links import parse_bytes, parse_link
 from ..conditions.machine import Machine
 from ..conditions.slowness import parse_slowness
-from ..conditions.world import Conditions, parse_absences
+from ..conditions.world import Conditions, parse_absences, parse_bytes, parse_link
 from ..errors import ConfigError
 from ..protocols import parse
 from ..protocols.base import SyncProtocol

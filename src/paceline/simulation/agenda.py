@@ -17,9 +17,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
-from ..conditions.links import Lane
 from ..conditions.machine import CostSum, Turn
-from ..conditions.world import Conditions, Finisher
+from ..conditions.world import Conditions, Finisher, LinkQueue
 from ..errors import ConfigError
 from ..events import Ticket
 
@@ -85,7 +84,7 @@ class Agenda:
         self._from_s: dict[int, float] = {}  # the first turn, where cores are shared
         self.by_worker = [conditions.finisher(one) for one in range(conditions.num_workers)]
         link = conditions.link
-        self._lanes = None if link is None else (Lane(link), Lane(link))  # pulls, pushes
+        self._lanes = None if link is None else (LinkQueue(link), LinkQueue(link))  # pulls, pushes
         self._queues, self._cores = conditions.server_queues(), conditions.cores()
         machine = conditions.machine
         self._sum = None if machine is None else CostSum(machine.add_s, machine.apply_s)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ..data.choice import Chooser, choose_here
+from ..data.fetch import Chooser, choose_here
 from ..errors import ConfigError, PacelineError, unknown
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from functools import partial
 from torch import nn
 from torch.optim import Optimizer
 
-from ..data.choice import Chooser, choose_here
+from ..data.fetch import Chooser, choose_here
 from ..data.load import load
 from .base import Task, chosen_init, classification_metrics, init_normal, sgd
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.arrays import ArrayDataset, Splits
-from ..data.choice import Chooser, choose_here
+from ..data.fetch import Chooser, choose_here
 from .base import Task, chosen_init, loss_metrics
 
 NUM_DIMS = 32

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..data.choice import Chooser, choose_here
+from ..data.fetch import Chooser, choose_here
 from .base import Task, chosen_init, init_normal
 from .images import Recipe, image_task
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..data.arrays import ArrayDataset
-from ..data.choice import Chooser, choose_here
+from ..data.fetch import Chooser, choose_here
 from ..errors import ConfigError
 from .base import Splits, Task, chosen_init
 
