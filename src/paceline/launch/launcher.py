@@ -31,7 +31,6 @@ from ..report.files import MetricsLog, open_log, write_report
 from ..report.live import Observer
 from ..report.summary import Summary, summarize
 from ..run.controller import Controller
-from ..run.spawn import member_specs
 from ..run_dir import RunFolder
 from ..system.files import OpenFolder
 from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
@@ -39,6 +38,7 @@ from ..system.streams import Tail
 from ..trace import FILE_NAME, Trace
 from ..workloads import find_task
 from .lives import WRITTEN, Lives, claim
+from .members import member_specs
 
 if TYPE_CHECKING:  # it knows torch, the launcher starts without
     from ..workloads.base import Task

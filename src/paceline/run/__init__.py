@@ -2,15 +2,14 @@
 
     controller      hears every event, and has a handler for each
     state           one run: its coordinator, trace and members; roster: who takes part
-    describe, spawn what members prepared, the plan that follows; what each is told
+    describe        what members prepared, and the plan that follows
     epochs          the borders of epochs              pushes   what members tell of their work
     peers           rounds among themselves            calls    evaluations and sums of all
-    checkpointing   when, of what, by whom             progress what an observer is shown
+    checkpointing   when, of what, by whom             progress what a run tells while it goes
     departures, respawn                                ends and new lives
     liveness        who gives no sign of life          silence  whether it stalls; what is said
     shutdown        the end that a user asks for, or a metric
     dispatch        orders become messages             faults   those that were ordered
-    notes           what the run says and writes of itself
 
 It must not know processes, sockets, tensors or terminals.
 """

@@ -17,8 +17,8 @@ from ..errors import ConfigError
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
+from ..replica.device import count_accelerators
 from ..system.cores import num_cores
-from .spawn import choose_path
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -229,3 +229,11 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
     if wrong or settings.path == "store":
         return "store"
     return "collective" if choose_path(settings, protocol) == "collective" else "peers"
+
+
+def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
+    """``collective`` where every worker of a protocol between peers has its own accelerator."""
+    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
+    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
+        return "collective"
+    return settings.path

@@ -41,8 +41,7 @@ from ..trace import Trace
 from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
 from .describe import Description
 from .dispatch import Dispatch
-from .notes import Notes
-from .progress import ProgressMeter
+from .progress import Notes, ProgressMeter
 from .roster import Roster
 
 

@@ -16,7 +16,7 @@ from ..context import Context
 from ..engines.base import MemberSpec
 from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
-from ..replica.device import count_accelerators
+from ..run.describe import choose_path
 from ..system.cores import num_cores
 from ..system.files import OpenFolder
 
@@ -82,11 +82,3 @@ def _context(
         checkpoints=settings.checkpoint_every != "never",
         source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
     )
-
-
-def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """``collective`` where every worker of a protocol between peers has its own accelerator."""
-    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
-    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
-        return "collective"
-    return settings.path
