@@ -1,27 +1,26 @@
-"""Checkpoints as the conductor sees them: when one is asked for, of what it is made, who writes it.
+"""Checkpoints as the controller sees them: when one is asked for, of what it is made, by whom.
 
     ask -> [ a border: the coordinator's state is taken ] + [ a member: "copied" ] -> disk -> answer
 
     border    after an update inside an epoch, which members or jobs find by themselves
     between   all members have arrived, and wait until the copy is made
-    at_stop   the run ends here; at_end  the script has no more epochs
+    at_stop   the run ends here, or the script has no more epochs
 
-Whatever goes wrong with one of them is said in one line; the run goes on. The last one, for which
-there is no other time, is tried whatever went wrong before, and goes elsewhere where the run's
-folder takes nothing. This module must not know what a member remembers, nor how files are written.
+Whatever goes wrong with one of them is said in one line; the run goes on. Where they go is found by
+``checkpoints/places.py``. Above 300 lines because one draft passes through all of it, from the
+border to the answer. This module must not know what a member remembers, nor how files are written.
 """
 
 import dataclasses
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints.every import Due, parse_every
-from ..checkpoints.folder import FOLDER, CheckpointFolder
+from ..checkpoints.folder import number_of
+from ..checkpoints.places import CheckpointPlaces
 from ..checkpoints.resumption import COORDINATOR, RUN
 from ..checkpoints.writer import Answer, WriteQueue
 from ..core.jobs import makes_border
@@ -85,11 +84,7 @@ class Checkpointing:
         self._run = run
         self._protocol = protocol
         self._saved = {"about": dict(about), "identity": dict(identity), "token": run.token}
-        self._own = CheckpointFolder(
-            run.trace.path.parent / FOLDER, settings.keep, run.trace.within
-        )
-        self._folder = self._own
-        """Where the next one goes."""
+        self._places = CheckpointPlaces(run.trace, settings.keep)
         self._told: dict[int, tuple[object, ...]] = {}
         """member -> where it writes, where that is not the folder that the run began with."""
         self._first = self._place
@@ -97,36 +92,20 @@ class Checkpointing:
         self._pinned = pinned
         self._due = Due(every, run.now_s(), run.coordinator.version, run.script_epoch)
         self._draft: _Draft | None = None
-        self._last_number = 0
         has_one = run.resumption is not None
         self._last_place = (run.coordinator.version, run.script_epoch) if has_one else (-1, -1)
         """Version and epoch of the last one that was taken."""
         self._retry_at_s = 0.0
-        self._elsewhere: Path | None = None
-        """The folder for the last one, where the run's own could not take it."""
-        self._lost = ""
-        """Why the last one is not where it should be."""
-        self._is_elsewhere = False
-        """Whether it is there instead."""
         if run.resumption is not None:
             try:
-                self._folder.rewind(run.resumption.checkpoint.number)
+                self._places.folder.rewind(run.resumption.checkpoint.number)
             except OSError as error:
                 self._say_failed(error.strerror or str(error))
 
     @property
     def unsaved(self) -> str:
         """Why the end of the run is not in its folder, and what there is; empty: it is there."""
-        if not self._lost:
-            return ""
-        folder = self._run.trace.path.parent
-        text = f"the end of the run could not be written to {folder}: {self._lost}"
-        if self._is_elsewhere:
-            where = self._elsewhere
-            return f"{text}; it lies in {where}; what goes on from it: --resume {where}"
-        older = CheckpointFolder(folder / FOLDER)
-        has = "has none" if older.is_empty else "has an older one"
-        return f"{text}; it is in no checkpoint; {older.folder} {has}"
+        return self._places.unsaved
 
     @property
     def is_waited_for(self) -> bool:
@@ -245,7 +224,7 @@ class Checkpointing:
             self._drop()
         place = (self._run.coordinator.version, self._run.script_epoch)
         if is_cut_off and self.is_on and place != self._last_place:
-            self._lost = self._lost or "no worker came to copy it"
+            self._places.lost = self._places.lost or "no worker came to copy it"
         self._queue.close()
         self._hear_queue()
 
@@ -257,7 +236,7 @@ class Checkpointing:
         run.dispatch.ask_copy(0)
         draft, self._draft = self._draft, None
         if draft is not None:
-            self._folder.drop(draft.aside)
+            self._places.folder.drop(draft.aside)
             self._last_place = (-1, -1)
         live = [one.number for one in run.roster.live if not one.is_done]
         place = (run.coordinator.version, run.script_epoch)
@@ -272,45 +251,25 @@ class Checkpointing:
         if now_s < self._retry_at_s:
             return None
         try:
-            return self._draft_in(self._own_folder())
+            return self._draft_in(self._places.begin(), is_last=False)
         except OSError as error:
             self._say_failed(error.strerror or str(error))
             return None
 
     def _begin_last(self) -> _Draft | None:
         """Where there is room for it: once it is under way there is no time for another."""
-        size = self._pinned[1] - self._pinned[0]
-        self._lost = ""
-        try:
-            return self._draft_in(self._own_folder(), last_bytes=size)
-        except OSError as error:
-            self._lost = error.strerror or str(error)
-        try:
-            name = self._run.trace.path.parent.name
-            self._elsewhere = Path(tempfile.mkdtemp(prefix=f"{name}-"))
-            self._folder = CheckpointFolder(self._elsewhere / FOLDER, self._run.settings.keep)
-            return self._draft_in(self._folder, last_bytes=size)
-        except OSError:
-            self._leave_elsewhere()
-            return None
+        aside = self._places.begin_last(self._pinned[1] - self._pinned[0])
+        return None if aside is None else self._draft_in(aside, is_last=True)
 
-    def _leave_elsewhere(self) -> None:
-        """Nothing came of it there."""
-        if self._elsewhere is not None:
-            shutil.rmtree(self._elsewhere, ignore_errors=True)
-            self._elsewhere = None
-
-    def _own_folder(self) -> CheckpointFolder:
-        """In the run's folder, which is there again if it was deleted. OSError: it cannot be."""
-        self._run.trace.mark()
-        self._own.within = self._run.trace.within
-        self._folder = self._own
-        return self._folder
+    def _draft_in(self, aside: Path, *, is_last: bool) -> _Draft:
+        self._tell_place()
+        return _Draft(number=number_of(aside), aside=aside, is_last=is_last)
 
     @property
     def _place(self) -> CheckpointsMoved:
-        within = self._folder.within
-        return CheckpointsMoved(str(self._folder.folder), None if within is None else tuple(within))
+        folder = self._places.folder
+        within = None if folder.within is None else tuple(folder.within)
+        return CheckpointsMoved(str(folder.folder), within)
 
     def _tell_place(self) -> None:
         """Members write their parts where the next one goes: a deleted folder is another now."""
@@ -319,19 +278,6 @@ class Checkpointing:
             if self._told.get(number, self._first) != place:
                 self._told[number] = place
                 self._run.dispatch.tell(number, place)
-
-    def _draft_in(self, folder: CheckpointFolder, *, last_bytes: int = 0) -> _Draft:
-        """Begin one; where it is the last one, with room for so much. OSError: it cannot be."""
-        aside = folder.begin(self._last_number + 1)
-        self._last_number = int(aside.name.rpartition("-")[2])
-        try:
-            if last_bytes:
-                folder.reserve(self._last_number, last_bytes)
-        except OSError:
-            folder.drop(aside)
-            raise
-        self._tell_place()
-        return _Draft(number=self._last_number, aside=aside, is_last=last_bytes > 0)
 
     def _capture(self, draft: _Draft, first: int | None = None) -> None:
         """The run as it is at this border; members that have something of their own are told.
@@ -342,8 +288,7 @@ class Checkpointing:
         run = self._run
         version, now_s = run.coordinator.version, run.now_s()
         try:
-            other = self._elsewhere
-            traced = run.trace.mark() if other is None else run.trace.copy(other / FILE_NAME)
+            traced = self._places.keep_trace()
         except OSError as error:
             self._fail(str(error))
             return
@@ -384,22 +329,19 @@ class Checkpointing:
         draft = self._draft
         if draft is None or not draft.files or not draft.is_pinned or draft.missing:
             return
-        self._draft = None
+        self._draft, folder = None, self._places.folder
         request = {
             "aside": str(draft.aside),
-            "folder": str(self._folder.folder),
+            "folder": str(folder.folder),
             "keep": self._run.settings.keep,
             "files": draft.files,
-            "sync": [str(self._folder.folder.parent / FILE_NAME)],
-            "within": self._folder.within,
+            "sync": [str(folder.folder.parent / FILE_NAME)],
+            "within": folder.within,
         }
         self._queue.hand_in(request, is_last=draft.is_last)
         answers = self._hear_queue()
         if draft.is_last and "failed" in answers[-1]:
-            self._lost = self._lost or answers[-1]["failed"]
-            self._leave_elsewhere()
-        elif draft.is_last:
-            self._is_elsewhere = bool(self._lost)
+            self._lose(answers[-1]["failed"])
 
     # -- what became of it ----------------------------------------------------------------------
 
@@ -423,18 +365,21 @@ class Checkpointing:
         self._last_place = (-1, -1)
         if draft is not None:
             self._run.dispatch.ask_copy(0)
-            self._folder.drop(draft.aside)
+            self._places.folder.drop(draft.aside)
             if draft.is_last:
-                self._lost = self._lost or reason
-                self._leave_elsewhere()
+                self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        """The last one is nowhere."""
+        self._places.lost = self._places.lost or reason
+        self._places.leave_elsewhere()
 
     def _say_failed(self, reason: str) -> None:
         run = self._run
         self._retry_at_s = run.now_s() + _RETRY_S
         self._last_place = (-1, -1)
-        older = (
-            "the run goes on with the last one" if not self._folder.is_empty else "the run goes on"
-        )
+        folder = self._places.folder
+        older = "the run goes on with the last one" if not folder.is_empty else "the run goes on"
         run.notes.say_once(
-            f"a checkpoint could not be written to {self._folder.folder}: {reason}; {older}"
+            f"a checkpoint could not be written to {folder.folder}: {reason}; {older}"
         )
