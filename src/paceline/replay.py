@@ -97,15 +97,7 @@ def replay(
     if threads > _MOST_THREADS:
         raise contradiction(f"a worker computed with {threads} threads")
     craft, run = _prepare(header, run_dir)
-    difference = ""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        run.run(records, until, on_progress)
-    except Difference as error:
-        difference = str(error)
-    finally:
-        torch.set_num_threads(before)
+    difference = _first_difference(threads, lambda: run.run(records, until, on_progress))
     version = run.coordinator.version
     if until is not None and version < until and not difference:
         raise ConfigError(f"{run_dir} ended at version {version}; --until {until} is beyond it")
@@ -121,6 +113,19 @@ def replay(
         is_model_equal=_is_equal(craft, run_dir / _MODEL) if is_whole else None,
         metrics={name: value / count for name, (value, count) in totals.items() if count},
     )
+
+
+def _first_difference(threads: int, run: Callable[[], object]) -> str:
+    """Make a run again with so many threads; empty where it comes out equal."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        run()
+    except Difference as error:
+        return str(error)
+    finally:
+        torch.set_num_threads(before)
+    return ""
 
 
 def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
@@ -141,6 +146,21 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
         seed=header.number("seed"),
         nonfinite=nonfinite,
     )
+    _check_same(run_dir, header, craft)
+    ledger = Ledger(
+        craft.num_samples,
+        batch_size,
+        protocol.num_pushes,
+        keep_remainder=not header.fields.get("drop_last"),
+        dropped="skip" if header.text("dropped") == "skip" else "requeue",
+    )
+    pulled = pulled_versions(read_trace(run_dir / FILE_NAME))
+    coordinator = Coordinator(protocol, ledger)
+    return craft, RecordedRun(coordinator, craft, pulled, header.number("lookahead"))
+
+
+def _check_same(run_dir: Path, header: Header, craft: PeersCraft) -> None:
+    """Raise ConfigError where the data or the model are not those of the run."""
     expected: dict[str, tuple[Scalar, Scalar]] = {
         "samples": (header.number("num_samples"), craft.num_samples),
         "parameters": (header.number("num_parameters"), craft.replica.layout.num_parameters),
@@ -152,20 +172,6 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
                 f"{run_dir} cannot be made again: {what} {was} then, {now} now; use the same data "
                 "and the same code"
             )
-    ledger = Ledger(
-        craft.num_samples,
-        batch_size,
-        protocol.num_pushes,
-        keep_remainder=not header.fields.get("drop_last"),
-        dropped="skip" if header.text("dropped") == "skip" else "requeue",
-    )
-    coordinator = Coordinator(protocol, ledger)
-    return craft, RecordedRun(
-        coordinator,
-        craft,
-        pulled_versions(read_trace(run_dir / FILE_NAME)),
-        header.number("lookahead"),
-    )
 
 
 def _ended_at(run_dir: Path) -> int:

@@ -68,13 +68,13 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def family(run: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
     """Everybody of a run by what they are; loaders' workers are children of members."""
     launcher = psutil.Process(run.pid)
-    (nursery,) = launcher.children()
-    members = sorted(nursery.children(), key=lambda one: one.pid)
+    (server,) = launcher.children()
+    members = sorted(server.children(), key=lambda one: one.pid)
     loaders = [child for one in members for child in one.children()]
     assert len(members) == 2
     assert len(loaders) == 2
     return {
-        "launcher": launcher, "nursery": nursery, "worker 0": members[0], "worker 1": members[1],
+        "launcher": launcher, "fork server": server, "worker 0": members[0], "worker 1": members[1],
         "loader 0": loaders[0], "loader 1": loaders[1],
     }  # fmt: skip
 
@@ -97,9 +97,9 @@ def _is_over(one: psutil.Process) -> bool:
     [
         ("launcher", None),
         ("launcher", "worker 1"),
-        ("launcher", "nursery"),
-        ("nursery", None),
-        ("nursery", "loader 0"),
+        ("launcher", "fork server"),
+        ("fork server", None),
+        ("fork server", "loader 0"),
     ],
 )
 def test_nothing_is_left_when_a_parent_is_killed(
@@ -125,7 +125,7 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nobody(tmp_path: Path)
         while not (children := launcher.children()):
             assert time.monotonic() < end_s
         process.kill()
-        assert left({"nursery": children[0]}) == []
+        assert left({"fork server": children[0]}) == []
 
 
 def is_torchs(name: str) -> bool:

@@ -101,7 +101,7 @@ def test_too_little_memory_for_torch_itself(tmp_path: Path) -> None:
     assert "300.0 MiB by ulimit -v" in said
 
 
-def test_a_nursery_that_cannot_import_says_why(
+def test_a_fork_server_that_cannot_import_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "paceline.engines.local.forkserver"
@@ -179,31 +179,31 @@ def test_loader_workers_leave_no_folder_behind(tmp_path: Path, temporary: Path) 
 
 def test_a_killed_launcher_leaves_no_folder_behind(tmp_path: Path, temporary: Path) -> None:
     process = launch(tmp_path, loaders=2, after="time.sleep(60)")
-    nursery = _nursery_of(process)
-    while len(nursery.children(recursive=True)) < 4:
+    server = _fork_server_of(process)
+    while len(server.children(recursive=True)) < 4:
         time.sleep(0.02)
     process.kill()
     process.communicate()
-    nursery.wait(5)
+    server.wait(5)
     assert left(temporary) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_launcher_that_ends_while_it_starts_takes_its_nursery_with_it(
+def test_a_launcher_that_ends_while_it_starts_takes_its_fork_server_with_it(
     tmp_path: Path, temporary: Path, number: int
 ) -> None:
     process = launch(tmp_path)
-    nursery = _nursery_of(process)
+    server = _fork_server_of(process)
     process.send_signal(number)
     process.communicate(timeout=10)
     end_s = time.monotonic() + 1
-    while nursery.is_running() and nursery.status() != psutil.STATUS_ZOMBIE:
+    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end_s
         time.sleep(0.01)
     assert left(temporary) == []
 
 
-def _nursery_of(process: "subprocess.Popen[str]") -> psutil.Process:
+def _fork_server_of(process: "subprocess.Popen[str]") -> psutil.Process:
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
         for one in psutil.Process(process.pid).children():
@@ -211,4 +211,4 @@ def _nursery_of(process: "subprocess.Popen[str]") -> psutil.Process:
                 if "paceline.engines.local.forkserver" in one.cmdline():
                     return one
         time.sleep(0.002)
-    raise AssertionError("no nursery was begun")
+    raise AssertionError("no fork server was begun")

@@ -25,10 +25,10 @@ from paceline.engines.base import (
     Engine,
     Event,
     MemberSpec,
-    ProcessBorn,
     ProcessContinued,
     Processes,
     ProcessLeft,
+    ProcessStarted,
     ProcessStopped,
     Signs,
     StoreView,
@@ -88,7 +88,7 @@ class Seated:
     events: deque[Event] = field(default_factory=deque)
     """Not heard yet, in order."""
     is_alive: bool = True
-    is_born: bool = True
+    is_started: bool = True
     has_ended: bool = False
     """By itself."""
     stopped_until_s: float = 0.0
@@ -294,14 +294,14 @@ class PaperEngine(Engine, Processes):
         event = one.events.popleft()
         if isinstance(event[1], ProcessLeft):
             self.board.gone.add(one.paper.seat)
-        if isinstance(event[1], ProcessBorn):
-            one.is_born = True
+        if isinstance(event[1], ProcessStarted):
+            one.is_started = True
         return event
 
     # -- members --------------------------------------------------------------------------------
 
     def _is_ready(self, one: Seated) -> bool:
-        is_there = one.is_alive and one.is_born and not one.stopped_until_s
+        is_there = one.is_alive and one.is_started and not one.stopped_until_s
         return is_there and one.paper.is_ready
 
     def _go_on(self, number: int) -> None:
@@ -379,17 +379,17 @@ class PaperEngine(Engine, Processes):
 
     # -- the contract ---------------------------------------------------------------------------
 
-    def start(self, births: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        for birth in births:
-            self._seat(birth.member, birth.seat, is_newcomer=False)
-        return {birth.member: (birth.seat, 1000 + birth.member) for birth in births}
+    def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
+        for spec in specs:
+            self._seat(spec.member, spec.seat, is_newcomer=False)
+        return {spec.member: (spec.seat, 1000 + spec.member) for spec in specs}
 
     def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
         self._cancelled[seat] = 0
         self.board.gone.discard(seat)
         one = self._seat(member, seat, is_newcomer=bool(told.get("is_newcomer")))
-        one.is_born = False
-        one.events.append((member, ProcessBorn(seat, 1000 + member)))
+        one.is_started = False
+        one.events.append((member, ProcessStarted(seat, 1000 + member)))
 
     def end(self, member: int) -> None:
         one = self.members[member]

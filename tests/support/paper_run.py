@@ -104,13 +104,13 @@ class Outcome:
     error: PacelineError | KeyboardInterrupt | None
     version: int
     handlers: set[type]
-    """What the conductor hears."""
+    """What the controller hears."""
     said: str
     used: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(epoch, position) -> versions that it is in."""
 
 
-def births(num_seats: int) -> list[MemberSpec]:
+def specs(num_seats: int) -> list[MemberSpec]:
     """Of members on paper, which are told nothing."""
     return [
         MemberSpec(
@@ -141,7 +141,7 @@ def make_engine(plan: Plan, kind: type[PaperEngine] = PaperEngine) -> PaperEngin
 
 
 def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
-    """What the conductor makes of it."""
+    """What the controller makes of it."""
     queues: list[PaperQueue] = []
     words = StringIO()
 
@@ -154,22 +154,22 @@ def conduct(plan: Plan, engine: PaperEngine) -> Outcome:
         tempfile.TemporaryDirectory(prefix="paceline-paper-") as folder,
         closing(Trace(Path(folder) / FILE_NAME)) as trace,
     ):
-        conductor = Controller(
+        controller = Controller(
             engine, parse(plan.protocol, plan.workers), plan.settings, trace,
             QuietObserver(words), None, Silent(), Origin(about={}),
             clock=lambda: engine.now_s, make_queue=make_queue,
         )  # fmt: skip
         if plan.interrupt_at:
-            engine.asked[plan.interrupt_at] = lambda: conductor.interrupt("the user asked")
+            engine.asked[plan.interrupt_at] = lambda: controller.interrupt("the user asked")
         try:
-            conductor.conduct(engine.start(births(plan.workers), b""))
+            controller.run(engine.start(specs(plan.workers), b""))
         except (PacelineError, KeyboardInterrupt) as raised:
             error = raised
-        version = conductor.version
-        conductor.close()
+        version = controller.version
+        controller.close()
     return Outcome(
         plan=plan, engine=engine, queue=queues[0] if queues else None, error=error, version=version,
-        handlers=set(conductor._handlers), said=words.getvalue(),
+        handlers=set(controller._handlers), said=words.getvalue(),
     )  # fmt: skip
 
 

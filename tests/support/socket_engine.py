@@ -52,8 +52,8 @@ class SocketEngine(Engine):
 
     # -- the contract ---------------------------------------------------------------------------
 
-    def start(self, births: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        return self.processes.start(births, program)
+    def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
+        return self.processes.start(specs, program)
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         said, is_ready = self._board.hear(timeout_s)

@@ -95,13 +95,13 @@ DOWN: Codec[Any] = Codec(ToMember | Down)
 
 
 def exchange_over_sockets(
-    channel: SocketChannel[Any, Any], descriptors: list[int], birth: MemberSpec, context: Context
+    channel: SocketChannel[Any, Any], descriptors: list[int], spec: MemberSpec, context: Context
 ) -> StoreExchange:
     """What ``engines/local/process.py`` asks for."""
     assert not descriptors  # nothing is shared
-    mirror = Mirror(channel.end, birth.num_seats, birth.seat)
+    mirror = Mirror(channel.end, spec.num_seats, spec.seat)
     return StoreExchange(
-        mirror, mirror, seat=birth.seat, member=birth.member, is_newcomer=context.is_newcomer
+        mirror, mirror, seat=spec.seat, member=spec.member, is_newcomer=context.is_newcomer
     )
 
 

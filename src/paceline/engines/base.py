@@ -1,6 +1,6 @@
 """The engine contract: what makes time pass, carries facts in and messages out.
 
-    start(births, program)  begin the members
+    start(specs, program)  begin the members
     events(timeout)         what happened since the last call, in one total order
     send(messages)          hand these to members, in order; returns at once
     cancel(member, serial)  let a member leave its step, if it works on no later one
@@ -29,7 +29,7 @@ RENDEZVOUS = "rendezvous"
 """The file beside the logs by which members of one life of a run find each other."""
 
 
-class ProcessBorn(NamedTuple):
+class ProcessStarted(NamedTuple):
     """A member that was asked for is there."""
 
     seat: int
@@ -62,7 +62,7 @@ class HelperWoken(NamedTuple):
 
 
 Happening: TypeAlias = (
-    ProcessBorn | ProcessLeft | ProcessStopped | ProcessContinued | MemberStalled | HelperWoken
+    ProcessStarted | ProcessLeft | ProcessStopped | ProcessContinued | MemberStalled | HelperWoken
 )
 Event: TypeAlias = tuple[int, FromMember | Happening]
 
@@ -130,7 +130,7 @@ class Engine(abc.ABC):
     processes: "Processes | None" = None
 
     @abc.abstractmethod
-    def start(self, births: Sequence["MemberSpec"], program: bytes) -> dict[int, tuple[int, int]]:
+    def start(self, specs: Sequence["MemberSpec"], program: bytes) -> dict[int, tuple[int, int]]:
         """Begin these members; member -> (seat, pid).
 
         Args:
@@ -188,7 +188,7 @@ class Processes(abc.ABC):
 
     @abc.abstractmethod
     def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
-        """Begin a new life on a seat whose last member has left; ``ProcessBorn`` follows.
+        """Begin a new life on a seat whose last member has left; ``ProcessStarted`` follows.
 
         Args:
             told: what its script finds through ``connect`` and the first life's did not.

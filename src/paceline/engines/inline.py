@@ -31,9 +31,9 @@ from .base import Engine, Event, MemberSpec, MemberStalled, ProcessLeft, StoreVi
 class _Turn(threading.Thread):
     """One member; runs only while it holds the baton."""
 
-    def __init__(self, engine: "InlineEngine", birth: MemberSpec) -> None:
-        super().__init__(name=f"paceline-worker-{birth.seat}", daemon=True)
-        self.birth = birth
+    def __init__(self, engine: "InlineEngine", spec: MemberSpec) -> None:
+        super().__init__(name=f"paceline-worker-{spec.seat}", daemon=True)
+        self.spec = spec
         self.inbox: deque[ToMember] = deque()
         self.serial = -1
         self.granted = 0
@@ -68,22 +68,22 @@ class _Turn(threading.Thread):
             self._go.release()
         self._back.acquire()
 
-    # -- the member's side: its lane ------------------------------------------------------------
+    # -- the member's side: its channel ------------------------------------------------------------
 
     def run(self) -> None:
         from ..script import worker
         from .local import process
 
         try:
-            context = Context.read(self.birth.context)
-            session = PeerExchange(
+            context = Context.read(self.spec.context)
+            exchange = PeerExchange(
                 self, MemoryCarrier(self._engine.member_control(self), self._engine.arena),
-                seat=self.birth.seat, member=self.birth.member,
+                seat=self.spec.seat, member=self.spec.member,
             )  # fmt: skip
-            worker.start_context(session, context)
+            worker.start_context(exchange, context)
             program = pickle.loads(self._engine.program)
             process.perform(
-                lambda: process.run_program(program, context), self, self.birth, session
+                lambda: process.run_program(program, context), self, self.spec, exchange
             )
         except Perished:
             self.ending = "killed by signal 9"
@@ -98,10 +98,10 @@ class _Turn(threading.Thread):
             self.waits_for_push = None
             if self._engine.is_cancelled(self, message):
                 raise Superseded
-        self._engine.heard.append((self.birth.member, message))
+        self._engine.heard.append((self.spec.member, message))
 
     def hold(self, message: FromMember) -> None:
-        self._engine.heard.append((self.birth.member, message))
+        self._engine.heard.append((self.spec.member, message))
 
     def die(self) -> None:
         raise Perished
@@ -183,12 +183,12 @@ class InlineEngine(Engine):
         self.is_closed = False
         self._surroundings = ExitStack()
 
-    def start(self, births: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
+    def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         self.program = program
         self._surroundings.enter_context(kept_process())
-        for birth in births:
-            self._turns[birth.member] = _Turn(self, birth)
-        return {birth.member: (birth.seat, 0) for birth in births}
+        for spec in specs:
+            self._turns[spec.member] = _Turn(self, spec)
+        return {spec.member: (spec.seat, 0) for spec in specs}
 
     def member_control(self, turn: _Turn) -> Control:
         pulled = functools.partial(self.version_pulled, turn)
@@ -196,11 +196,11 @@ class InlineEngine(Engine):
 
     def version_pulled(self, turn: _Turn) -> int:
         """The version that this member's work was made from in the recorded run; 0: any."""
-        return self._pulled.get((turn.birth.member, turn.serial), 0)
+        return self._pulled.get((turn.spec.member, turn.serial), 0)
 
     def is_cancelled(self, turn: _Turn, push: Push) -> bool:
         """Whether the work that this member would push was called off while it waited."""
-        return self._control[self._control.cancelled[turn.birth.seat]] > push.serial
+        return self._control[self._control.cancelled[turn.spec.seat]] > push.serial
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         """Run every member that can until it waits; then let the next push arrive."""
@@ -220,7 +220,7 @@ class InlineEngine(Engine):
         if not self._ready_pushes and (halted := self._halted()) is not None:
             if not halted.is_stalled:
                 halted.is_stalled = True
-                return [(halted.birth.member, MemberStalled())]
+                return [(halted.spec.member, MemberStalled())]
             halted.is_halted = halted.is_stalled = False
             self._let(halted)
             return self._take()
@@ -248,10 +248,10 @@ class InlineEngine(Engine):
 
     def _let(self, turn: _Turn) -> None:
         turn.go_on()
-        if turn.waits_for_push is not None and turn.birth.member not in self._ready_pushes:
-            self._ready_pushes.append(turn.birth.member)
+        if turn.waits_for_push is not None and turn.spec.member not in self._ready_pushes:
+            self._ready_pushes.append(turn.spec.member)
         if turn.is_over:
-            self.heard.append((turn.birth.member, ProcessLeft(turn.ending, 0)))
+            self.heard.append((turn.spec.member, ProcessLeft(turn.ending, 0)))
 
     def _take(self) -> list[Event]:
         events, self.heard = self.heard, []
@@ -282,7 +282,7 @@ class InlineEngine(Engine):
             turn.inbox.append(message)
 
     def cancel(self, member: int, serial: int) -> None:
-        self._control[self._control.cancelled[self._turns[member].birth.seat]] = serial + 1
+        self._control[self._control.cancelled[self._turns[member].spec.seat]] = serial + 1
 
     def lay_out(self, num_bytes: int) -> StoreView:
         self.arena.grow(num_bytes)

@@ -39,7 +39,7 @@ class DistributedExchange(PeerExchange):
     """A member whose gradients are averaged by an all-reduce."""
 
     rendezvous = ""
-    """A file of this run through which the members find each other; set at birth."""
+    """A file of this run through which the members find each other; set at spec."""
     _is_bad = False
 
     def _enter(self) -> None:

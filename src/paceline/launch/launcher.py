@@ -1,6 +1,6 @@
 """One run from its settings to its summary: the folder, the engine, the members, the end.
 
-    settings + program -> folder -> engine, members -> conductor -> trace -> summary
+    settings + program -> folder -> engine, members -> controller -> trace -> summary
 
 This module must not know how orders are carried out or how a summary is computed.
 """
@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from ..checkpoints.every import parse_every
-from ..checkpoints.resumption import Origin, Resumption, adopt, differences, locate, read, refuse
+from ..checkpoints.resumption import Origin, adopt, differences, locate, read, refuse
 from ..conditions.delays import parse_delays
 from ..conditions.faults import FaultPlan
 from ..conditions.slowness import parse_slowness
@@ -42,6 +42,9 @@ from .members import member_specs
 
 if TYPE_CHECKING:  # it knows torch, the launcher starts without
     from ..workloads.base import Task
+
+AllLost: TypeAlias = tuple[AllGone, int, Sequence[str]]
+"""How all workers were lost: the end, the version that was reached, the faults that had come."""
 
 
 def train(
@@ -200,49 +203,43 @@ def _live(program: Program, lives: Lives, observer: Observer) -> None:
         observer.note(lives.go_on(*end))
 
 
-def _run(
-    program: Program, lives: Lives, observer: Observer
-) -> tuple[AllGone, int, Sequence[str]] | None:
+def _run(program: Program, lives: Lives, observer: Observer) -> AllLost | None:
     """One life of a run; where all workers were lost that end, how far it came, and its faults."""
     settings, origin, place = lives.settings, lives.origin, lives.place
     protocol = parse(settings.protocol, settings.workers, settings.staleness)
     _make_logs(place, settings)
     seats: dict[int, tuple[int, int]] = {}
-    conductor: Controller | None = None
+    controller: Controller | None = None
     asked: list[int] = []
 
     def stop_softly(number: int) -> bool:
-        if conductor is None or not seats or asked:
+        if controller is None or not seats or asked:
             return False
         asked.append(number)
-        conductor.interrupt(REASONS[signal.Signals(number)])
+        controller.interrupt(REASONS[signal.Signals(number)])
         return True
 
     with ExitStack() as ends:
         ends.enter_context(ended_by_signals(stop_softly))
-        births = list(member_specs(program, settings, protocol, place, origin.resumption))
-        goes_on = origin.resumption is not None and not settings.dry_run
-        path = place.path / FILE_NAME
-        trace = ends.enter_context(closing(Trace(path, goes_on=goes_on, place=place)))
-        log = _open_log(settings, place, origin.resumption)
-        if log is not None:
-            ends.enter_context(closing(log))
-        tail = Tail([Path(birth.log) for birth in births], observer.printed)
+        specs = list(member_specs(program, settings, protocol, place, origin.resumption))
+        trace = ends.enter_context(closing(_open_trace(lives)))
+        log = _open_log(lives, ends)
+        tail = Tail([Path(spec.log) for spec in specs], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
         engine = ends.enter_context(closing(make_engine(settings.engine, settings.workers)))
-        conductor = Controller(engine, protocol, settings, trace, observer, log, tail, origin)
-        ends.enter_context(closing(conductor))
+        controller = Controller(engine, protocol, settings, trace, observer, log, tail, origin)
+        ends.enter_context(closing(controller))
         ends.callback(lives.lived, trace)
         try:
-            seats.update(engine.start(births, cloudpickle.dumps(program)))
-            conductor.conduct(seats)
+            seats.update(engine.start(specs, cloudpickle.dumps(program)))
+            controller.run(seats)
         except BaseException as error:
-            conductor.fail(_ending(error))
+            controller.fail(_ending(error))
             if asked and isinstance(error, AllGone | KeyboardInterrupt):
                 raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
             if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
                 raise
-            return error, conductor.version, conductor.happened
+            return error, controller.version, controller.happened
     if asked:
         raise SignalInterrupt(asked[0])
     return None
@@ -256,12 +253,17 @@ def _make_logs(place: OpenFolder, settings: RunSettings) -> None:
             os.close(logs.append(f"worker-{seat}.log"))
 
 
-def _open_log(
-    settings: RunSettings, place: OpenFolder, resumption: Resumption | None
-) -> MetricsLog | None:
-    if not settings.log:
+def _open_trace(lives: Lives) -> Trace:
+    goes_on = lives.origin.resumption is not None and not lives.settings.dry_run
+    return Trace(lives.place.path / FILE_NAME, goes_on=goes_on, place=lives.place)
+
+
+def _open_log(lives: Lives, ends: ExitStack) -> MetricsLog | None:
+    if not lives.settings.log:
         return None
-    return open_log(settings.log, place, None if resumption is None else resumption.version)
+    found = lives.origin.resumption
+    log = open_log(lives.settings.log, lives.place, None if found is None else found.version)
+    return ends.enter_context(closing(log))
 
 
 def _ending(error: BaseException) -> str:

@@ -99,7 +99,7 @@ class Controller:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    def conduct(self, seats: dict[int, tuple[int, int]]) -> None:
+    def run(self, seats: dict[int, tuple[int, int]]) -> None:
         """Run to the end. ``seats``: member -> (seat, pid)."""
         run = self._run
         for number, (seat, pid) in seats.items():
@@ -167,7 +167,7 @@ class Controller:
             base.ProcessLeft: ends.left,
             said.FaultComes: self._faults.heard,
             said.SettingsNow: self._newcomers.note_settings,
-            base.ProcessBorn: self._newcomers.born,
+            base.ProcessStarted: self._newcomers.started,
             base.ProcessStopped: self._liveness.stopped,
             base.ProcessContinued: self._liveness.continued,
             base.MemberStalled: self._set_aside,

@@ -1,6 +1,6 @@
 """New lives: a worker that died is begun again on its seat and joins the run under way.
 
-    left -> spawn -> born -> describe -> laid, with the epoch to begin with -> arrive -> Joined
+    left -> spawn -> started -> describe -> laid, with the epoch to begin with -> arrive -> Joined
 
 Until a newcomer has described itself nobody counts on it. From then on the end of the epoch that
 it begins with waits for it, since its script does with the others what follows that epoch; it
@@ -11,7 +11,7 @@ and is counted on at once; the main worker stays on its seat (``Beginners``).
 """
 
 from ..conditions.faults import FaultPlan
-from ..engines.base import ProcessBorn
+from ..engines.base import ProcessStarted
 from ..events import Joined
 from ..wire.messages import Adopt, OpenEpoch, SettingsNow, Stop
 from .describe import Description
@@ -93,7 +93,7 @@ class Newcomers:
                 left = [str(one) for one in plan.without(run.happened).faults]
                 run.processes.spawn(number, seat, {"is_newcomer": True, "fault": left})
 
-    def born(self, member: int, message: ProcessBorn) -> None:
+    def started(self, member: int, message: ProcessStarted) -> None:
         self._run.roster[member].pid = message.pid
 
     def note_settings(self, member: int, message: SettingsNow) -> None:

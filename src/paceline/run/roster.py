@@ -13,7 +13,7 @@ from ..events import Ticket
 
 @dataclass(slots=True)
 class RosterEntry:
-    """One life of one worker, as the conductor sees it."""
+    """One life of one worker, as the controller sees it."""
 
     number: int
     seat: int

@@ -77,7 +77,7 @@ class ForkServerClient:
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def ask_for(self, birth: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    def ask_for(self, spec: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Let it fork a member.
 
         Raises:
@@ -85,7 +85,7 @@ class ForkServerClient:
         """
         self._has_members, self._is_new = True, False
         with self._heard():
-            socket.send_fds(self._end, [json.dumps(birth).encode()], list(descriptors))
+            socket.send_fds(self._end, [json.dumps(spec).encode()], list(descriptors))
 
     def kill(self, member: int) -> None:
         """Let it end a member, and all that it had begun. AllGone: it is gone."""
@@ -272,9 +272,9 @@ def take() -> ForkServerClient:
     return ForkServerClient()
 
 
-def give_back(cradle: ForkServerClient) -> None:
+def give_back(server: ForkServerClient) -> None:
     """The run is over: all its members end."""
-    if _is_warm and not _spare and cradle.empty():
-        _spare.append(cradle)
+    if _is_warm and not _spare and server.empty():
+        _spare.append(server)
     else:
-        cradle.close()
+        server.close()

@@ -26,10 +26,10 @@ from ..base import (
     Happening,
     HelperWoken,
     MemberSpec,
-    ProcessBorn,
     ProcessContinued,
     Processes,
     ProcessLeft,
+    ProcessStarted,
     ProcessStopped,
     Signs,
     StoreView,
@@ -46,7 +46,7 @@ class LocalProcesses(Processes):
     Args:
         signs: of life, of the member on a seat.
         begins: called with a member and its seat before it is forked.
-        inherited: descriptors that every member is born with, behind its own.
+        inherited: descriptors that every member is started with, behind its own.
         exchange: ``module:function`` that makes the member's side of it.
     """
 
@@ -61,23 +61,23 @@ class LocalProcesses(Processes):
         self._inherited, self._exchange = list(inherited), exchange
         self._toll = Toll()
         self._program = SharedMemory.create()
-        self._births: dict[int, MemberSpec] = {}
+        self._specs: dict[int, MemberSpec] = {}
         """By seat: what its first member was told."""
         self._probes: dict[int, StackProbe] = {}
         self.seats: dict[int, int] = {}
         self._server = client.take()
 
-    def start(self, births: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
+    def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         """Fork these members; member -> (seat, pid)."""
         self._program.grow(len(program))
         self._program.buffer[:] = program
         self._server.await_word("ready")
-        for birth in births:
-            self._births[birth.seat] = replace(birth, exchange=self._exchange)
-            self._ask_for(self._births[birth.seat])
-        for birth in births:
-            self._probes[birth.member].pid = int(self._server.await_word("born")["pid"])
-        return {one.member: (one.seat, self._probes[one.member].pid) for one in births}
+        for spec in specs:
+            self._specs[spec.seat] = replace(spec, exchange=self._exchange)
+            self._ask_for(self._specs[spec.seat])
+        for spec in specs:
+            self._probes[spec.member].pid = int(self._server.await_word("started")["pid"])
+        return {one.member: (one.seat, self._probes[one.member].pid) for one in specs}
 
     def fileno(self) -> int:
         """What can be read where something has happened."""
@@ -98,10 +98,10 @@ class LocalProcesses(Processes):
 
     def _told(self, word: dict[str, int]) -> tuple[int, Happening]:
         """The fork server's word as an event."""
-        if "born" in word:
-            member, pid = word["born"], word["pid"]
+        if "started" in word:
+            member, pid = word["started"], word["pid"]
             self._probes[member].pid = pid
-            return member, ProcessBorn(self.seats[member], pid)
+            return member, ProcessStarted(self.seats[member], pid)
         if "stopped" in word:
             return word["stopped"], ProcessStopped()
         if "continued" in word:
@@ -112,20 +112,20 @@ class LocalProcesses(Processes):
             reason += self._toll.explain()
         return word["ended"], ProcessLeft(reason, code)
 
-    def _ask_for(self, birth: MemberSpec) -> None:
+    def _ask_for(self, spec: MemberSpec) -> None:
         """Let the fork server fork this member."""
         ours, theirs = socket_pair()
-        probe = self._probes[birth.member] = StackProbe()
-        self.seats[birth.member] = birth.seat
-        self._begins(birth.member, birth.seat, ours)
+        probe = self._probes[spec.member] = StackProbe()
+        self.seats[spec.member] = spec.seat
+        self._begins(spec.member, spec.seat, ours)
         descriptors = [theirs.fileno(), probe.fd, self._program.fd, *self._inherited]
-        self._server.ask_for(asdict(birth), descriptors)
+        self._server.ask_for(asdict(spec), descriptors)
         theirs.close()
 
     # -- the contract ---------------------------------------------------------------------------
 
     def spawn(self, member: int, seat: int, told: dict[str, object]) -> None:
-        first = self._births[seat]
+        first = self._specs[seat]
         self._ask_for(replace(first, member=member, context={**first.context, **told}))
 
     def end(self, member: int) -> None:
@@ -176,8 +176,8 @@ class LocalEngine(Engine):
         self._board = Switchboard(self.processes.fileno())
         self._is_closed = False
 
-    def start(self, births: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
-        return self.processes.start(births, program)
+    def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
+        return self.processes.start(specs, program)
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []

@@ -7,9 +7,9 @@ thread, watches the launcher through the socket and kills every member when it i
 dies with the fork server. It is also told when one is stopped, as nobody else is, and kills one on
 request: its number cannot be another's by then, since the fork server has not let go of it.
 
-    launcher -> fork server    a birth, with descriptors      {"kill": member}
+    launcher -> fork server    a spec, with descriptors   {"kill": member}
                            {"empty": 0}: end all members  {"adopt": settings}: serve another run
-    fork server -> launcher    {"ready": pid}                 {"born": member, "pid": pid}
+    fork server -> launcher    {"ready": pid}                 {"started": member, "pid": pid}
                            {"unable": reason}: no member can be forked
                            {"stopped": member}            {"continued": member}
                            {"ended": member, "code": exit code}      {"emptied": 0}
@@ -149,19 +149,19 @@ class ForkServer:
         if "adopt" in request:
             self._adopt(descriptors, **request["adopt"])
             return True
-        birth = MemberSpec(**request)
+        spec = MemberSpec(**request)
         try:
             pid = os.fork()
         except OSError as error:
             pid = -1
-            self._tell({"ended": birth.member, "code": _UNABLE, "unable": error.strerror})
+            self._tell({"ended": spec.member, "code": _UNABLE, "unable": error.strerror})
         if pid == 0:
-            self._become(birth, descriptors)
+            self._become(spec, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
-            self._seats[pid] = birth.member
-            self._tell({"born": birth.member, "pid": pid})
+            self._seats[pid] = spec.member
+            self._tell({"started": spec.member, "pid": pid})
         return True
 
     def _adopt(self, streams: list[int], environment: dict[str, str], folder: str) -> None:
@@ -174,7 +174,7 @@ class ForkServer:
         os.chdir(folder)
         self._tell({"ready": os.getpid()})
 
-    def _become(self, birth: MemberSpec, descriptors: list[int]) -> None:
+    def _become(self, spec: MemberSpec, descriptors: list[int]) -> None:
         """In the child: never returns."""
         code = 70
         try:
@@ -184,7 +184,7 @@ class ForkServer:
             os.close(self._wake_in)
             from .process import run_member
 
-            code = run_member(birth, descriptors)
+            code = run_member(spec, descriptors)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

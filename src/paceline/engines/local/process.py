@@ -57,7 +57,7 @@ _HINT_OF_END = (
 MakeExchange = Callable[[Channel, list[int], MemberSpec, Context], StoreExchange]
 
 
-def run_member(birth: MemberSpec, descriptors: list[int]) -> int:
+def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     """Run the program on this seat; the exit code."""
     import torch
 
@@ -65,40 +65,40 @@ def run_member(birth: MemberSpec, descriptors: list[int]) -> int:
 
     os.setpgid(0, 0)
     _be_a_member()
-    _redirect(birth)
+    _redirect(spec)
     channel = member_channel(socket.socket(fileno=descriptors[0]))
     show_standing(descriptors[1])
     program = SharedMemory(descriptors[2])
-    os.environ.update(birth.environment)
-    sys.path += [entry for entry in birth.search_path if entry not in sys.path]
-    torch.set_num_threads(birth.threads)
-    context = Context.read(birth.context)
-    module, _, name = birth.exchange.partition(":")
+    os.environ.update(spec.environment)
+    sys.path += [entry for entry in spec.search_path if entry not in sys.path]
+    torch.set_num_threads(spec.threads)
+    context = Context.read(spec.context)
+    module, _, name = spec.exchange.partition(":")
     make: MakeExchange = getattr(importlib.import_module(module), name)
-    exchange = make(channel, descriptors[3:], birth, context)
+    exchange = make(channel, descriptors[3:], spec, context)
     worker.start_context(exchange, context)
     look_when_hurried(torch.inference_mode(mode=False)(exchange.copy_now))  # not as where it is
-    return perform(lambda: run_program(load_program(program), context), channel, birth, exchange)
+    return perform(lambda: run_program(load_program(program), context), channel, spec, exchange)
 
 
 def exchange_in_shared_memory(
-    channel: Channel, descriptors: list[int], birth: MemberSpec, context: Context
+    channel: Channel, descriptors: list[int], spec: MemberSpec, context: Context
 ) -> StoreExchange:
     """A member that shares its control page and its arena with all others."""
-    control = Control(SharedMemory(descriptors[0]), birth.num_seats)
+    control = Control(SharedMemory(descriptors[0]), spec.num_seats)
     carrier = MemoryCarrier(control, SharedMemory(descriptors[1]))
     kind = DistributedExchange if context.path == "collective" else PeerExchange
     exchange = kind(
         channel, carrier,
-        seat=birth.seat, member=birth.member, is_newcomer=context.is_newcomer,
+        seat=spec.seat, member=spec.member, is_newcomer=context.is_newcomer,
     )  # fmt: skip
     if isinstance(exchange, DistributedExchange):
-        exchange.rendezvous = str(Path(birth.log).parent / RENDEZVOUS)
+        exchange.rendezvous = str(Path(spec.log).parent / RENDEZVOUS)
     return exchange
 
 
 def perform(
-    run: Callable[[], None], lane: Channel, birth: MemberSpec, session: StoreExchange
+    run: Callable[[], None], channel: Channel, spec: MemberSpec, exchange: StoreExchange
 ) -> int:
     """Run, and tell the coordinator how it ended.
 
@@ -111,27 +111,27 @@ def perform(
         return 0
     except SystemExit as end:
         if end.code in (None, 0):
-            lane.send(Done())
+            channel.send(Done())
             return 0
-        lane.send(Failed(_exit_words(end, birth), "worker"))
+        channel.send(Failed(_exit_words(end, spec), "worker"))
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 1
     except Perished:
         raise
     except BaseException as error:
-        if session.is_cut_short and isinstance(error, Exception):
-            session.say(_words_of_cut(error, birth.seat))
-            lane.send(Done())
+        if exchange.is_cut_short and isinstance(error, Exception):
+            exchange.say(_words_of_cut(error, spec.seat))
+            channel.send(Done())
             return 0
-        report = Path(birth.log).with_suffix(".error")
-        with suppress(OSError), _logs_of(birth) as logs:  # what it says goes to the launcher, too
+        report = Path(spec.log).with_suffix(".error")
+        with suppress(OSError), _logs_of(spec) as logs:  # what it says goes to the launcher, too
             logs.write(report.name, traceback.format_exc().encode(errors="replace"))
         kinds = {ConfigError: "you", AllGone: "all"}
         whose = next((word for kind, word in kinds.items() if isinstance(error, kind)), "worker")
-        lane.send(Failed(last_words(error, birth.seat, report), whose))
+        channel.send(Failed(last_words(error, spec.seat, report), whose))
         return 1
-    lane.send(Done())
+    channel.send(Done())
     return 0
 
 
@@ -202,19 +202,19 @@ def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return frames or traced[-2:]
 
 
-def _exit_words(end: SystemExit, birth: MemberSpec) -> str:
+def _exit_words(end: SystemExit, spec: MemberSpec) -> str:
     """A script that ended itself: its message or exit code, where, and its log."""
     frames = [one for one in traceback.extract_tb(end.__traceback__) if not is_foreign(one[0])]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     how = f"exit {end.code}" if isinstance(end.code, int) else str(end.code)
     return (
-        f"worker {birth.seat}: the script ended itself{place}: {how}\n"
-        f"the other workers were ended; its log: {birth.log}"
+        f"worker {spec.seat}: the script ended itself{place}: {how}\n"
+        f"the other workers were ended; its log: {spec.log}"
     )
 
 
 def _be_a_member() -> None:
-    """Be killed when the fork server is gone (Linux; elsewhere the closed lane ends a member)."""
+    """Be killed when the fork server is gone (Linux); elsewhere the closed channel ends a member."""
     if sys.platform == "linux":
         die_with_parent()
         # A sleep ends when it is over, not up to 50 us later.
@@ -267,18 +267,18 @@ def _but_for_receivers_gone(hook: Hook) -> Hook:
 
 
 @contextmanager
-def _logs_of(birth: MemberSpec) -> Iterator[OpenFolder]:
-    log = Path(birth.log)
-    with closing(OpenFolder.open(log.parents[1], Context.read(birth.context).run_identity)) as run:
+def _logs_of(spec: MemberSpec) -> Iterator[OpenFolder]:
+    log = Path(spec.log)
+    with closing(OpenFolder.open(log.parents[1], Context.read(spec.context).run_identity)) as run:
         logs = run.make_inner(log.parent.name)
     with closing(logs):
         yield logs
 
 
-def _redirect(birth: MemberSpec) -> None:
+def _redirect(spec: MemberSpec) -> None:
     try:
-        with _logs_of(birth) as logs:
-            descriptor = logs.append(Path(birth.log).name)
+        with _logs_of(spec) as logs:
+            descriptor = logs.append(Path(spec.log).name)
     except OSError:  # the folder was taken away, or exchanged, while the run goes on
         descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, 1)

@@ -1,4 +1,4 @@
-"""A nursery that is kept serves the next run as a new one would, and is gone with the block."""
+"""A server that is kept serves the next run as a new one would, and is gone with the block."""
 
 import os
 import signal
@@ -165,7 +165,7 @@ def test_one_that_somebody_stops_is_let_go_on(
 
 
 @pytest.mark.parametrize(
-    "victim", ["0", "os.getpid()", "os.getppid()"], ids=["nobody", "worker", "nursery"]
+    "victim", ["0", "os.getpid()", "os.getppid()"], ids=["nobody", "worker", "fork server"]
 )
 def test_loaders_workers_leave_no_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
@@ -185,17 +185,17 @@ def test_what_a_killed_nursery_has_left_is_taken_away_at_once(
 ) -> None:
     """Not at the end of the run: the launcher may be killed, too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    nursery = client.ForkServerClient()
+    server = client.ForkServerClient()
     try:
-        nursery.await_word("ready")
+        server.await_word("ready")
         assert list(tmp_path.iterdir()) == []
-        Path(nursery._scratch).mkdir()
-        os.kill(nursery.pid, signal.SIGKILL)
+        Path(server._scratch).mkdir()
+        os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(AllGone):
-            nursery.await_word("born")
+            server.await_word("started")
         assert list(tmp_path.iterdir()) == []
     finally:
-        nursery.close()
+        server.close()
 
 
 def test_the_folder_of_loaders_workers_is_made_when_it_is_needed(tmp_path: Path) -> None:
@@ -233,13 +233,13 @@ def test_a_loaders_worker_says_nothing_of_a_receiver_that_died() -> None:
 
 def test_one_that_is_killed_with_births_unread_is_gone() -> None:
     """The socket is reset then, not only closed."""
-    nursery = client.ForkServerClient()
+    server = client.ForkServerClient()
     try:
-        nursery.await_word("ready")
-        os.kill(nursery.pid, signal.SIGSTOP)
-        nursery._end.send(b'{"empty": 0}')
-        os.kill(nursery.pid, signal.SIGKILL)
+        server.await_word("ready")
+        os.kill(server.pid, signal.SIGSTOP)
+        server._end.send(b'{"empty": 0}')
+        os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(AllGone, match="forked from is gone"):
-            nursery.await_word("emptied")
+            server.await_word("emptied")
     finally:
-        nursery.close()
+        server.close()
