@@ -214,7 +214,7 @@ def _exit_words(end: SystemExit, spec: MemberSpec) -> str:
 
 
 def _be_a_member() -> None:
-    """Be killed when the fork server is gone (Linux); elsewhere the closed channel ends a member."""
+    """Be killed with the fork server (Linux; elsewhere the closed channel ends a member)."""
     if sys.platform == "linux":
         die_with_parent()
         # A sleep ends when it is over, not up to 50 us later.
