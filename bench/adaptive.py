@@ -30,7 +30,7 @@ from paceline.predict.simulation import World
 from paceline.protocols import parse
 from paceline.simulation.engine import SimulatedRun
 from paceline.simulation.model import first_samples
-from paceline.simulation.training import TrainingCraft
+from paceline.simulation.training import TrainingWork
 from paceline.workloads import load_task
 from runs import run_in
 from table import kept_rows, machine, write_table
@@ -107,18 +107,18 @@ def curve(text: str, conditions: Conditions) -> list[tuple[float, float]]:
     """Virtual seconds and loss, after every 16 pushes, until the last target is reached."""
     task, protocol = load_task("softmax"), parse(text, WORKERS)
     size = MINI_BATCH * protocol.num_pushes
-    craft = TrainingCraft(task, protocol, batch_size=size, lr=LEARNING_RATE, seed=conditions.seed)
-    ledger = Ledger(craft.num_samples, size, protocol.num_pushes)
-    run = SimulatedRun(protocol, ledger, conditions, craft=craft)
-    inputs, targets = first_samples(craft.splits.train, PROBE_SAMPLES)
+    work = TrainingWork(task, protocol, batch_size=size, lr=LEARNING_RATE, seed=conditions.seed)
+    ledger = Ledger(work.num_samples, size, protocol.num_pushes)
+    run = SimulatedRun(protocol, ledger, conditions, work=work)
+    inputs, targets = first_samples(work.splits.train, PROBE_SAMPLES)
     points: list[tuple[float, float]] = []
     while run.counts.pushes < MOST_PUSHES:
         before = run.counts.pushes
         while run.counts.pushes < before + PUSHES_A_LOOK:
             run.run(run.counts.updates + 1)
-        craft.load_newest()
+        work.load_newest()
         with torch.no_grad():
-            points.append((run.now_s, float(task.loss(craft.model(inputs), targets))))
+            points.append((run.now_s, float(task.loss(work.model(inputs), targets))))
         if reached_s(points[-NUM_LOOKS:], TARGETS[-1]) < math.inf:
             break
     return points

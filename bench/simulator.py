@@ -38,7 +38,7 @@ from paceline.predict.simulation import expected_update_s
 from paceline.protocols import parse
 from paceline.simulation.engine import SimulatedRun, endless_ledger
 from paceline.simulation.timing import TimingRun
-from paceline.simulation.training import TrainingCraft
+from paceline.simulation.training import TrainingWork
 from paceline.trace import Trace
 from paceline.trainer import make_loader
 from paceline.workloads import load_task
@@ -265,10 +265,10 @@ def trainer(text: str, is_batched: bool) -> SimulatedRun:
     """A run on mini-batches of 64 that has begun: what is traced once is traced."""
     protocol, task = parse(text, 8), load_task("softmax")
     batch_size = MINI_BATCH * protocol.num_pushes
-    craft = TrainingCraft(task, protocol, batch_size=batch_size, is_batched=is_batched)
-    ledger = Ledger(craft.num_samples, batch_size, protocol.num_pushes)
+    work = TrainingWork(task, protocol, batch_size=batch_size, is_batched=is_batched)
+    ledger = Ledger(work.num_samples, batch_size, protocol.num_pushes)
     conditions = Conditions(delays=(parse_delay("exp:1s"),) * 8)
-    run = SimulatedRun(protocol, ledger, conditions, craft=craft)
+    run = SimulatedRun(protocol, ledger, conditions, work=work)
     run.run(100)
     return run
 

@@ -138,8 +138,8 @@ def test_dropped_samples_return_and_nothing_staler_is_used(
         protocol, Ledger(num_samples, 4, protocol.num_pushes), conditions(num_workers, seed),
         hear_epoch=lambda epoch, at_s: epoch < 1,
     )  # fmt: skip
-    carry_out = run._craft.carry_out
-    run._craft.carry_out = lambda found, fact: orders.extend(found) or carry_out(found, fact)  # type: ignore[method-assign, func-returns-value]
+    carry_out = run._work.carry_out
+    run._work.carry_out = lambda found, fact: orders.extend(found) or carry_out(found, fact)  # type: ignore[method-assign, func-returns-value]
     counts = run.run(None)
     leases = leases_of(orders)
     used = [Counter[int](), Counter[int]()]

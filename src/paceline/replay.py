@@ -1,6 +1,6 @@
 """A run recomputed from its folder, bit for bit: its task, its trace, the model it left.
 
-    trace header -> task, protocol and its staleness rule, ledger, craft
+    trace header -> task, protocol and its staleness rule, ledger, work
     records      -> simulation/replay.py: decisions and gradients made again, the first difference
     at the end   -> the parameters beside those of the run's model.safetensors
 
@@ -23,7 +23,7 @@ from .core.ledger import Ledger
 from .errors import ConfigError
 from .events import Apply
 from .protocols import parse
-from .simulation.peers import PeersCraft
+from .simulation.peers import PeersWork
 from .simulation.replay import Difference, RecordedRun, pulled_versions
 from .trace import FILE_NAME, contradiction, read_header, read_trace
 from .trace.records import Header, Ordered, Record, Resumed, Scalar
@@ -96,21 +96,21 @@ def replay(
     threads = max(1, header.number("threads", 1))
     if threads > _MOST_THREADS:
         raise contradiction(f"a worker computed with {threads} threads")
-    craft, run = _prepare(header, run_dir)
+    work, run = _prepare(header, run_dir)
     difference = _first_difference(threads, lambda: run.run(records, until, on_progress))
     version = run.coordinator.version
     if until is not None and version < until and not difference:
         raise ConfigError(f"{run_dir} ended at version {version}; --until {until} is beyond it")
-    totals = craft.evaluate()
-    craft.load_newest()
+    totals = work.evaluate()
+    work.load_newest()
     if save is not None:
-        save_model(craft.model, save)
+        save_model(work.model, save)
     is_whole = not difference and (until is None or _ended_at(run_dir) == version)
     return Replayed(
         version=version,
         pushes=run.pushes,
         difference=difference,
-        is_model_equal=_is_equal(craft, run_dir / _MODEL) if is_whole else None,
+        is_model_equal=_is_equal(work, run_dir / _MODEL) if is_whole else None,
         metrics={name: value / count for name, (value, count) in totals.items() if count},
     )
 
@@ -128,8 +128,8 @@ def _first_difference(threads: int, run: Callable[[], object]) -> str:
     return ""
 
 
-def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
-    """The craft and the coordinator that the header describes."""
+def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
+    """The work and the coordinator that the header describes."""
     spec = header.text("program").partition(" ")[2]
     workers = header.number("workers")
     protocol = parse(header.text("protocol"), workers)
@@ -137,7 +137,7 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
     batch_size = header.number("batch_size")
     rates = header.texts("learning_rates")
     nonfinite = header.text("nonfinite", "error")
-    craft = PeersCraft(
+    work = PeersWork(
         task,
         protocol,
         num_workers=workers,
@@ -146,9 +146,9 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
         seed=header.number("seed"),
         nonfinite=nonfinite,
     )
-    _check_same(run_dir, header, craft)
+    _check_same(run_dir, header, work)
     ledger = Ledger(
-        craft.num_samples,
+        work.num_samples,
         batch_size,
         protocol.num_pushes,
         keep_remainder=not header.fields.get("drop_last"),
@@ -156,15 +156,15 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersCraft, RecordedRun]:
     )
     pulled = pulled_versions(read_trace(run_dir / FILE_NAME))
     coordinator = Coordinator(protocol, ledger)
-    return craft, RecordedRun(coordinator, craft, pulled, header.number("lookahead"))
+    return work, RecordedRun(coordinator, work, pulled, header.number("lookahead"))
 
 
-def _check_same(run_dir: Path, header: Header, craft: PeersCraft) -> None:
+def _check_same(run_dir: Path, header: Header, work: PeersWork) -> None:
     """Raise ConfigError where the data or the model are not those of the run."""
     expected: dict[str, tuple[Scalar, Scalar]] = {
-        "samples": (header.number("num_samples"), craft.num_samples),
-        "parameters": (header.number("num_parameters"), craft.replica.layout.num_parameters),
-        "data": (header.text("source"), craft.splits.source),
+        "samples": (header.number("num_samples"), work.num_samples),
+        "parameters": (header.number("num_parameters"), work.replica.layout.num_parameters),
+        "data": (header.text("source"), work.splits.source),
     }
     for what, (was, now) in expected.items():
         if was != now:
@@ -180,11 +180,11 @@ def _ended_at(run_dir: Path) -> int:
     return sum(isinstance(one, Ordered) and isinstance(one.order, Apply) for one in records)
 
 
-def _is_equal(craft: PeersCraft, path: Path) -> bool | None:
+def _is_equal(work: PeersWork, path: Path) -> bool | None:
     """Whether the model is the saved one in every bit; None where none was saved."""
     if not path.exists():
         return None
-    saved, now = load_tensors(path), craft.model.state_dict()
+    saved, now = load_tensors(path), work.model.state_dict()
     return saved.keys() == now.keys() and all(
         torch.equal(saved[name], value) for name, value in now.items()
     )

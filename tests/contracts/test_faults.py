@@ -116,7 +116,7 @@ def run_with(text: str, plan: FaultPlan, seed: int, dropped: Dropped) -> tuple[F
 
     run = FaultyRun(
         protocol, ledger, Conditions(delays=delays, seed=seed), plan,
-        silence_s=0.5, new_life_s=0.7, craft=books, hear_epoch=hear_epoch,
+        silence_s=0.5, new_life_s=0.7, work=books, hear_epoch=hear_epoch,
     )  # fmt: skip
     run.run(None)
     return run, books

@@ -20,7 +20,7 @@ from paceline.protocols import parse
 from paceline.simulation import training
 from paceline.simulation.engine import SimulatedRun
 from paceline.simulation.gradients import Computed, Gradients, num_seats
-from paceline.simulation.training import TrainingCraft
+from paceline.simulation.training import TrainingWork
 from paceline.trace import Trace, read_trace
 from paceline.trace.records import Handed, Ordered
 from paceline.workloads.base import Task
@@ -45,22 +45,22 @@ class Arrivals:
 
 def simulate(
     task: Task, folder: Path, protocol_text: str, conditions: Conditions, **options: Any
-) -> tuple[State, TrainingCraft]:
+) -> tuple[State, TrainingWork]:
     """Train in virtual time; the parameters at the end, and what trained them."""
     name, _, rule = protocol_text.partition("+")
     protocol = parse(name, conditions.num_workers, rule or "none")
-    craft = TrainingCraft(task, protocol, batch_size=task.batch_size, **options)
-    ledger = Ledger(craft.num_samples, task.batch_size, protocol.num_pushes)
+    work = TrainingWork(task, protocol, batch_size=task.batch_size, **options)
+    ledger = Ledger(work.num_samples, task.batch_size, protocol.num_pushes)
     trace = Trace(folder / "trace.jsonl")
     trace.header(task=task.name)
     run = SimulatedRun(
-        protocol, ledger, conditions, craft=craft, trace=trace,
+        protocol, ledger, conditions, work=work, trace=trace,
         hear_epoch=lambda epoch, at_s: epoch + 1 < task.epochs,
     )  # fmt: skip
     run.run(None)
     trace.close()
-    craft.load_newest()
-    return state_of(craft.model), craft
+    work.load_newest()
+    return state_of(work.model), work
 
 
 def stragglers(**changes: Any) -> Conditions:
@@ -146,15 +146,15 @@ def test_who_holds_a_version_is_computed_in_a_row_where_nobody_is_called_off(
         return row(self, leases)
 
     monkeypatch.setattr(Gradients, "row", counted)
-    _, craft = simulate(TASK, tmp_path, protocol, stragglers())
+    _, work = simulate(TASK, tmp_path, protocol, stragglers())
     records = list(read_trace(tmp_path / "trace.jsonl"))
     assert max(sizes) == longest, "all begin at version 0"
     num_pushes = sum(isinstance(one, Handed) for one in records)
     assert num_pushes <= sum(sizes) <= num_pushes + WORKERS * TASK.epochs
-    assert sorted(craft._gradients._free) == list(range(1 + WORKERS if longest > 1 else 1))
-    assert not craft._ahead
-    assert not craft._waiting
-    assert not craft._versions.num_held
+    assert sorted(work._gradients._free) == list(range(1 + WORKERS if longest > 1 else 1))
+    assert not work._ahead
+    assert not work._waiting
+    assert not work._versions.num_held
 
 
 @pytest.mark.parametrize("rule", ["none", "distance:0.002"])
@@ -169,10 +169,10 @@ def test_with_fewer_seats_than_workers_it_is_the_same_bit_for_bit(
         folder = tmp_path / str(seats)
         folder.mkdir()
         task = replace(LAYERS, batch_size=18)
-        state, craft = simulate(task, folder, f"k-async:3+{rule}", Conditions(delays=delays))
+        state, work = simulate(task, folder, f"k-async:3+{rule}", Conditions(delays=delays))
         states.append(state)
-        assert sorted(craft._gradients._free) == list(range(seats))
-        assert not craft._versions.num_held
+        assert sorted(work._gradients._free) == list(range(seats))
+        assert not work._versions.num_held
     assert differ(*states) == 0.0
 
 
@@ -223,5 +223,5 @@ class Drawing(SGD):
 def test_an_optimizer_that_draws_steps_right_after_its_push(tmp_path: Path) -> None:
     """From the random state that the push left, so nobody else may be computed meanwhile."""
     task = replace(LAYERS, optimizer=lambda parameters, lr: Drawing(parameters, lr=lr))
-    _, craft = simulate(task, tmp_path, "full-sync", stragglers())
-    assert craft._gradients._free == [0]
+    _, work = simulate(task, tmp_path, "full-sync", stragglers())
+    assert work._gradients._free == [0]

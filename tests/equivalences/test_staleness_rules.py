@@ -20,7 +20,7 @@ from paceline.events import Apply, Discard, Pushed
 from paceline.protocols import parse
 from paceline.protocols.staleness import parse_staleness
 from paceline.simulation.engine import SimulatedRun
-from paceline.simulation.training import TrainingCraft
+from paceline.simulation.training import TrainingWork
 from paceline.trace import Trace, read_trace
 from paceline.trace.records import Handed, Ordered, Record, Scaled
 from paceline.workloads.base import Task
@@ -70,18 +70,18 @@ def simulated(
     task: Task, folder: Path, protocol_text: str, rule: str, conditions: Conditions
 ) -> tuple[State, list[Record]]:
     protocol = parse(protocol_text, conditions.num_workers, rule)
-    craft = TrainingCraft(task, protocol, batch_size=task.batch_size)
+    work = TrainingWork(task, protocol, batch_size=task.batch_size)
     trace = Trace(folder / "trace.jsonl")
     trace.header(task=task.name)
-    craft.on_scaled = lambda ticket, scale: trace.scaled(0.0, ticket, scale)
+    work.on_scaled = lambda ticket, scale: trace.scaled(0.0, ticket, scale)
     run = SimulatedRun(
-        protocol, Ledger(craft.num_samples, task.batch_size, protocol.num_pushes), conditions,
-        craft=craft, trace=trace, hear_epoch=lambda epoch, at_s: epoch + 1 < task.epochs,
+        protocol, Ledger(work.num_samples, task.batch_size, protocol.num_pushes), conditions,
+        work=work, trace=trace, hear_epoch=lambda epoch, at_s: epoch + 1 < task.epochs,
     )  # fmt: skip
     run.run(None)
     trace.close()
-    craft.load_newest()
-    return state_of(craft.model), list(read_trace(folder / "trace.jsonl"))
+    work.load_newest()
+    return state_of(work.model), list(read_trace(folder / "trace.jsonl"))
 
 
 def worlds(num_workers: int, seed: int) -> Conditions:

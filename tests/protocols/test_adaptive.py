@@ -45,10 +45,10 @@ def sizes(
         absences=parse_absences(away, NUM_WORKERS),
         seed=3,
     )
-    craft = Losing(loss_at)
+    work = Losing(loss_at)
     protocol = Adaptive(NUM_WORKERS)
-    SimulatedRun(protocol, endless_ledger(protocol), conditions, craft=craft).run(num_updates)
-    return craft.sizes
+    SimulatedRun(protocol, endless_ledger(protocol), conditions, work=work).run(num_updates)
+    return work.sizes
 
 
 def test_it_begins_as_async_and_ends_as_full_sync() -> None:

@@ -14,25 +14,25 @@ from paceline.errors import ConfigError
 from paceline.protocols import parse
 from paceline.simulation.engine import SimulatedRun
 from paceline.simulation.gradients import MOST, TOLERANCE, Together, num_together
-from paceline.simulation.training import TrainingCraft
+from paceline.simulation.training import TrainingWork
 from paceline.workloads.base import Task
 from reference import differ, state_of
 from tiny import TASK, WITH_BATCH_NORM, Tied
 
-Trained = tuple[dict[str, Tensor], TrainingCraft, SimulatedRun]
+Trained = tuple[dict[str, Tensor], TrainingWork, SimulatedRun]
 
 
 def trained(task: Task, text: str, *, is_batched: bool, rule: str = "none") -> Trained:
     protocol = parse(text, 4, rule)
-    craft = TrainingCraft(task, protocol, batch_size=task.batch_size, is_batched=is_batched)
+    work = TrainingWork(task, protocol, batch_size=task.batch_size, is_batched=is_batched)
     conditions = Conditions(delays=(parse_delay("exp:1s"),) * 4, slow={0: 3.0})
-    ledger = Ledger(craft.num_samples, task.batch_size, protocol.num_pushes)
+    ledger = Ledger(work.num_samples, task.batch_size, protocol.num_pushes)
     run = SimulatedRun(
-        protocol, ledger, conditions, craft=craft, hear_epoch=lambda epoch, at_s: epoch < 2
+        protocol, ledger, conditions, work=work, hear_epoch=lambda epoch, at_s: epoch < 2
     )
     run.run(None)
-    craft.load_newest()
-    return state_of(craft.model), craft, run
+    work.load_newest()
+    return state_of(work.model), work, run
 
 
 class Scaled(Tied):
@@ -63,12 +63,12 @@ def test_in_one_go_is_one_at_a_time_within_the_tolerance(text: str, rule: str) -
     """With tied weights, a frozen bias, momentum, decay, and a last batch that is smaller."""
     task = replace(TASK, batch_size=11)
     one, _, alone = trained(task, text, is_batched=False, rule=rule)
-    together, craft, run = trained(task, text, is_batched=True, rule=rule)
+    together, work, run = trained(task, text, is_batched=True, rule=rule)
     assert differ(one, together) < TOLERANCE
     assert run.counts.times_s == alone.counts.times_s
     assert run.counts.staleness == alone.counts.staleness
-    assert not craft._ahead
-    assert not craft._waiting
+    assert not work._ahead
+    assert not work._waiting
 
 
 def test_members_at_one_version_are_computed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from paceline.events import Pushed, Ticket
 from paceline.protocols import parse
 from paceline.simulation.engine import SimulatedRun
 from paceline.simulation.model import Versions, examine, first_samples
-from paceline.simulation.peers import PeersCraft
+from paceline.simulation.peers import PeersWork
 from paceline.simulation.replay import pulled_versions
 from paceline.trace.records import Handed
 from reference import differ, state_of
@@ -18,7 +18,7 @@ from tiny import BATCH_SIZE, TASK, WIDTH, WITH_BATCH_NORM, samples
 
 def test_an_old_version_is_kept_while_somebody_holds_it() -> None:
     protocol = parse("full-sync", 2)
-    store = PeersCraft(TASK, protocol, num_workers=2, batch_size=BATCH_SIZE).store
+    store = PeersWork(TASK, protocol, num_workers=2, batch_size=BATCH_SIZE).store
     versions = Versions(store, torch.zeros(8, dtype=torch.uint8), is_pure=True)
     versions.keep()
     assert versions.most_kept == 0, "nobody holds it"
@@ -45,13 +45,13 @@ def test_peers_average_what_the_store_sums() -> None:
     states = []
     for path in ("store", "peers"):
         protocol = parse("full-sync", 2)
-        craft = PeersCraft(WITH_BATCH_NORM, protocol, num_workers=2, batch_size=BATCH_SIZE)
-        craft.go_by(path)
-        ledger = Ledger(craft.num_samples, BATCH_SIZE, protocol.num_pushes)
+        work = PeersWork(WITH_BATCH_NORM, protocol, num_workers=2, batch_size=BATCH_SIZE)
+        work.go_by(path)
+        ledger = Ledger(work.num_samples, BATCH_SIZE, protocol.num_pushes)
         conditions = Conditions(delays=(parse_delay("exp:1s"),) * 2)
-        SimulatedRun(protocol, ledger, conditions, craft=craft).run(8)
-        craft.load_newest()
-        states.append(state_of(craft.model))
+        SimulatedRun(protocol, ledger, conditions, work=work).run(8)
+        work.load_newest()
+        states.append(state_of(work.model))
     assert differ(*states) < 1e-12
 
 

@@ -28,7 +28,7 @@ from ..protocols import parse
 from ..report.ranking import RACE_SEEDS, Standing
 from ..simulation.engine import SimulatedRun
 from ..simulation.model import first_samples
-from ..simulation.training import TrainingCraft
+from ..simulation.training import TrainingWork
 from ..workloads.base import Task
 
 PROBE_SAMPLES = 1000
@@ -59,7 +59,7 @@ class _Heard(NamedTuple):
     num_samples: int
 
 
-class _Craft(TrainingCraft):
+class _RacedWork(TrainingWork):
     """Remembers what every push said."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -78,12 +78,12 @@ class Racer:
     def __init__(self, protocol_text: str, training: Training, conditions: Conditions) -> None:
         protocol = parse(protocol_text, conditions.num_workers)
         batch_size = training.mini_batch_size * protocol.num_pushes
-        self.craft = _Craft(
+        self.work = _RacedWork(
             training.task, protocol, batch_size=batch_size, lr=training.lr, seed=training.seed,
             nonfinite="skip",
         )  # fmt: skip
-        ledger = Ledger(self.craft.num_samples, batch_size, protocol.num_pushes)
-        self._run = SimulatedRun(protocol, ledger, conditions, craft=self.craft)
+        ledger = Ledger(self.work.num_samples, batch_size, protocol.num_pushes)
+        self._run = SimulatedRun(protocol, ledger, conditions, work=self.work)
         self._task = training.task
         self._probe: tuple[Tensor, Tensor] | None = None
         self.standing = Standing(protocol=protocol_text, virtual_s=0.0, loss=math.nan, updates=0)
@@ -107,18 +107,18 @@ class Racer:
         if 2 * len(finite) <= len(last):  # single ones are skipped
             return math.inf
         value = _mean(finite)
-        first = [one for one in self.craft.heard[:_FIRST_PUSHES] if math.isfinite(one.loss)]
+        first = [one for one in self.work.heard[:_FIRST_PUSHES] if math.isfinite(one.loss)]
         return value if first and value <= _DIVERGED * abs(_mean(first)) else math.inf
 
     @property
     def is_judged(self) -> bool:
         """Whether its loss is over so many samples that it is no luck."""
-        wanted = min(FEWEST_SAMPLES, self.craft.num_samples)
+        wanted = min(FEWEST_SAMPLES, self.work.num_samples)
         return sum(one.num_samples for one in self._last()) >= wanted
 
     def _last(self) -> list[_Heard]:
         """The pushes of the last fifth of its time."""
-        heard, since_s = self.craft.heard, (1.0 - LAST_SHARE) * self.virtual_s
+        heard, since_s = self.work.heard, (1.0 - LAST_SHARE) * self.virtual_s
         first = len(heard)
         while first and heard[first - 1].at_s >= since_s:
             first -= 1
@@ -131,9 +131,9 @@ class Racer:
             ConfigError: the task has none.
         """
         found = {}
-        if self.craft.splits.test is not None:
+        if self.work.splits.test is not None:
             if self._probe is None:
-                self._probe = first_samples(self.craft.splits.test, PROBE_SAMPLES)
+                self._probe = first_samples(self.work.splits.test, PROBE_SAMPLES)
             found = self._task.metrics(self._outputs(self._probe[0]), self._probe[1])
         if "acc" not in found:
             raise ConfigError(
@@ -144,8 +144,8 @@ class Racer:
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         """What the newest version says of them."""
-        self.craft.load_newest()
-        model = self.craft.model
+        self.work.load_newest()
+        model = self.work.model
         was_training = model.training
         model.eval()
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """A whole training run in virtual time: a task, simulated workers, the files of a live run.
 
-    task + world -> craft, conditions -> simulation/engine.py -> trace -> summary, model, curve
+    task + world -> work, conditions -> simulation/engine.py -> trace -> summary, model, curve
 
 The loss and the accuracy are true; only the seconds are virtual. It imports torch, which a
 simulation of time alone does not need. This module must not know terminals.
@@ -25,7 +25,7 @@ from ..report.files import write_report
 from ..report.forecast import Forecast
 from ..report.summary import Summary
 from ..simulation.engine import SimulatedRun
-from ..simulation.training import TrainingCraft
+from ..simulation.training import TrainingWork
 from ..trace import Trace
 from ..trace.records import Scalar
 from ..workloads import load_task
@@ -85,35 +85,35 @@ def rehearse(
     batch_size = settings.batch_size or task.batch_size
     if settings.mini_batch_size is not None:
         batch_size = settings.mini_batch_size * protocol.num_pushes
-    craft = TrainingCraft(
+    work = TrainingWork(
         task, protocol, batch_size=batch_size, lr=settings.lr, seed=settings.seed,
         nonfinite=settings.nonfinite, is_batched=is_batched,
     )  # fmt: skip
     if world.like is not None:
-        _check_profile(world.like, task, craft, -(-batch_size // protocol.num_pushes))
-    conditions = world.conditions(settings.workers, craft.update_bytes)
-    ledger = Ledger(craft.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
+        _check_profile(world.like, task, work, -(-batch_size // protocol.num_pushes))
+    conditions = world.conditions(settings.workers, work.update_bytes)
+    ledger = Ledger(work.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
     with closing(open_trace(run_dir)) as trace:
-        trace.header(**_header(spec, task, settings, craft, batch_size, protocol))
-        rehearsal = _Rehearsal(task, settings, craft, trace, watcher or Unwatched())
+        trace.header(**_header(spec, task, settings, work, batch_size, protocol))
+        rehearsal = _Rehearsal(task, settings, work, trace, watcher or Unwatched())
         run = SimulatedRun(
-            protocol, ledger, conditions, craft=craft, trace=trace, hear_epoch=rehearsal.ended
+            protocol, ledger, conditions, work=work, trace=trace, hear_epoch=rehearsal.ended
         )
-        craft.on_scaled = lambda ticket, scale: trace.scaled(run.now_s, ticket, scale)
+        work.on_scaled = lambda ticket, scale: trace.scaled(run.now_s, ticket, scale)
         an_update = batch_size * protocol.num_steps
-        rehearsal.play(run, craft.num_samples * protocol.num_pushes / an_update, evaluations)
-    craft.load_newest()
-    save_model(craft.model, run_dir / "model.safetensors")
+        rehearsal.play(run, work.num_samples * protocol.num_pushes / an_update, evaluations)
+    work.load_newest()
+    save_model(work.model, run_dir / "model.safetensors")
     return Rehearsed(
         summary=write_report(run_dir),
         forecast=describe(protocol, conditions, run.counts, time.perf_counter() - start_s),
-        most_versions_kept=craft.most_versions_kept,
+        most_versions_kept=work.most_versions_kept,
     )
 
 
-def _check_profile(like: Path, task: Task, craft: TrainingCraft, mini_batch_size: int) -> None:
+def _check_profile(like: Path, task: Task, work: TrainingWork, mini_batch_size: int) -> None:
     """Whether the times were measured with this very model."""
-    num_parameters = sum(one.numel() for one in craft.model.parameters())
+    num_parameters = sum(one.numel() for one in work.model.parameters())
     read_profile(like).check(task.name, num_parameters, mini_batch_size, "--like")
 
 
@@ -121,13 +121,13 @@ def _header(
     spec: "str | Task",
     task: Task,
     settings: RunSettings,
-    craft: TrainingCraft,
+    work: TrainingWork,
     batch_size: int,
     protocol: SyncProtocol,
 ) -> dict[str, Scalar | list[Scalar]]:
     return {
         "task": task.name,
-        "source": craft.splits.source,
+        "source": work.splits.source,
         "protocol": str(protocol),
         "staleness": str(protocol.staleness),
         "workers": settings.workers,
@@ -136,13 +136,13 @@ def _header(
         "batch_size": batch_size,
         "mini_batch_size": -(-batch_size // protocol.num_pushes),
         "pushes_per_update": protocol.num_pushes,
-        "num_samples": craft.num_samples,
+        "num_samples": work.num_samples,
         "seed": settings.seed,
         "device": "cpu",
         "devices": ["virtual"],
         "learning_rates": [settings.lr or task.learning_rate],
-        "num_parameters": craft.replica.layout.num_parameters,
-        "update_bytes": craft.update_bytes,
+        "num_parameters": work.replica.layout.num_parameters,
+        "update_bytes": work.update_bytes,
         "epochs": settings.epochs or task.epochs,
         "program": written(TaskProgram(task=spec)),
         "threads": torch.get_num_threads(),
@@ -161,14 +161,14 @@ class _Rehearsal:
         self,
         task: Task,
         settings: RunSettings,
-        craft: TrainingCraft,
+        work: TrainingWork,
         trace: Trace,
         watcher: Watcher,
     ) -> None:
         self.watcher = watcher
         self._epochs = settings.epochs or task.epochs
         self._settings = settings
-        self._craft = craft
+        self._work = work
         self._trace = trace
         self._evaluated_version = -1
         self._num_evaluated = 0
@@ -179,7 +179,7 @@ class _Rehearsal:
             self._evaluate(0, 0.0)  # nothing is learned yet: the curve begins here
         every = max(1, int(epoch_pushes / evaluations))
         counts = run.run(self._settings.updates, partial(self._progress, run, every))
-        if self._craft.store.version != self._evaluated_version:
+        if self._work.store.version != self._evaluated_version:
             self._evaluate(run.coordinator.epoch, counts.times_s[-1])  # as a live run does
         run.close()
 
@@ -198,9 +198,9 @@ class _Rehearsal:
 
     def _evaluate(self, epoch: int, at_s: float) -> dict[str, float]:
         """The means of all metrics; empty where there is no test data."""
-        totals = self._craft.evaluate()
+        totals = self._work.evaluate()
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
-        self._evaluated_version = self._craft.store.version
+        self._evaluated_version = self._work.store.version
         if totals:
             self._trace.evaluated(at_s, epoch, self._evaluated_version, totals)
             self.watcher.evaluated(epoch, at_s, metrics)

@@ -3,7 +3,7 @@
     agenda -> push is there -> work done -> coordinator.hear -> orders -> trace, work, agenda
 
 The same facts go to the same coordinator as in a live run, so the trace is one that the report
-and the replay read like any other. What a push contains is a ``Craft``'s business: nothing at all
+and the replay read like any other. What a push contains is the business of a `MemberWork`: nothing
 (`Nothing`), or a gradient at exactly the parameters that its member holds (simulation/training.py).
 An epoch opens at the moment the one before ends. Without a trace and without gradients
 simulation/timing.py comes to the same decisions faster. This module must not know tensors.
@@ -39,7 +39,7 @@ ENDLESS = 1 << 60
 """Samples of an epoch that never ends."""
 
 
-class Craft(Protocol):
+class MemberWork(Protocol):
     """What members do at their work."""
 
     def opened(self, epoch: int) -> Sequence[int] | None:
@@ -83,7 +83,7 @@ class SimulatedRun:
 
     Args:
         ledger: of the data; `endless_ledger` where there is none.
-        craft: what members do.
+        work: what members do.
         trace: hears everything; None: nobody does.
         hear_epoch: called at the end of each epoch with its number and the time; returns whether
             to go on.
@@ -95,7 +95,7 @@ class SimulatedRun:
         ledger: Ledger,
         conditions: Conditions,
         *,
-        craft: Craft | None = None,
+        work: MemberWork | None = None,
         trace: Trace | None = None,
         hear_epoch: Callable[[int, float], bool] = lambda epoch, at_s: True,
     ) -> None:
@@ -103,7 +103,7 @@ class SimulatedRun:
         self.coordinator = Coordinator(protocol, ledger)
         self.ending = ""
         self._conditions = conditions
-        self._craft: Craft = Nothing() if craft is None else craft
+        self._work: MemberWork = Nothing() if work is None else work
         self._trace = trace
         self._hear_epoch = hear_epoch
         self._agenda = Agenda(conditions)
@@ -153,7 +153,7 @@ class SimulatedRun:
     # -- facts ----------------------------------------------------------------------------------
 
     def _open(self, at_s: float) -> None:
-        ends = self._craft.opened(self.coordinator.epoch + 1)
+        ends = self._work.opened(self.coordinator.epoch + 1)
         self._carry_out(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
 
     def _struck(self, what: object, at_s: float) -> None:
@@ -183,7 +183,7 @@ class SimulatedRun:
         member = ticket.member
         computed_s = self._agenda.end(member, at_s)
         granted_s = self._granted_s.pop(ticket)
-        fact = self._craft.push(ticket, self._leases.pop(ticket), at_s)
+        fact = self._work.push(ticket, self._leases.pop(ticket), at_s)
         if self._trace is not None:
             waited_s = granted_s - self._ended_s[member]
             self._trace.pushed(fact, computed_s, waited_s, at_s - granted_s - computed_s)
@@ -216,7 +216,7 @@ class SimulatedRun:
                 counts.cancelled += 1
             elif isinstance(order, Discard):
                 counts.discarded += 1
-        self._craft.carry_out(orders, fact)  # who is called off holds no version any longer
+        self._work.carry_out(orders, fact)  # who is called off holds no version any longer
         self._grant(grants, at_s, is_updated=version > before)
         for order in orders:
             if isinstance(order, EpochEnd):
@@ -226,7 +226,7 @@ class SimulatedRun:
         for grant in grants:
             self._leases[grant.ticket] = grant.leases
             self._granted_s[grant.ticket] = at_s
-            self._craft.granted(grant)
+            self._work.granted(grant)
         tickets = [grant.ticket for grant in grants]
         steps = [len(grant.leases) for grant in grants]
         self._agenda.begin(tickets, steps, at_s, is_updated=is_updated)
@@ -238,7 +238,7 @@ class SimulatedRun:
         self.counts.wasted_s += wasted_s
         del self._leases[ticket], self._granted_s[ticket]
         self._ended_s[member] = at_s
-        self._craft.dropped(ticket)
+        self._work.dropped(ticket)
         if self._trace is not None:
             self._trace.superseded(at_s, member, ticket.serial, wasted_s, 0.0)
 

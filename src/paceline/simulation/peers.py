@@ -18,7 +18,7 @@ from ..protocols.base import SyncProtocol
 from ..store.control import JOBS
 from ..wire.messages import OK
 from ..workloads.base import Task
-from .training import TrainingCraft
+from .training import TrainingWork
 
 
 class _Part(NamedTuple):
@@ -29,11 +29,11 @@ class _Part(NamedTuple):
     present: bytes
 
 
-class PeersCraft(TrainingCraft):
+class PeersWork(TrainingWork):
     """What members do when they train a task among themselves, or through the store.
 
     Args:
-        num_workers: seats of the run; the others as for `TrainingCraft`.
+        num_workers: seats of the run; the others as for `TrainingWork`.
     """
 
     def __init__(

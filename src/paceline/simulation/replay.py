@@ -1,7 +1,7 @@
 """A run made again from its trace: the same coordinator, facts in the recorded order.
 
     record  fact   -> coordinator.hear -> orders      are they the recorded ones?
-            push   -> craft.push       -> the loss    is it the recorded one, bit for bit?
+            push   -> work.push       -> the loss    is it the recorded one, bit for bit?
             order  -> the next of those that must come
 
     resumed        -> coordinator at rest             as its checkpoint held it; others go on
@@ -20,7 +20,7 @@ from typing import Protocol
 from ..core.coordinator import Coordinator
 from ..events import Cancel, EpochEnd, Fact, Grant, Joined, Late, Lease, Left, Order, Pushed, Ticket
 from ..trace.records import Handed, Heard, Ordered, Record, Rerouted, Resumed, Scaled, StopRecord
-from .engine import Craft
+from .engine import MemberWork
 
 
 class Difference(Exception):
@@ -37,7 +37,7 @@ def pulled_versions(records: Iterable[Record]) -> dict[Work, int]:
     return {ticket[:2]: ticket.version for ticket in pushed}
 
 
-class RecordedCraft(Craft, Protocol):
+class RecordedWork(MemberWork, Protocol):
     """What members do at their work, as a live run does it."""
 
     on_scaled: Callable[[Ticket, float], None]
@@ -55,20 +55,20 @@ class RecordedRun:
 
     Args:
         pulled: the version at which each push was computed; work without one was called off.
-        craft: computes the pushes that count; it never hears of work that nobody pushed.
+        work: computes the pushes that count; it never hears of work that nobody pushed.
         lookahead: mini-batches that members fetched ahead.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
-        craft: RecordedCraft,
+        work: RecordedWork,
         pulled: Mapping[Work, int],
         lookahead: int = 0,
     ) -> None:
         self.coordinator = coordinator
         self.pushes = 0
-        self._craft = craft
+        self._work = work
         self._lookahead = lookahead
         self._pulled = pulled
         self._to_pull: defaultdict[int, list[Grant]] = defaultdict(list)
@@ -77,7 +77,7 @@ class RecordedRun:
         self._at_work: dict[int, Ticket] = {}
         self._scales: dict[Work, float] = {}
         """What distance left of a push, until the trace tells what it left then."""
-        craft.on_scaled = self._scaled_now
+        work.on_scaled = self._scaled_now
         self._is_stopped = False
 
     def run(
@@ -106,7 +106,7 @@ class RecordedRun:
             elif isinstance(record, Scaled):
                 self._scaled_then(record)
             elif isinstance(record, Rerouted):
-                self._craft.go_by(record.path)
+                self._work.go_by(record.path)
             elif isinstance(record, Resumed):
                 self._go_on()
             elif isinstance(record, StopRecord):
@@ -132,7 +132,7 @@ class RecordedRun:
                 raise self._differs(ticket, "a gradient", "it holds no such version")
             del self._at_work[ticket.member]
             leases = self._leases.pop(ticket[:2])
-            self._compare(fact, self._craft.push(ticket, leases, fact.at_s))
+            self._compare(fact, self._work.push(ticket, leases, fact.at_s))
         orders = self.coordinator.hear(fact)
         assert counts or Late(ticket) in orders  # nothing that is used goes unseen
         self._follow(orders, fact)
@@ -142,7 +142,7 @@ class RecordedRun:
         for member in list(self._at_work):
             self._call_off(member)
         self.coordinator.resume(self.coordinator.resting_state())
-        self._craft.rest()
+        self._work.rest()
         self._is_stopped = False
 
     def _is_current(self, ticket: Ticket) -> bool:
@@ -186,12 +186,12 @@ class RecordedRun:
             if isinstance(order, Cancel):
                 self._call_off(order.member)
         if not any(isinstance(order, Late) for order in orders):
-            self._craft.carry_out(orders, fact)
+            self._work.carry_out(orders, fact)
         for order in orders:
             if isinstance(order, Grant):
                 self._grant(order)
         for grant in self._to_pull.pop(self.coordinator.version, ()):
-            self._craft.granted(grant)
+            self._work.granted(grant)
 
     def _grant(self, grant: Grant) -> None:
         """Work with the version that the member will have pulled when it pushes."""
@@ -219,12 +219,12 @@ class RecordedRun:
         if any(grant.ticket == ticket for grant in waiting):  # that version was never made
             waiting[:] = [grant for grant in waiting if grant.ticket != ticket]
         else:
-            self._craft.dropped(ticket)
+            self._work.dropped(ticket)
 
     def _expect(self, recorded: Order, at_s: float) -> None:
         if not self._due and not self.coordinator.is_epoch_open and not self._is_stopped:
             is_new = self.coordinator.is_between_epochs
-            ends = self._craft.opened(self.coordinator.epoch + 1) if is_new else None
+            ends = self._work.opened(self.coordinator.epoch + 1) if is_new else None
             self._follow(self.coordinator.open_epoch(at_s, ends), Joined(-1, at_s))
         now = self._due.popleft() if self._due else None
         if now != recorded:

@@ -48,7 +48,7 @@ from .gradients import Computed, Gradients, Together, num_seats
 from .model import LocalSteps, Versions, examine
 
 
-class TrainingCraft:
+class TrainingWork:
     """What members do when they train a task.
 
     Args:
