@@ -137,8 +137,7 @@ def read_profile(run_dir: Path) -> Profile:
         if isinstance(record, Resumed):
             break  # its workers' delays go on from a checkpoint, which this file does not hold
         found.hear(record)
-    num_steps = sum(map(len, found.work_s.values()))
-    if num_steps < _FEWEST_STEPS:
+    if (num_steps := sum(map(len, found.work_s.values()))) < _FEWEST_STEPS:
         raise ConfigError(
             f"{run_dir} has {num_steps} timed steps, at least {_FEWEST_STEPS} are needed for a "
             "profile; take a longer run"

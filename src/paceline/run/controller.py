@@ -4,7 +4,8 @@
 
 Here a run begins, with the description and the plan, and is watched. Its epochs' borders are in
 ``epochs.py``, its members' ends in ``departures.py``; what lies between in ``pushes.py``,
-``peers.py`` and ``calls.py``. This module must not know processes, sockets, tensors or terminals.
+``peers.py`` and ``calls.py``. Above 300 lines because the table of handlers, the beginning and the
+refusals need the same parts. This module must not know processes, sockets, tensors or terminals.
 """
 
 import time

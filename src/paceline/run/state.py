@@ -75,12 +75,9 @@ class RunState:
         resumption: Resumption | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.engine = engine
+        self.engine, self.settings, self.trace, self.observer = engine, settings, trace, observer
         self.clock = clock
         """The machine's; its zero is anywhere."""
-        self.settings = settings
-        self.trace = trace
-        self.observer = observer
         self.roster = Roster()
         self.dispatch = Dispatch(engine, self.roster)
         self.has_begun = False
@@ -158,8 +155,7 @@ class RunState:
 
     @property
     def has_all_updates(self) -> bool:
-        updates = self.settings.updates
-        return updates is not None and self.coordinator.version >= updates
+        return self.settings.updates is not None and self.updates_left <= 0
 
     @property
     def is_at_end(self) -> bool:

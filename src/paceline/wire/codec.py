@@ -9,7 +9,8 @@
 ``WIRE`` is a checksum over all types and their fields, so who speaks another version of this
 language is refused by name. A frame that is cut, too long, or holds what a type does not allow is a
 ``WireError``; nothing in it can run code, or take more memory than a small multiple of its bytes.
-This module must not know what a message means, nor how bytes travel.
+Above 300 lines because what is written and what is read stand side by side, kind by kind. This
+module must not know what a message means, nor how bytes travel.
 """
 
 import functools
