@@ -51,7 +51,7 @@ from ..errors import ConfigError, unknown
 class StalenessRule(abc.ABC):
     """What pushes are worth by their lag.
 
-    Invariant: a push at the newest version is used whole (tests/test_staleness.py).
+    Invariant: a push at the newest version is used whole (tests/protocols/test_staleness.py).
     """
 
     name: ClassVar[str]

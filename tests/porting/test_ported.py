@@ -10,7 +10,7 @@ from paceline.porting.reading import Source
 from paceline.porting.rewrite import port
 from runs import run_script
 
-SHAPES = Path(__file__).parents[1] / "ddp"
+SHAPES = Path(__file__).parent / "ddp"
 CARRIED = {  # and the number that each prints of an epoch: what it is, and whether it grows
     "trainer_class": ("loss", False),
     "trainer_torchrun": ("loss", False),
