@@ -150,7 +150,7 @@ ADDS = [
     said.Add(job=2, seat=1, weight=0.5, scale=1.0, is_first=False),
 ]
 FINISH = said.Finish(job=3, version=1, seat=-1, scale=1.0, clip=UNCLIPPED)
-EXIT = base.ProcessLeft("exit 0", 0)
+EXIT = base.ProcessLeft("exit 0")
 LINES = (
     Line(0, said.Describe(PLAN.description)),
     Line(1, said.Describe(PLAN.description), _both(LAID)),

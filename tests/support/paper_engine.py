@@ -317,18 +317,18 @@ class PaperEngine(Engine, Processes):
                 return
         if not one.paper.go_on():
             one.has_ended = True
-            self._leave(number, ProcessLeft("exit 0", 0))
+            self._leave(number, ProcessLeft("exit 0"))
 
     def _strike(self, number: int, fault: Fault) -> None:
         one = self.members[number]
         if fault.kind == "kill":
-            self._leave(number, ProcessLeft("killed by signal 9", -9))
+            self._leave(number, ProcessLeft("killed by signal 9"))
         elif fault.kind == "fail":
             one.events.append((number, Failed("it fails on paper", "worker")))
-            self._leave(number, ProcessLeft("exit 1", 1))
+            self._leave(number, ProcessLeft("exit 1"))
         elif fault.kind == "exit":
             one.events.append((number, Done()))
-            self._leave(number, ProcessLeft("exit 0", 0))
+            self._leave(number, ProcessLeft("exit 0"))
         else:
             one.stopped_until_s = self.now_s + fault.for_s
             one.events.append((number, ProcessStopped()))
@@ -396,7 +396,7 @@ class PaperEngine(Engine, Processes):
         if one.is_alive:
             if not one.stopped_until_s:
                 self.ended_acting.append(f"member {member} at {one.paper.turn.place}")
-            self._leave(member, ProcessLeft("killed by signal 9", -9))
+            self._leave(member, ProcessLeft("killed by signal 9"))
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
         for member, message in messages:

@@ -60,7 +60,7 @@ class SocketEngine(Engine):
         events = self._relay(said)
         for member, happening in self.processes.events(is_ready=is_ready):
             if isinstance(happening, ProcessLeft):
-                events += self._relay(self._board.drain(member))
+                events += self._relay(self._board.hang_up(member))
                 self._left(member)
             events.append((member, happening))
         return events

@@ -40,7 +40,6 @@ class ProcessLeft(NamedTuple):
     """A member has ended; ``reason`` says how."""
 
     reason: str
-    exit_code: int
 
 
 class ProcessStopped(NamedTuple):

@@ -251,7 +251,7 @@ class InlineEngine(Engine):
         if turn.waits_for_push is not None and turn.spec.member not in self._ready_pushes:
             self._ready_pushes.append(turn.spec.member)
         if turn.is_over:
-            self.heard.append((turn.spec.member, ProcessLeft(turn.ending, 0)))
+            self.heard.append((turn.spec.member, ProcessLeft(turn.ending)))
 
     def _take(self) -> list[Event]:
         events, self.heard = self.heard, []

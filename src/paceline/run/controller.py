@@ -366,5 +366,5 @@ class Controller:
         """An engine without shared memory says that a member is silent: it ends when it returns."""
         run = self._run
         if run.is_open and run.stalled(member):
-            self.handle((member, ProcessLeft("replaced after a stall", 0)))
+            self.handle((member, ProcessLeft("replaced after a stall")))
             run.dispatch.tell(member, Stop(run.coordinator.version))

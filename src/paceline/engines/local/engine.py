@@ -106,11 +106,12 @@ class LocalProcesses(Processes):
             return word["stopped"], ProcessStopped()
         if "continued" in word:
             return word["continued"], ProcessContinued()
-        code = word["code"]
+        member, code = word["ended"], word["code"]
+        self._probes[member].close()
         reason = f"killed by signal {-code}" if code < 0 else f"exit {code}"
         if -code == signal.SIGKILL:
             reason += self._toll.explain()
-        return word["ended"], ProcessLeft(reason, code)
+        return member, ProcessLeft(reason)
 
     def _ask_for(self, spec: MemberSpec) -> None:
         """Let the fork server fork this member."""
@@ -186,7 +187,7 @@ class LocalEngine(Engine):
         for member, happening in self.processes.events(is_ready=is_ready):
             if isinstance(happening, ProcessLeft):
                 self._control[self._control.gone[self.processes.seats[member]]] = 1
-                events += self._board.drain(member)
+                events += self._board.hang_up(member)
             events.append((member, happening))
         return events
 

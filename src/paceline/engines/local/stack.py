@@ -57,14 +57,14 @@ class StackProbe:
             does: what it does there.
         """
         vitals = read_vitals(self.pid)
+        if self._file.closed or vitals.state is ProcessState.ENDED:
+            return "it has just ended"
         if vitals.state is ProcessState.STOPPED:
             return f"it is stopped (kill -CONT {self.pid} lets it go on)"
         if vitals.state is ProcessState.TRACED:
             return f"process {vitals.tracer} traces it"
         if vitals.state is ProcessState.DISK:
             return str(ProcessState.DISK.value)
-        if vitals.state is ProcessState.ENDED:
-            return "it has just ended"
         for _ in range(_MOST_ASKED):
             frames = self._ask() if self.pid and catches(self.pid, _SIGNAL) else []
             if not frames:
@@ -93,11 +93,13 @@ class StackProbe:
 
     def hurry(self) -> None:
         """Let it look what there is to do, where its script's own code runs."""
-        if _HURRY is not None and self.pid and catches(self.pid, _HURRY):
+        is_there = bool(self.pid) and not self._file.closed
+        if _HURRY is not None and is_there and catches(self.pid, _HURRY):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, _HURRY)
 
     def close(self) -> None:
+        """It has ended; may be called twice."""
         self._file.close()
 
 

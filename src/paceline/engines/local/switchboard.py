@@ -70,19 +70,26 @@ class Switchboard:
                 self._poll.unregister(descriptor)
         return said, has_other
 
-    def drain(self, member: int) -> list[Said]:
-        """What a member had said before it ended."""
+    def hang_up(self, member: int) -> list[Said]:
+        """A member has ended: what it had said before; nothing is kept of it."""
         said: list[Said] = []
+        channel, end = self._channels.pop(member), self._ends.pop(member)
         with contextlib.suppress(OSError):
-            while messages := self._channels[member].receive(False):
+            while messages := channel.receive(False):
                 said += [(member, message) for message in messages]
+        self._late.discard(member)
+        del self._members[end.fileno()]
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(end)
+        end.close()
         return said
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
-        """All that goes to one member goes as one."""
+        """All that goes to one member goes as one; to who has ended goes nothing."""
         outbox: dict[int, list[ToMember]] = {}
         for member, message in messages:
-            outbox.setdefault(member, []).append(message)
+            if member in self._channels:
+                outbox.setdefault(member, []).append(message)
         for member, its in outbox.items():
             try:
                 self._channels[member].send_all(its)

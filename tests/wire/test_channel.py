@@ -10,7 +10,7 @@ from paceline.engines.local.switchboard import Switchboard
 from paceline.errors import LinkError
 from paceline.wire.channel import SocketChannel, coordinator_channel, member_channel, socket_pair
 from paceline.wire.codec import WireError
-from paceline.wire.messages import Adopt, Extend, FromMember, Note, ToMember
+from paceline.wire.messages import Adopt, AskStop, Extend, FromMember, Note, ToMember
 
 SIZE = SocketChannel.PIECE_BYTES
 
@@ -110,3 +110,18 @@ def test_a_piece_that_no_socket_takes_is_said() -> None:
         board.send([(0, Adopt("x" * 200_000))])
     theirs.close()
     board.close()
+
+
+def test_of_a_member_that_has_ended_nothing_is_kept() -> None:
+    readable, _ = os.pipe()
+    board = Switchboard(readable)
+    before = len(os.listdir("/dev/fd"))
+    for member in range(5):
+        ours, theirs = socket_pair()
+        board.open(member, ours)
+        member_channel(theirs).send(AskStop())
+        theirs.close()
+        assert board.hang_up(member) == [(member, AskStop())]
+        board.send([(member, Adopt("nobody hears it"))])
+    assert board.hear(0.0) == ([], False)
+    assert len(os.listdir("/dev/fd")) == before
