@@ -51,7 +51,7 @@ def test_who_launches_a_script_loads_nothing_heavy(module: str) -> None:
     code = (
         "import sys; from paceline.launch import launcher;"
         "from paceline.engines.local import client;"
-        "from paceline.cli import launch, running;"
+        "from paceline.cli import run;"
         f"from paceline.report import live; print({module!r} in sys.modules)"
     )
     assert python(code) == "False"

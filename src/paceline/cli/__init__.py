@@ -1,9 +1,9 @@
-"""The command line: one file a verb, each of which parses, calls and prints.
+"""The command line: verbs, each of which parses, calls and prints.
 
-    train, launch, running           a run            report, replay, data, config   what is there
-    simulate, compare, plan          a prediction     bench, tune, export            one device
-    flags, words, output             what all verbs share
+    run          train, launch                     simulate, compare, plan   a prediction
+    recorded     report, replay: a run that was    bench, tune, export       one device
+    machine      data, config: what is here        flags, output             what verbs share
 
-A verb is a line in the table of ``app.py`` and a file with ``register(app)``, which is imported
-only when the verb is used.
+A verb is a line in the table of ``app.py`` and a function, or an app of several, in the file that
+is named there, which is imported only when the verb is used.
 """

@@ -26,26 +26,32 @@ _NO_ROOM = "failed to map segment"
 
 
 class Verb(NamedTuple):
-    """One line of the table; its file is ``cli/<name>.py``."""
+    """One line of the table; the verb stands by its name in ``cli/<home>.py``."""
 
     name: str
     group: str
     help: str
+    file: str = ""
+    """Where that is not one of its own name."""
+
+    @property
+    def home(self) -> str:
+        return self.file or self.name
 
 
 VERBS = (
-    Verb("train", "Train", "Train a built-in task or your own (pkg.module:task)."),
-    Verb("launch", "Train", "Run your own script with N workers."),
+    Verb("train", "Train", "Train a built-in task or your own (pkg.module:task).", "run"),
+    Verb("launch", "Train", "Run your own script with N workers.", "run"),
     Verb("export", "Train", "A model to a file that runs without the Python that made it."),
     Verb("tune", "Train", "Settings that are found by measuring: batch-size."),
     Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
     Verb("plan", "Predict", "Which protocol and which K for so many workers, and why."),
     Verb("compare", "Predict", "Protocols on one task, under the same stragglers and seeds."),
     Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
-    Verb("report", "Look at a run", "Print the summary of a run again."),
-    Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit."),
-    Verb("data", "Machine", "Data sets here, and how to get them."),
-    Verb("config", "Machine", "Settings, and where each came from."),
+    Verb("report", "Look at a run", "Print the summary of a run again.", "recorded"),
+    Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "recorded"),
+    Verb("data", "Machine", "Data sets here, and how to get them.", "machine"),
+    Verb("config", "Machine", "Settings, and where each came from.", "machine"),
 )
 
 
@@ -103,13 +109,14 @@ def make_app(tokens: Sequence[str]) -> App:
     first = next((token for token in tokens if not token.startswith("-")), None)
     verbs = {verb.name: verb for verb in VERBS}
     if first in verbs:
-        importlib.import_module(f"{__package__}.{first}").register(app)
+        module = importlib.import_module(f"{__package__}.{verbs[first].home}")
+        app.command(getattr(module, first))
         return app
     if first is not None:
         raise unknown("verb", first, verbs, "see paceline --help")
     groups = {verb.group: Group.create_ordered(verb.group) for verb in VERBS}
     for verb in VERBS:
-        here = f"{__package__}.{verb.name}:register"
+        here = f"{__package__}.{verb.home}:{verb.name}"
         app.command(here, name=verb.name, help=verb.help, group=groups[verb.group])
     return app
 
@@ -133,7 +140,7 @@ def _translated(tokens: list[str]) -> tuple[list[str], list[str]]:
     """Our tokens and the script's; without a verb, as for ``--help``, there is nothing to do."""
     if not tokens or tokens[0].startswith("-"):
         return tokens, []
-    from .words import translate
+    from .flags import translate
 
     return translate(tokens)
 

@@ -12,16 +12,7 @@ from .output import Json, say, show, writable
 if TYPE_CHECKING:
     from ..bench.throughput import ThroughputRow
 
-
-def register(app: App) -> None:
-    """Put the verb into the application."""
-    verb = App(name="bench", help="What one device does: compilers, asynchrony, overlap.")
-    verb.command(compile_, name="compile")
-    verb.command(async_, name="async")
-    verb.command(overlap)
-    verb.command(parallel)
-    verb.command(throughput)
-    app.command(verb)
+bench = App(name="bench", help="What one device does: compilers, asynchrony, overlap.")
 
 
 @Parameter(name="*")
@@ -53,6 +44,7 @@ class CallFlags:
 NO_CALLS = CallFlags()
 
 
+@bench.command(name="compile")
 def compile_(
     task: str = "chapter-mlp", /, *, asked: CallFlags = NO_CALLS, json: Json = False
 ) -> None:
@@ -81,6 +73,7 @@ def compile_(
     show(json, found.to_json, lambda: render_ways(found))
 
 
+@bench.command(name="async")
 def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> None:
     """What queueing saves: t1, t2, t3 of an operation, n calls blocking and queued, the depth.
 
@@ -109,6 +102,7 @@ def async_(*, calls: int = 10_000, device: str = "auto", json: Json = False) -> 
     )
 
 
+@bench.command
 def overlap(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:
@@ -141,6 +135,7 @@ def overlap(
     )
 
 
+@bench.command
 def parallel(
     *, size: int | None = None, count: int = 50, device: str = "auto", json: Json = False
 ) -> None:
@@ -205,6 +200,7 @@ class SweepFlags:
 NO_SWEEP = SweepFlags()
 
 
+@bench.command
 def throughput(
     models: str | None = None,
     /,

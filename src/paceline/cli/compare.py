@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from ..config import resolve
 from ..errors import Interrupted
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from ..report.compared import Comparison, RunOutcome
 
 _EVERY_S = 5.0
-
-
-def register(app: App) -> None:
-    """Put the verb into the application."""
-    app.command(compare)
 
 
 @Parameter(name="*")

@@ -4,17 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..exports.subject import Subject
-
-
-def register(app: App) -> None:
-    """Put the verb into the application."""
-    app.command(export)
 
 
 @Parameter(name="*")

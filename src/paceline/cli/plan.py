@@ -5,17 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..predict.advice import Question
-
-
-def register(app: App) -> None:
-    """Put the verb into the application."""
-    app.command(plan)
 
 
 @Parameter(name="*")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from ..config import RunSettings, flag_of, resolve
 from ..errors import ConfigError
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 
 _EVERY_S = 2.0
 _DEFAULT_UPDATES = 10_000
-
-
-def register(app: App) -> None:
-    """Put the verb into the application."""
-    app.command(simulate)
 
 
 @Parameter(name="*")

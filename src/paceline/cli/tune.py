@@ -10,12 +10,7 @@ from .output import Json, say, show, writable
 
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
-
-def register(app: App) -> None:
-    """Put the verb into the application."""
-    verb = App(name="tune", help="Settings that are found by measuring: batch-size.")
-    verb.command(batch_size, name="batch-size")
-    app.command(verb)
+tune = App(name="tune", help="Settings that are found by measuring: batch-size.")
 
 
 @Parameter(name="*")
@@ -73,6 +68,7 @@ class NoiseFlags:
 NO_SEARCH, NO_NOISE = SearchFlags(), NoiseFlags()
 
 
+@tune.command(name="batch-size")
 def batch_size(
     task: str,
     /,

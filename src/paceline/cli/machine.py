@@ -1,23 +1,23 @@
-"""``paceline data``: which data sets there are, which are here, and how to get the others."""
+"""``paceline data`` and ``paceline config``: what is here, and what a run given these flags has."""
 
-from typing import TYPE_CHECKING, Any
+import json as json_text
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
+from ..config import NAMES, resolve
+from ..fields import Value
+from .flags import NO_FLAGS, ConfigFile, RunFlags, given
 from .output import Json, say, show
 
 if TYPE_CHECKING:
     from ..data.fetch import Inspection
 
-
-def register(app: App) -> None:
-    """Put the verb into the application."""
-    verb = App(name="data", help="Data sets here, and how to get them.")
-    verb.default(list_)
-    verb.command(get)
-    app.command(verb)
+data = App(name="data", help="Data sets here, and how to get them.")
+config = App(name="config", help="Settings, and where each came from.")
 
 
+@data.default
 def list_(*, json: Json = False) -> None:
     """List the data sets, and where each lies or was looked for."""
     from ..data.catalogue import CATALOGUE, data_folders
@@ -31,6 +31,7 @@ def list_(*, json: Json = False) -> None:
     )
 
 
+@data.command
 def get(name: str, /, *, json: Json = False) -> None:
     """Fetch a data set, unless it is here and sound.
 
@@ -92,3 +93,41 @@ def _lines(inspection: "Inspection") -> list[str]:
         lines += [f"    not in {folder}" for folder in looked_in(data_set)]
         lines.append(f"    `paceline data get {data_set.name}` fetches it")
     return lines
+
+
+@config.command(name="show")
+def show_settings(
+    *,
+    origin: Annotated[bool, Parameter(negative=(), help="Say where each came from.")] = False,
+    flags: RunFlags = NO_FLAGS,
+    config: ConfigFile = None,
+) -> None:
+    """Show the settings that a run given these flags would have."""
+    explicit = given(flags)
+    resolved = resolve(explicit, config)
+    values: dict[str, Value] = {name: getattr(resolved.settings, name) for name in NAMES}
+    if resolved.settings.json:
+        rows = {
+            name: {"value": value, "origin": resolved.origins[name]}
+            for name, value in values.items()
+            if name != "json"
+        }
+        print(json_text.dumps({"settings": rows}, allow_nan=False))
+        return
+    width = max(len(name) for name in NAMES)
+    texts = {name: _text(value) for name, value in values.items()}
+    column = max(len(text) for text in texts.values())
+    for name in NAMES:
+        if name != "json":
+            where = f"  {resolved.origins[name]}" if origin else ""
+            print(f"{name:<{width}}  {texts[name]:<{column}}{where}".rstrip())
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return " ".join(value) or "-"
+    return str(value)
