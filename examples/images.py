@@ -8,7 +8,7 @@ plain example trains without it.
 import torch
 from torch.utils.data import TensorDataset
 
-from paceline.data.load import load_or_fallback
+from paceline.data.arrays import load_or_fallback
 
 
 def open_images(num_train: int | None = None) -> tuple[TensorDataset, TensorDataset]:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from paceline.data.arrays import ArrayDataset, Batch, Splits
+from paceline.data.arrays import ArrayDataset, Batch, Splits, load
 from paceline.data.fetch import Chooser
-from paceline.data.load import load
 from paceline.errors import ConfigError
 from paceline.workloads.base import Task, init_normal
 

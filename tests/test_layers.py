@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "fields", "metrics", "passes", "plan", "speed"),
+    ("errors", "events", "fields", "passes", "plan", "speed"),
     ("system", "context", "config"),
     ("store",),
     ("replica", "run_dir"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.metrics import accuracy_among, better_of
+from paceline.core.stats import accuracy_among, better_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoints.places import CheckpointPlaces
+from paceline.checkpoints.due import CheckpointPlaces
 from paceline.trace import FILE_NAME, Trace
 
 

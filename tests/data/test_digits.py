@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from paceline.data.arrays import load
 from paceline.data.catalogue import find
 from paceline.data.fetch import FetchState, inspect
-from paceline.data.load import load
 
 
 def test_it_is_here_and_sound() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from paceline.data.load import parse_idx
+from paceline.data.arrays import parse_idx
 from paceline.errors import ConfigError
 
 

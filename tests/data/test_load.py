@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from paceline.data.arrays import load, load_or_fallback
 from paceline.data.fetch import STAND_IN, choose
-from paceline.data.load import load, load_or_fallback
 from paceline.data.sources import SourceError
 from paceline.errors import ConfigError
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from paceline.data.arrays import ArrayDataset, as_input, collate_batch
+from paceline.data.feed import Arriving, Transfer
 from paceline.data.loader import LeasedLoader
-from paceline.data.transfer import Arriving, Transfer
 from paceline.events import Lease
 from paceline.speed import Speed
 

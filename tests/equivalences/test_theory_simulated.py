@@ -11,9 +11,9 @@ import pytest
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.slowness import Phases
 from paceline.conditions.world import Conditions
+from paceline.core.stats import Counts
 from paceline.predict.simulation import expected_update_s
 from paceline.protocols import PROTOCOLS, parse
-from paceline.simulation.counts import Counts
 from paceline.simulation.timing import TimingRun
 from paceline.theory import staleness_versions
 from paper.bounds import fresh_share

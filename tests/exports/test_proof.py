@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.exports.formats import Format, Run
 from paceline.exports.proof import write_proved
-from paceline.exports.reasons import reason
-from paceline.exports.subject import InputShape, Subject, parse_input, random_inputs
+from paceline.exports.subject import InputShape, Subject, parse_input, random_inputs, reason
 
 
 class Kept(Format):

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.report.summary import summarize
 from paceline.report.svg import draw_curve, nice_ticks
-from paceline.trace.sums import reseal
+from paceline.trace.records import reseal
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.report.summary import summarize
 from paceline.report.terminal import format_duration, render_summary
-from paceline.trace.sums import reseal
+from paceline.trace.records import reseal
 
 
 def test_the_report_of_a_run_is_this(run_dir: Path) -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.slowness import Phases
 from paceline.conditions.world import Absence, Conditions
+from paceline.core.stats import Counts
 from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse
 from paceline.protocols.base import Rhythm
 from paceline.protocols.k_sync import KSync
 from paceline.simulation import bulk
 from paceline.simulation.bulk import bulk_driver
-from paceline.simulation.counts import Counts
 from paceline.simulation.timing import LeanDriver
 
 DELAYS = ["exp:10ms", "5ms+exp:5ms", "pareto:2,5ms", "weibull:1.5,10ms", "lognormal:0.5,10ms"]

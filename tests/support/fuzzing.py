@@ -32,8 +32,8 @@ from paceline.checkpoints.resumption import adopt, find, state_for
 from paceline.config import resolve
 from paceline.core.coordinator import Coordinator
 from paceline.core.ledger import Ledger
+from paceline.data.arrays import parse_idx
 from paceline.data.catalogue import DataFile, read_checked
-from paceline.data.load import parse_idx
 from paceline.errors import PacelineError
 from paceline.events import Apply, EpochEnd, Grant, Joined, Lease, Pushed, Ticket
 from paceline.exports.subject import _load
@@ -56,7 +56,7 @@ from paceline.script.member_state import (
 from paceline.speed import Finding, Outcome, Speed
 from paceline.system.files import OpenFolder
 from paceline.trace import read_trace
-from paceline.trace.sums import reseal
+from paceline.trace.records import reseal
 from paceline.tuning import remembered
 from paceline.workloads.base import Task
 from tiny import BATCH_SIZE, NUM_SAMPLES, TASK

@@ -37,8 +37,8 @@ from paceline.trace.records import (
     Noted,
     Ordered,
     SupersededRecord,
+    reseal,
 )
-from paceline.trace.sums import reseal
 
 TICKET = Ticket(3, 14, 15)
 ORDERS: tuple[Order, ...] = (

@@ -131,7 +131,7 @@ def serve(target: str) -> None:
         except PacelineError as error:
             answer = {"refused": str(error)}
         except Exception as error:
-            from ..exports.reasons import reason
+            from ..exports.subject import reason
 
             answer = {"failed": reason(error)}
         with contextlib.suppress(BrokenPipeError):

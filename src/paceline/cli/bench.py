@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App, Parameter
 
-from .output import Json, say, show, writable
+from .flags import Json, say, show, writable
 
 if TYPE_CHECKING:
     from ..bench.throughput import ThroughputRow

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from ..config import resolve
 from ..errors import Interrupted
-from .output import Json, num_columns, say, show
+from .flags import Json, num_columns, say, show
 from .simulate import NO_TRAINING, NO_WORLD, TrainingFlags, WorldFlags, world_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
-from .output import Json, say, show
+from .flags import Json, say, show
 
 if TYPE_CHECKING:
     from ..exports.subject import Subject

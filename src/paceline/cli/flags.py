@@ -1,14 +1,19 @@
-"""The flags of a run, made from its settings, and the way back; the words that peers taught people.
+"""What verbs share: a run's flags, the words that peers taught people, and how a result is shown.
 
-``config.py`` is the one place where a setting is described; here each becomes a flag with the
-same help. Flags of other launchers are translated, or answered. It also finds where our flags
-end: ``paceline launch`` leaves everything from the script's name on to the script. This module must
-not know what the settings do.
+``config.py`` is the one place where a setting is described; here each becomes a flag with the same
+help, and what was given becomes settings again. Flags of other launchers are translated, or
+answered. It also finds where our flags end: ``paceline launch`` leaves everything from the script's
+name on to the script. A verb's result goes to standard output, what it does meanwhile to standard
+error. This module must not know what the settings do.
 """
 
 import dataclasses
+import json
+import os
+import shutil
+import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +21,7 @@ from cyclopts import Parameter
 
 from ..config import NAMES, TYPES, RunSettings, default_of, flag_of, help_of, resolve
 from ..errors import ConfigError, unknown
+from ..system.streams import Lasting
 
 _DEFAULTS = {
     "workers": "the GPUs that are seen, or 1",
@@ -169,3 +175,43 @@ def _split(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
             own.append(tokens[i])
         i += 1
     return own, []
+
+
+Json = Annotated[bool, Parameter(negative=(), help="One JSON object.")]
+"""The flag of every verb that has a result."""
+
+
+def show(
+    is_json: bool, fields: Callable[[], Mapping[str, Any]], lines: Callable[[], Iterable[str]]
+) -> None:
+    """The result, as one JSON object or in lines."""
+    print(json.dumps(fields(), allow_nan=False) if is_json else "\n".join(lines()))
+
+
+def writable(path: Path | None) -> None:
+    """Notice before the work that a picture cannot be written there afterwards.
+
+    Raises:
+        ConfigError: there is no such folder, or the path is one.
+    """
+    if path is None:
+        return
+    from ..errors import ConfigError
+
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is no folder"
+        raise ConfigError(f"{path} {what}; name a file in a folder that is there")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: you may not; name another file")
+
+
+def say(line: str) -> None:
+    """What is being done."""
+    errors = Lasting(sys.stderr)
+    errors.write(f"{line}\n")
+    errors.flush()
+
+
+def num_columns() -> int:
+    """Of the terminal; 80 where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80

@@ -7,8 +7,7 @@ from cyclopts import App, Parameter
 
 from ..config import NAMES, resolve
 from ..fields import Value
-from .flags import NO_FLAGS, ConfigFile, RunFlags, given
-from .output import Json, say, show
+from .flags import NO_FLAGS, ConfigFile, Json, RunFlags, given, say, show
 
 if TYPE_CHECKING:
     from ..data.fetch import Inspection

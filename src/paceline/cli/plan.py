@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from .output import Json, say, show
+from .flags import Json, say, show
 
 if TYPE_CHECKING:
     from ..predict.advice import Question

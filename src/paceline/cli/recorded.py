@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .output import Json, num_columns, say, show
+from .flags import Json, num_columns, say, show
 
 if TYPE_CHECKING:
     from ..replay import Replayed

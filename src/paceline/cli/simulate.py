@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ..config import RunSettings, flag_of, resolve
 from ..errors import ConfigError
-from .output import Json, say, show
+from .flags import Json, say, show
 
 if TYPE_CHECKING:
     from ..predict.simulation import World

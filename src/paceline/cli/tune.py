@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from .output import Json, say, show, writable
+from .flags import Json, say, show, writable
 
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 

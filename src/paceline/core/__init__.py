@@ -5,7 +5,7 @@
     membership     who is alive, what each member is doing, and what a protocol may decide
     jobs           which member executes which update, and in which order
     rest_state     a run without its members, as a checkpoint holds it
-    stats          what a run counts while it goes
+    stats          what a run counts while it goes, also in virtual time
 
 Pure: no tensor, clock, thread or process.
 """

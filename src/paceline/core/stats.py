@@ -1,14 +1,22 @@
-"""What a run counts while it goes: cheap numbers, for the live table and the tests.
+"""What a run counts while it goes: cheap numbers, for the live table, the forecast and the tests.
 
-The trace tells everything; these are for whoever cannot wait for it. They must cost next to
-nothing: one addition an event.
+The trace tells everything; these are for whoever cannot wait for it, or runs in virtual time
+without one. They must cost next to nothing: one addition an event. Which of a script's own metrics
+is the accuracy is found by its name. This module must not know how a run is driven.
 """
 
 import math
+import statistics
+from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
+
+from ..events import Ticket
 
 
 class Stats:
@@ -188,3 +196,84 @@ class Patience:
             named_s = max(self._FIRST_STEP_S, named_s)
         asleep_s = math.inf if self.given_s is None or may_sleep else self.given_s
         return Limits(named_s, self._AGAIN_S, self.stopped_s, asleep_s)
+
+
+_NAMES = ("acc", "accuracy")
+
+
+def accuracy_among(names: Collection[str]) -> str | None:
+    """``acc``, else ``accuracy``, else the only name that ends in one of them; None: nobody knows.
+
+    Example:
+        >>> accuracy_among(["loss", "val_acc"])
+        'val_acc'
+    """
+    for name in _NAMES:
+        if name in names:
+            return name
+    ending = [name for name in names if name.lower().endswith(_NAMES)]
+    return ending[0] if len(ending) == 1 else None
+
+
+def better_of(totals: dict[str, tuple[float, float]]) -> float | None:
+    """What grows as a model gets better: the accuracy, or minus the loss; None: neither is there.
+
+    Args:
+        totals: name -> (sum over samples, number of samples).
+    """
+    name, sign = accuracy_among(totals), 1.0
+    if name is None:
+        name, sign = "loss", -1.0
+    value, count = totals.get(name, (0.0, 0.0))
+    return sign * value / count if count else None
+
+
+_VERSION = itemgetter(Ticket._fields.index("version"))
+_NUM_BATCHES = 20
+"""Batches for the standard error: gaps between updates hang together, their batch means hardly."""
+
+
+class Counts:
+    """Sums over one run."""
+
+    __slots__ = (
+        "cancelled", "discarded", "lost", "pushes", "staleness", "there_s", "times_s", "used_s",
+        "wasted_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.times_s = array("d")  # of each update
+        self.pushes = 0  # that made updates
+        self.staleness: dict[int, int] = {}  # lag in versions -> pushes
+        self.cancelled = 0  # work called off
+        self.discarded = 0  # pushes not used
+        self.lost = 0  # work that ended with its worker
+        self.used_s = 0.0  # computed for pushes
+        self.wasted_s = 0.0  # computed for nothing: cancelled, lost
+        self.there_s = 0.0  # that workers were there, summed
+
+    @property
+    def updates(self) -> int:
+        return len(self.times_s)
+
+    def applied(self, tickets: Sequence[Ticket], version: int, at_s: float) -> None:
+        """An update of ``version`` + 1."""
+        staleness = self.staleness
+        for begun_at, count in Counter(map(_VERSION, tickets)).items():
+            lag = version - begun_at
+            staleness[lag] = staleness.get(lag, 0) + count
+        self.pushes += len(tickets)
+        self.times_s.append(at_s)
+
+    def mean_update_s(self) -> float:
+        """Seconds an update, from the start."""
+        return self.times_s[-1] / len(self.times_s) if self.times_s else math.nan
+
+    def error_update_s(self) -> float:
+        """Standard error of the mean from 20 batch means; nan for fewer than 40 updates."""
+        size = len(self.times_s) // _NUM_BATCHES
+        if size < 2:
+            return math.nan
+        borders = [0.0, *self.times_s[size - 1 : size * _NUM_BATCHES : size]]
+        means = [(after - before) / size for before, after in pairwise(borders)]
+        return statistics.stdev(means) / math.sqrt(_NUM_BATCHES)

@@ -2,12 +2,10 @@
 
     catalogue   what there is, where it is looked for, and whether a file is what it should be
     fetch       bring here what is not, or choose another; sources: the ways to get it
-    load        a name -> training and test samples, out of files in the idx format
-    arrays      samples by number, and by the batch
+    arrays      a name -> training and test samples, by number and by the batch
     loader      the user's DataLoader lease by lease
     order       an epoch's order: all its positions, drawn once
-    feed        loader workers that fetch ahead, fed by leases or alone
-    transfer    batches on their way to an accelerator
+    feed        loader workers that fetch ahead, fed by leases or alone; copies to an accelerator
     likeness    whether workers hold the same data
 
 It must not know which network is trained on them, nor with how many workers.

@@ -22,9 +22,8 @@ from ..replica.seeding import kept_random_state, mix, seed_all, seed_host, step_
 from ..speed import Speed
 from .arrays import ArrayDataset, as_input, collate_batch
 from .arrays import Batch as Gathered
-from .feed import FedWorkers, Indices, fetch
+from .feed import Arriving, FedWorkers, Indices, Transfer, apply, fetch, move
 from .order import EpochOrder
-from .transfer import Arriving, Transfer, apply, move
 
 _BETWEEN_SALT = 5
 _CACHE_LINE = 64

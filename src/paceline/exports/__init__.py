@@ -1,8 +1,7 @@
 """The table of formats in which a model runs without the Python that made it.
 
     formats     what a format does (write a file, load it again), and the members
-    subject     which model is meant, and what goes in
-    reasons     why a model cannot be written: the construct and the line
+    subject     which model is meant, what goes in, and why it cannot be written
     reduced     the same model in fewer bits: fp16, bf16, int8
     proof       write, prove equal, measure: the whole of an export
 

@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader
 from ..data.arrays import ArrayDataset, collate_batch
 from ..errors import ConfigError, PacelineError
 from .formats import Format, Run
-from .reasons import reason
 from .reduced import Precision, reduced
-from .subject import Subject
+from .subject import Subject, reason
 
 BATCHES = (1, 7)
 _EXAMPLE_BATCH = 2

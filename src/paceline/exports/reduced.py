@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .reasons import reason
+from .subject import reason
 
 
 class Precision(Enum):

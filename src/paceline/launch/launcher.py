@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from ..checkpoints.every import parse_every
+from ..checkpoints.due import parse_every
 from ..checkpoints.resumption import Origin, adopt, differences, locate, read, refuse
 from ..conditions.delays import parse_delays
 from ..conditions.faults import FaultPlan
@@ -37,8 +37,7 @@ from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
 from ..system.streams import Tail
 from ..trace import FILE_NAME, Trace
 from ..workloads import find_task
-from .lives import WRITTEN, Lives, claim
-from .members import member_specs
+from .lives import WRITTEN, Lives, claim, member_specs
 
 if TYPE_CHECKING:  # it knows torch, the launcher starts without
     from ..workloads.base import Task

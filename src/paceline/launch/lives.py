@@ -1,24 +1,34 @@
-"""The folder that a run takes, alone, and the lives that it has there.
+"""The folder that a run takes, alone, the lives that it has there, and what members begin with.
 
     found by --resume, or made -> held -> [ what a run that was cut off left is set aside ]
         -> a life -> [ all workers lost: the newest checkpoint, the faults that are left -> a life ]
 
 What is found is read once the folder is held: until then another run may have gone on. To begin
-again is what `--resume` does, within one call. Faults that were ordered and have come do not come
-again. A run that ends so again and again without getting further is given up. This module must not
-know engines, or how a life is carried out.
+again is what `--resume` does, within one call. A member is told its seat, its threads and its
+context before it begins: settings + program + protocol -> one MemberSpec a seat -> engine.start.
+Faults that were ordered and have come do not come again. A run that ends so again and again without
+getting further is given up. This module must not know engines, or how a life is carried out.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
 
 from ..checkpoints.folder import FOLDER
-from ..checkpoints.resumption import Origin, has_checkpoint, locate, read
+from ..checkpoints.resumption import Origin, Resumption, has_checkpoint, locate, read
 from ..conditions.faults import FaultPlan
 from ..config import RunSettings
+from ..context import Context
+from ..engines.base import MemberSpec
 from ..errors import AllGone, ConfigError
+from ..program import Program, ScriptProgram, TaskProgram, written
+from ..protocols.base import SyncProtocol
+from ..run.describe import choose_path
 from ..run_dir import RunFolder, make_folder
+from ..system.cores import num_cores
 from ..system.files import OpenFolder
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Ended
@@ -145,3 +155,66 @@ class Lives:
         text = f"no worker is left ({error}): the run begins again {where}"
         self.origin = Origin(about=self.origin.about, resumption=found, note=text)
         return text
+
+
+def member_specs(
+    program: Program,
+    settings: RunSettings,
+    protocol: SyncProtocol,
+    place: OpenFolder,
+    resumption: Resumption | None,
+) -> Iterator[MemberSpec]:
+    """What each member is told; members of a run that goes on have new numbers."""
+    context = _context(program, settings, protocol, place)
+    folder = place.path.resolve()
+    first = 0
+    if resumption is not None:
+        first = resumption.first_member
+        path = str(resumption.checkpoint.path.resolve())
+        context = replace(
+            context, resume=path, first_epoch=resumption.epoch, place=resumption.place
+        )
+    for seat in range(1 if settings.dry_run else settings.workers):
+        yield MemberSpec(
+            member=first + seat,
+            seat=seat,
+            num_seats=settings.workers,
+            threads=settings.threads or max(1, num_cores() // settings.workers),
+            log=str(folder / "logs" / f"worker-{seat}.log"),
+            context=context.write(),
+            search_path=tuple(str(Path(entry).resolve()) for entry in sys.path),
+            environment=_ranks(program, seat, settings.workers),
+        )
+
+
+def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
+    """The variables by which scripts ask who they are."""
+    if isinstance(program, ScriptProgram) and not program.has_ranks:
+        return {}
+    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(seat))
+    return own | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
+
+
+def _context(
+    program: Program, settings: RunSettings, protocol: SyncProtocol, place: OpenFolder
+) -> Context:
+    """What ``connect`` finds in every member."""
+    names = {one.name for one in fields(Context)} & {one.name for one in fields(RunSettings)}
+    handed_on = Context(**{name: getattr(settings, name) for name in names})
+    return replace(
+        handed_on,
+        name=program.name,
+        program=written(program),
+        parts=protocol.num_pushes,
+        num_steps=protocol.num_steps,
+        is_difference=protocol.update_rule == "mean",
+        averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
+        cancels=protocol.cancels,
+        is_spmd=protocol.is_spmd,
+        path=choose_path(settings, protocol),
+        resume=None,
+        run_dir=str(place.path.resolve()),
+        run_identity=place.identity,
+        checkpoints=settings.checkpoint_every != "never",
+        source="the task's own" if isinstance(program, TaskProgram) else "the script's own",
+    )

@@ -17,12 +17,12 @@ from ..conditions.delays import NO_DELAY, Delay, parse_delays
 from ..conditions.machine import Machine
 from ..conditions.slowness import parse_slowness
 from ..conditions.world import Conditions, parse_absences, parse_bytes, parse_link
+from ..core.stats import Counts
 from ..errors import ConfigError
 from ..protocols import parse
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import StalenessRule
 from ..report.forecast import Forecast, forecast_of
-from ..simulation.counts import Counts
 from ..simulation.engine import SimulatedRun, endless_ledger
 from ..simulation.timing import TimingRun
 from ..trace import FILE_NAME, Trace

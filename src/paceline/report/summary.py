@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..core.stats import SlowWorker
+from ..core.stats import SlowWorker, accuracy_among
 from ..errors import ConfigError
-from ..metrics import accuracy_among
 from ..trace import FILE_NAME, read_trace
 from ..trace.records import Evaluated
 from .tally import Tally

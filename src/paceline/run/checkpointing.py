@@ -7,7 +7,7 @@
     at_stop   the run ends here, or the script has no more epochs
 
 Whatever goes wrong with one of them is said in one line; the run goes on. Where they go is found by
-``checkpoints/places.py``. Above 300 lines because one draft passes through all of it, from the
+``checkpoints/due.py``. Above 300 lines because one draft passes through all of it, from the
 border to the answer. This module must not know what a member remembers, nor how files are written.
 """
 
@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.every import Due, parse_every
+from ..checkpoints.due import CheckpointPlaces, Due, parse_every
 from ..checkpoints.folder import number_of
-from ..checkpoints.places import CheckpointPlaces
 from ..checkpoints.resumption import COORDINATOR, RUN
 from ..checkpoints.writer import Answer, WriteQueue
 from ..core.jobs import makes_border

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from ..config import RunSettings, flag_of
-from ..metrics import accuracy_among
+from ..core.stats import accuracy_among
 from ..report.live import Observer
 from .peers import Peers
 from .state import RunState

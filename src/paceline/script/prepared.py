@@ -21,10 +21,9 @@ from torch.utils.data import DataLoader
 from ..conditions.faults import FaultPlan, WorkerFaults
 from ..conditions.slowness import InjectedDelay
 from ..context import Context
-from ..data.feed import SeededData, plain_batches, plain_sizes
+from ..data.feed import SeededData, apply, plain_batches, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader
-from ..data.transfer import apply
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Shape, Stopped, Superseded, Work, not_finite

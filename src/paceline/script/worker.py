@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..context import Context
-from ..data.transfer import apply
+from ..core.stats import better_of
+from ..data.feed import apply
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Superseded
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
-from ..metrics import better_of
 from ..passes import Passes
 from ..replica.device import find_device
 from ..replica.seeding import seed_host

@@ -2,7 +2,7 @@
 
     engine      with ledger and trace          agenda      what happens next
     training    with real gradients            gradients, model: its parts
-    timing      only the timing                bulk        by arrays; counts: what comes of it
+    timing      only the timing                bulk        by arrays
     replay      a recorded run made again      peers       as peers average
 
 It must not know processes or messages.

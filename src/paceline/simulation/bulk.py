@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conditions.world import Conditions
+from ..core.stats import Counts
 from ..protocols.base import SyncProtocol
-from .counts import Counts
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]

@@ -16,6 +16,7 @@ from typing import Protocol
 from ..conditions.world import Conditions
 from ..core.coordinator import Coordinator
 from ..core.ledger import Ledger
+from ..core.stats import Counts
 from ..events import (
     Apply,
     Cancel,
@@ -33,7 +34,6 @@ from ..events import (
 from ..protocols.base import SyncProtocol
 from ..trace import Trace
 from .agenda import Agenda, AgendaChange, Strike
-from .counts import Counts
 
 ENDLESS = 1 << 60
 """Samples of an epoch that never ends."""

@@ -19,11 +19,11 @@ from heapq import heappop, heapreplace
 from typing import Protocol
 
 from ..conditions.world import Conditions
+from ..core.stats import Counts
 from ..events import Apply, Cancel, Decision, Discard, Fact, Joined, Left, Pushed, Release, Ticket
 from ..protocols.base import SyncProtocol
 from .agenda import Agenda, AgendaChange
 from .bulk import bulk_driver
-from .counts import Counts
 
 _PUSHES_A_TURN = 50_000
 _UPDATES_A_TURN = 256

@@ -1,9 +1,9 @@
 """The trace of a run: an append-only file of what was heard, ordered and measured, line by line.
 
-One JSON object a line (records.py), ``"kind"`` first and the sum of all lines so far last
-(sums.py); ``"t"`` is in seconds since the run's start. Everything that a report says is computed
-from this file alone, so a run can be looked at again, and the order of its lines *is* the run, so
-it can be replayed. This module must not know engines or reports.
+One JSON object a line (records.py), ``"kind"`` first and the sum of all lines so far last; ``"t"``
+is in seconds since the run's start. Everything that a report says is computed from this file alone,
+so a run can be looked at again, and the order of its lines *is* the run, so it can be replayed.
+This module must not know engines or reports.
 
     {"kind": "run", "format": 2, "task": "lenet", ...}
     {"kind": "joined", "t": 0.81, "member": 0, "worker": 0, "pid": 4711}

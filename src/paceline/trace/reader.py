@@ -1,6 +1,6 @@
 """Reading a trace: whatever is damaged is named, with its line.
 
-    bytes of a line -> its sum (sums.py) -> JSON -> fields, each of its type -> a record
+    bytes of a line -> its sum (records.py) -> JSON -> fields, each of its type -> a record
 
 This module must not know engines or reports.
 """
@@ -32,6 +32,7 @@ from ..events import (
 from ..fields import boolean, by_name, count, integer, many, number, real, refuse_constant, text
 from ..system.files import open_to_read
 from .records import (
+    LONGEST_BYTES,
     Ended,
     Evaluated,
     Handed,
@@ -48,8 +49,9 @@ from .records import (
     StopRecord,
     Struck,
     SupersededRecord,
+    lines_of,
+    opened,
 )
-from .sums import LONGEST_BYTES, lines_of, opened
 
 FORMAT = 3
 """Grows when a reader of today could misread a line of tomorrow. 2: each line ends with a sum.

@@ -20,8 +20,7 @@ from typing import BinaryIO
 from ..events import Apply, Cancel, Discard, EpochEnd, Grant, Order, Pushed, Retire, Ticket
 from ..system.files import OpenFolder, name_of, open_to_read
 from .reader import FORMAT, read_header
-from .records import Scalar
-from .sums import lines_of, seal, sound_part
+from .records import Scalar, lines_of, seal, sound_part
 
 _BUFFER_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 1 << 26

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..context import Context
-from ..data.transfer import apply, move
+from ..data.feed import apply, move
 from ..errors import ConfigError, FileError
 from ..speed import Outcome, Speed
 from ..system.cores import num_cores

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from ..data.feed import fetch
-from ..data.transfer import Transfer, apply, move
+from ..data.feed import Transfer, apply, fetch, move
 from ..speed import Speed
 
 

@@ -24,7 +24,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from ..data.transfer import apply as change_tensors
+from ..data.feed import apply as change_tensors
 from ..replica.seeding import kept_random_state, seed_all
 from ..speed import Finding, Outcome, Speed, Value
 from .allocator import kept_process

@@ -20,8 +20,8 @@ from functools import partial
 from torch import nn
 from torch.optim import Optimizer
 
+from ..data.arrays import load
 from ..data.fetch import Chooser, choose_here
-from ..data.load import load
 from .base import Task, chosen_init, classification_metrics, init_normal, sgd
 
 WISHED = "fashion-mnist"

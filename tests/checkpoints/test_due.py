@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.checkpoints.every import Due, Every, parse_every
+from paceline.checkpoints.due import Due, Every, parse_every
 from paceline.errors import ConfigError
 
 
