@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 
 from paceline.bench.exporting import Export, Latency, Wanted, export
-from paceline.bench.samples import duration, quartiles, size
+from paceline.bench.samples import quartiles
 from paceline.errors import ConfigError
 from paceline.exports import FORMATS
 from paceline.exports.subject import find_subject
+from paceline.report.text import size, three_figures
 from table import kept_rows, machine, write_table
 
 MODELS = ("lenet", "mlp", "resnet18", "transformer")
@@ -38,7 +39,7 @@ def row(one: Export) -> list[str]:
 
 
 def _latency(one: Latency) -> str:
-    both = [f"{duration(each.median_s)} ({quartiles(each)})" for each in (one.model, one.file)]
+    both = [f"{three_figures(each.median_s)} ({quartiles(each)})" for each in (one.model, one.file)]
     return " to ".join(both)
 
 

@@ -16,7 +16,7 @@ from paceline.config import RunSettings
 from paceline.predict.rehearsal import rehearse
 from paceline.predict.simulation import World
 from paceline.protocols import parse
-from paceline.report.summary import Point
+from paceline.report.text import Point
 from paceline.trace import FILE_NAME, read_trace
 from paceline.trace.records import Evaluated
 

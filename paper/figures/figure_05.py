@@ -4,7 +4,7 @@ import math
 
 from paceline.conditions.delays import parse_delay
 from paceline.report.chart import Curve, Diagram, draw_chart
-from paceline.report.summary import Point
+from paceline.report.text import Point
 
 from ..bounds import speed_up
 from ..timing import update_time

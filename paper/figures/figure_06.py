@@ -1,7 +1,7 @@
 """Figure 6: the expected time of 2,000 updates against K."""
 
 from paceline.report.chart import Curve, Diagram, draw_chart
-from paceline.report.summary import Point
+from paceline.report.text import Point
 
 from ..timing import Timed, update_time
 from .base import Claim, Drawn, Figure, Workshop, number

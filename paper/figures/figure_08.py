@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from paceline.report.chart import Curve, Diagram, draw_chart
-from paceline.report.summary import Point
+from paceline.report.text import Point
 
 from ..training import Run, Setting, train
 from .base import Claim, Drawn, Figure, Workshop, number, reading, sentence

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from paceline.report.chart import Curve, Diagram, draw_chart
-from paceline.report.summary import Point
+from paceline.report.text import Point
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.report.chart import COLOURS, DASHES, style
-from paceline.report.compared import ComparedProtocol, Comparison, Point, RunOutcome, outcome_of
+from paceline.report.compared import ComparedProtocol, Comparison, RunOutcome, outcome_of
 from paceline.report.compared_lines import draw_comparison, render_comparison
 from paceline.report.summary import summarize
+from paceline.report.text import Point
 
 SVG = "{http://www.w3.org/2000/svg}"
 

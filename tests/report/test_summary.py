@@ -8,7 +8,8 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.report.files import write_report
-from paceline.report.summary import Point, Staleness, SupersededWork, summarize
+from paceline.report.summary import Staleness, SupersededWork, summarize
+from paceline.report.text import Point
 from paceline.trace import Trace
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.report.summary import summarize
-from paceline.report.terminal import format_duration, render_summary
+from paceline.report.terminal import render_summary
+from paceline.report.text import format_duration
 from paceline.trace.records import reseal
 
 

@@ -42,9 +42,9 @@ from paceline.predict.profiles import read_profile
 from paceline.program import TaskProgram
 from paceline.protocols import parse
 from paceline.replay import replay
+from paceline.report.files import draw_curve
 from paceline.report.live import QuietObserver
 from paceline.report.summary import summarize
-from paceline.report.svg import draw_curve
 from paceline.report.terminal import render_summary
 from paceline.report.whereabouts import render_sample, report_sample
 from paceline.script.member_state import (

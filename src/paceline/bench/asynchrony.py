@@ -17,9 +17,15 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError
+from ..report.text import table, three_figures
 from .clock import elapsed_s, synchronize
 from .queues import Backend, QueueBackend, Spans, StreamBackend, Work
-from .samples import Measured, Timing, duration, quartiles, table, take_turns
+from .samples import (
+    Measured,
+    Timing,
+    quartiles,
+    take_turns,
+)
 
 _PARTS = 10
 _SINGLE_CALLS = 40
@@ -193,7 +199,13 @@ def numpy_and_torch(device: torch.device, num_rounds: int = 5) -> dict[str, Timi
 def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
     """t1, t2, t3; n calls of both kinds beside their prediction; the chapter's toy."""
     parts = [
-        (name, duration(timing.mean_s), duration(timing.median_s), quartiles(timing), text)
+        (
+            name,
+            three_figures(timing.mean_s),
+            three_figures(timing.median_s),
+            quartiles(timing),
+            text,
+        )
         for name, text in _SPANS
         for timing in (getattr(found, name),)
     ]
@@ -222,7 +234,7 @@ def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str)
         "ten times a random 1000 x 1000 matrix and its square, as in the chapter (13.2.1):",
         *table(
             ("", "median", "middle half"),
-            [(name, duration(one.median_s), quartiles(one)) for name, one in toy.items()],
+            [(name, three_figures(one.median_s), quartiles(one)) for name, one in toy.items()],
         ),
         *_honest(device),
     ]
@@ -230,7 +242,7 @@ def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str)
 
 def _row(name: str, formula: str, measured_s: float, predicted_s: float) -> tuple[str, ...]:
     error = predicted_s / measured_s - 1
-    return (name, duration(measured_s), duration(predicted_s), f"{error:+.1%}", formula)
+    return (name, three_figures(measured_s), three_figures(predicted_s), f"{error:+.1%}", formula)
 
 
 def _doubt(found: Asynchrony) -> list[str]:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from ..report.chart import Curve, Diagram, draw_chart
-from ..report.summary import Point
+from ..report.text import Point, table, three_figures
 from ..workloads import load_task
-from .samples import duration, table
 from .training import Noise, Reached, TrainingRun, noise_of, scaled_rate, train_to
 
 _DRAWS = 40
@@ -167,7 +166,8 @@ def _cells(one: Choices, row: BatchChoice, longest_s: float) -> tuple[str, ...]:
         time = f"{reached} of {len(row.runs)} seeds"
     else:
         spread = [run.seconds or 0.0 for run in row.runs]
-        time = f"{duration(seconds)} ({duration(min(spread))} to {duration(max(spread))})"
+        least, most = three_figures(min(spread)), three_figures(max(spread))
+        time = f"{three_figures(seconds)} ({least} to {most})"
     return (
         f"{row.batch_size:,}",
         f"{row.learning_rate:.3g}",

@@ -21,7 +21,9 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .samples import Timing
+from .samples import (
+    Timing,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

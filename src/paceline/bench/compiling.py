@@ -21,16 +21,14 @@ from typing import Any
 
 from ..errors import ConfigError, PacelineError, unknown
 from ..exports.subject import CHAPTER
+from ..report.text import size, table, three_figures
 from .apart import Apart
 from .samples import (
     Gain,
     Measured,
     Timing,
-    duration,
     gain_of,
     quartiles,
-    size,
-    table,
     take_turns,
 )
 from .ways import SETTLING_CALLS, WAYS
@@ -237,8 +235,8 @@ def _row(one: Result) -> tuple[str, ...]:
     assert one.call is not None
     return (
         one.way,
-        duration(one.first_call_s),
-        duration(one.call.median_s),
+        three_figures(one.first_call_s),
+        three_figures(one.call.median_s),
         quartiles(one.call),
         "1" if one.gain is None else f"{one.gain.speedup:.2f}",
         size(one.peak_bytes),
@@ -257,7 +255,7 @@ def _other_batches(found: WaysCompared) -> list[str]:
     lines = []
     for one in found.results:
         if len(one.other_batches_s) == 2 and one.recompiles is not None:
-            first, second = (duration(value) for value in one.other_batches_s)
+            first, second = (three_figures(value) for value in one.other_batches_s)
             breaks = f", {one.graph_breaks} graph breaks" if one.graph_breaks else ""
             lines.append(
                 f"{one.way}: two other batch sizes: {one.recompiles} recompiles ({first}, then "

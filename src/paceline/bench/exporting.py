@@ -14,8 +14,14 @@ from ..exports import find_format
 from ..exports.proof import Written, accuracy_of, write_proved
 from ..exports.reduced import Precision
 from ..exports.subject import Subject
+from ..report.text import size, table, three_figures
 from .clock import elapsed_s
-from .samples import Measured, Timing, duration, quartiles, size, table, take_turns
+from .samples import (
+    Measured,
+    Timing,
+    quartiles,
+    take_turns,
+)
 
 _ROUNDS = 15
 _ACCURACY_S = 10.0
@@ -166,7 +172,7 @@ def render_export(one: Export) -> list[str]:
         f"{value:.1e} (batch {batch})" for batch, value in one.max_differences.items()
     )
     rows = [
-        (f"batch {each.batch}, {name}", duration(timing.median_s), quartiles(timing))
+        (f"batch {each.batch}, {name}", three_figures(timing.median_s), quartiles(timing))
         for each in one.latencies
         for name, timing in (("model, eager", each.model), ("file", each.file))
     ]

@@ -27,7 +27,11 @@ from ..errors import ConfigError
 from .apart import Apart
 from .clock import elapsed_s
 from .queues import WorkQueue
-from .samples import Measured, TimedTogether, measure_together
+from .samples import (
+    Measured,
+    TimedTogether,
+    measure_together,
+)
 
 ROUNDS = 7
 

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from ..errors import ConfigError, PacelineError
 from ..fields import many, record, refuse_constant
-from ..report.summary import Point
-from ..report.svg import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, rule, text
+from ..report.chart import FAINT, LEFT, RIGHT, WIDTH, Panel, frame, head, line, rule, text
+from ..report.text import Point, size, table
 from ..tuning.candidates import DTYPES
 from ..workloads import load_task
 from .apart import Apart
 from .batch_size import stepper_apart
 from .device import free_bytes
-from .samples import size, table
 
 _BLOCKS = 5
 _MEMORY, _NOT_TRIED = "memory ends", "not tried"

@@ -152,7 +152,7 @@ class _Lines:
         say(f"note: {text}")
 
     def ended(self, outcome: "RunOutcome | str") -> None:
-        from ..report.terminal import format_duration
+        from ..report.text import format_duration
 
         now_s = time.perf_counter()
         left_s = (now_s - self._start_s) / self._number * (self._num_runs - self._number)

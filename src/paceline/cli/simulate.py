@@ -227,7 +227,7 @@ class _Progress:
 
     def evaluated(self, epoch: int, at_s: float, metrics: Mapping[str, float]) -> None:
         from ..report.live import format_metrics
-        from ..report.terminal import format_duration
+        from ..report.text import format_duration
 
         if not self._is_quiet:
             print(f"{format_metrics(epoch, metrics)} after {format_duration(at_s)}", flush=True)

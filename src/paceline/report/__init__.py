@@ -1,12 +1,13 @@
 """From the trace of a run to numbers, text and pictures.
 
     tally, summary     the numbers of a run; whereabouts: what became of one sample
-    terminal, svg      a summary as text and as a curve; files: what a run leaves, its metrics
+    terminal           a summary as text; files: what a run leaves: its curve, its metrics
     live, screen       what is seen while the run goes
-    compared, compared_lines, chart     several runs side by side
+    compared, compared_lines    several runs side by side
     forecast, ranking  what is predicted, and advised
+    text, chart        numbers, tables and curves, for all that print or draw them
 
-    trace.jsonl -> summary -> terminal, svg, json
+    trace.jsonl -> summary -> terminal, files
 
 It must not know how a run is carried out.
 """

@@ -1,4 +1,4 @@
-"""Curves over a common legend, in one diagram or several, as one SVG file.
+"""Curves in one diagram or several, as one SVG file, drawn by hand: it opens anywhere, offline.
 
     +--------------------------------------+
     | title                                |
@@ -12,30 +12,20 @@
     +--------------------------------------+
 
 A curve has the same look in every diagram. Colours differ in how dark they are and lines in their
-dashes, so a grey print can be read. The parts are those of svg.py. This module must not know runs.
+dashes, so a grey print can be read. `draw_chart` makes the whole; its parts (`Panel`, `frame`,
+`line`, ...) make pictures of another form, too. This module must not know runs.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from xml.sax.saxutils import escape
 
-from .summary import Point
-from .svg import (
-    FAINT,
-    LEFT,
-    RIGHT,
-    WIDTH,
-    Panel,
-    frame,
-    head,
-    last_t,
-    line,
-    nice_ticks,
-    rule,
-    text,
-    x_axis,
-)
-from .terminal import LARGEST
+from .text import LARGEST, Point
 
+WIDTH = 720
+LEFT, RIGHT = 72, 24
+INK, FAINT, GRID = "#222222", "#555555", "#dddddd"
 COLOURS = ("#141414", "#c0392b", "#e08a00", "#5c1a8b", "#1f8a70", "#7fb2e5")
 """Any two differ by about a tenth of the grey scale when they are printed without colour."""
 DASHES = ("", "9 4", "3 3", "12 3 3 3", "16 5", "1 4", "8 3 2 3 2 3")
@@ -45,6 +35,10 @@ _LEGEND_TOP, _LEGEND_LINE = 66, 20
 _GAP, _AXIS, _BELOW = 52, 30, 56
 """Pixels: between two diagrams, for an axis between them, below the last."""
 _THICK, _THIN = 'stroke-width="2.5"', 'stroke-width="1" stroke-opacity="0.45"'
+_LEAST = 1e-300
+"""Narrower than that is no range, and earlier no time."""
+_NARROW = 1e-9
+"""Of the larger end: a range below that is one value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +72,28 @@ class Diagram:
     """Where the axis ends; None: with the last point."""
     is_log2: bool = False
     mark: tuple[float, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One diagram: where it lies and what it spans."""
+
+    top: float
+    low: float
+    high: float
+    stop: float
+    height: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+    def x(self, t: float) -> float:
+        return LEFT + (t / self.stop) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        inside = min(self.high, max(self.low, value))
+        return self.top + self.height * (1 - (inside - self.low) / (self.high - self.low))
 
 
 def draw_chart(title: str, subtitle: str, diagrams: Sequence[Diagram]) -> str:
@@ -176,3 +192,109 @@ def _until(points: Sequence[Point], stop: float) -> list[Point]:
 
 def _dot(x: float, y: float, colour: str) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
+
+
+# -- the parts of a picture -----------------------------------------------------------------------
+
+
+def last_t(points: Iterable[Point]) -> float:
+    """Where an axis of time ends: with the last point, or at 1 where nothing lies behind 0."""
+    last = max((point.t for point in points), default=0.0)
+    return last if last > _LEAST else 1.0
+
+
+def head(title: str, height: float) -> list[str]:
+    """The first lines of a picture: its size, a white ground, its title."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
+        f'width="{WIDTH}" height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" '
+        f'font-size="13" fill="{INK}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
+        text(LEFT, 24, title, size=16, weight="bold"),
+    ]
+
+
+def nice_ticks(low: float, high: float, num_steps: int) -> tuple[float, ...]:
+    """Round values that span ``[low, high]`` in about so many steps of 1, 2 or 5 times 10^n.
+
+    A range that is empty, or too narrow for floats to have steps in it, is drawn wider. Both are
+    to be at most ``LARGEST``.
+    """
+    largest = max(abs(low), abs(high))
+    if high - low <= max(_NARROW * largest, _LEAST):
+        margin = 0.5 * largest or 0.5
+        low, high = low - margin, low + margin
+    rough = (high - low) / num_steps
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    num_digits = 2 - math.floor(math.log10(step))
+    return tuple(round(i * step, num_digits) for i in range(first, last + 1))
+
+
+def frame(panel: Panel, label: str, ticks: Sequence[float], *, is_log10: bool = False) -> list[str]:
+    """The label, the horizontal grid with its values, and the axis.
+
+    Args:
+        is_log10: what lies at a tick is called 10 to the tick.
+    """
+    parts = [text(LEFT, panel.top - 12, label, weight="bold")]
+    for tick in ticks:
+        y = panel.y(tick)
+        parts.append(rule(LEFT, y, WIDTH - RIGHT, y, GRID))
+        words = f"{10**tick:,g}" if is_log10 else f"{tick:,g}"
+        parts.append(text(LEFT - 8, y + 4, words, anchor="end"))
+    parts.append(rule(LEFT, panel.top, LEFT, panel.bottom, FAINT))
+    return parts
+
+
+def x_axis(panel: Panel, label: str, *, is_log2: bool = False) -> list[str]:
+    """The axis below a panel, with its values and its name.
+
+    Args:
+        is_log2: what lies at t is called 2 to the t.
+    """
+    bottom = panel.bottom
+    parts = [rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)]
+    for tick in range(int(panel.stop) + 1) if is_log2 else nice_ticks(0.0, panel.stop, 6):
+        if tick <= panel.stop * 1.001:
+            x = panel.x(tick)
+            words = f"{2**tick:,}" if is_log2 else f"{tick:g}"
+            parts.append(rule(x, bottom, x, bottom + 5, FAINT))
+            parts.append(text(x, bottom + 20, words, anchor="middle"))
+    return [*parts, text((LEFT + WIDTH - RIGHT) / 2, bottom + 40, label, anchor="middle")]
+
+
+def line(
+    panel: Panel, points: Sequence[Point], colour: str, dash: str, look: str = 'stroke-width="2"'
+) -> list[str]:
+    """A curve; ``look`` is what else is said of its stroke."""
+    drawn = " ".join(f"{panel.x(p.t):.1f},{panel.y(p.value):.1f}" for p in points)
+    if not drawn:
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        return [text(middle, panel.top + panel.height / 2, "not measured", anchor="middle")]
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return [
+        f'<polyline points="{drawn}" fill="none" stroke="{colour}" {look}'
+        f'{dashes} stroke-linejoin="round"/>'
+    ]
+
+
+def rule(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "") -> str:
+    """A thin straight line."""
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
+        f'stroke="{colour}" stroke-width="1"{dashed}/>'
+    )
+
+
+def text(
+    x: float, y: float, text: str, *, anchor: str = "start", size: int = 13, weight: str = "normal"
+) -> str:
+    """Words at a place."""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
+        f'font-weight="{weight}">{escape(text)}</text>'
+    )

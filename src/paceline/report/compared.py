@@ -12,7 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from .summary import Point, Summary
+from .summary import Summary
+from .text import Point
 
 FEWEST_EVALUATIONS = 3
 """Fewer points than these are no curve: the training loss is shown beside them."""

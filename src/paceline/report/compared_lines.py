@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from .chart import Curve, Diagram, draw_chart
 from .compared import ComparedProtocol, Comparison, RunOutcome, finite
-from .summary import Point
-from .terminal import Series, format_duration, loss_range, plot
+from .text import Point, Series, format_duration, loss_range, plot
 
 _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

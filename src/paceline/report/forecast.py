@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from .summary import Staleness, staleness_of
-from .terminal import format_duration
+from .text import format_duration, four_figures
 
 _BARS, _BAR_WIDTH = 10, 40
 
@@ -112,12 +112,12 @@ def forecast_of(
 def render_forecast(one: Forecast) -> list[str]:
     """The forecast as lines of plain text."""
     stale = one.staleness_versions
-    error = "" if one.time_error_s is None else f" +- {_short(one.time_error_s)}"
+    error = "" if one.time_error_s is None else f" +- {four_figures(one.time_error_s)}"
     rows = [
         ("simulated", f"{one.protocol}, {one.workers:,} workers, each step {one.delay}"),
         ("updates", f"{one.updates:,} of {one.pushes:,} pushes in "
                     f"{format_duration(one.virtual_s)} of virtual time"),
-        ("time an update", f"{_short(one.time_per_update_s)}{error}"),
+        ("time an update", f"{four_figures(one.time_per_update_s)}{error}"),
         ("  theory", _theory_time(one)),
         ("staleness", f"mean {stale.mean:.2f}, p50 {stale.p50}, p99 {stale.p99}, "
                       f"max {stale.max} versions"),
@@ -134,14 +134,6 @@ def render_forecast(one: Forecast) -> list[str]:
     return [*lines, *_histogram(one.staleness_histogram)]
 
 
-def _short(seconds: float) -> str:
-    """Four digits in the unit that suits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size or unit == "us":
-            return f"{seconds / size:.4g} {unit}"
-    raise AssertionError("the last unit takes all")
-
-
 def _theory_time(one: Forecast) -> str:
     if one.theory_time_s is None or one.time_off is None:
         return one.theory_time_source
@@ -149,7 +141,7 @@ def _theory_time(one: Forecast) -> str:
     if one.time_error_s:
         num_errors = abs(one.time_per_update_s - one.theory_time_s) / one.time_error_s
         off += f", {num_errors:.1f} standard errors"
-    return f"{_short(one.theory_time_s)} ({one.theory_time_source}): {off}"
+    return f"{four_figures(one.theory_time_s)} ({one.theory_time_source}): {off}"
 
 
 def _theory_staleness(one: Forecast) -> str:

@@ -18,7 +18,8 @@ from typing import Protocol, TextIO
 from ..plan import Plan
 from ..system.streams import Lasting
 from .summary import Summary
-from .terminal import format_duration, render_summary
+from .terminal import render_summary
+from .text import format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

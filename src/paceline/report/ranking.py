@@ -8,7 +8,7 @@ import statistics
 from dataclasses import asdict, dataclass
 
 from .forecast import Forecast
-from .terminal import format_duration
+from .text import format_duration
 
 RACE_SEEDS = 3
 """The last two race so often."""

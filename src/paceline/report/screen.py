@@ -24,7 +24,8 @@ from ..plan import Plan
 from ..system.streams import Lasting
 from .live import Progress, WorkerProgress, format_metrics, format_progress, tell_on_errors
 from .summary import Summary
-from .terminal import format_duration, render_summary
+from .terminal import render_summary
+from .text import format_duration
 
 _EVERY_S = 0.5
 _SHARES = 20

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..trace import FILE_NAME, read_trace
 from ..trace.records import Evaluated
 from .tally import Tally
+from .text import Point
 
 _MOST_DEVICES = 64
 """That are named one by one."""
@@ -88,14 +89,6 @@ class EpochSummary:
     """Training loss: mean over the samples of its updates."""
     test_accuracy: float | None
     test_loss: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A point of a curve: ``t`` seconds after the first step."""
-
-    t: float
-    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,23 +6,16 @@ a number was found.
 """
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..core.stats import SlowWorker
-from .summary import Point, SlowSummary, Summary, WorkerSummary
+from .summary import SlowSummary, Summary, WorkerSummary
+from .text import BESIDE, Series, format_duration, loss_range, or_dash, plot
 
 WIDTH = 60
-HEIGHT = 9
-LARGEST = 1e300
-"""With either sign: what is beyond is drawn at the edge, since floats cannot span it."""
-_AXIS = 8
 _MUCH_WAITING = 0.25
 """Share of the others' time from which on they can be said to wait for a slow worker."""
 _MOST_WORKERS = 16
-"""Columns of the numbers left of the curve."""
-_BESIDE = _AXIS + 7
-"""Columns of all that stands beside the curve."""
+"""Of more, only those with fewest and most pushes are shown."""
 _WHOLE_TABLE = 63
 """Columns of the workers' table with everything in it."""
 
@@ -33,7 +26,7 @@ def render_summary(summary: Summary, columns: int = 80) -> list[str]:
     Args:
         columns: of the terminal; from 40 on no line is longer, but for the names of files.
     """
-    curve = _curve(summary, max(16, min(WIDTH, columns - _BESIDE)))
+    curve = _curve(summary, max(16, min(WIDTH, columns - BESIDE)))
     lines = [*curve, *_figures(summary, columns), "", *_workers(summary, columns), ""]
     if summary.could_try:
         words = f"faster? --fast auto measures {', '.join(summary.could_try)} (at most 30 s, once)"
@@ -43,27 +36,22 @@ def render_summary(summary: Summary, columns: int = 80) -> list[str]:
     return lines
 
 
-def format_duration(seconds: float) -> str:
-    """Seconds in the two largest units that people use: ``340 ms``, ``7.4 s``, ``2 min 03 s``."""
-    if 0 < seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    if 0 < seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds else "0 s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 def _figures(summary: Summary, columns: int) -> list[str]:
     stale = summary.staleness_versions
     rows = [
-        ("test accuracy", _or_dash(summary.test_accuracy, "{:.4f}")),
-        ("training loss", f"{_or_dash(summary.final_loss, '{:.4g}')} over the last updates"),
-        ("updates", f"{summary.updates:,}, {_duration(summary.time_per_update_s)} each"),
-        ("samples", f"{summary.samples:,}, {_or_dash(summary.images_per_s, '{:,.0f}')} a second"),
+        ("test accuracy", or_dash(summary.test_accuracy, "{:.4f}".format)),
+        (
+            "training loss",
+            f"{or_dash(summary.final_loss, '{:.4g}'.format)} over the last updates",
+        ),
+        (
+            "updates",
+            f"{summary.updates:,}, {or_dash(summary.time_per_update_s, format_duration)} each",
+        ),
+        (
+            "samples",
+            f"{summary.samples:,}, {or_dash(summary.images_per_s, '{:,.0f}'.format)} a second",
+        ),
         ("seconds an epoch", _an_epoch(summary)),
         (
             "staleness",
@@ -192,40 +180,6 @@ def _share(one: WorkerSummary, seconds: float) -> str:
     return f"{100 * seconds / one.total_s:.0f} %" if one.total_s else "-"
 
 
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
-
-
-def _duration(seconds: float | None) -> str:
-    return "-" if seconds is None else format_duration(seconds)
-
-
-# -- the curve ---------------------------------------------------------------------------------
-#
-#     2.31 |*                                        | 1.0
-#          | **                          o           |        * training loss  (left)
-#          |   ****                o                 |        o test accuracy  (right)
-#     0.52 |       *********************             | 0.0
-#           0 s                              74.0 s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """One curve of characters, on an axis of its own."""
-
-    points: Sequence[Point]
-    mark: str
-    low: float
-    high: float
-    is_joined: bool = False
-    """Whether the columns between two points are marked, too."""
-
-    def row(self, value: float) -> int:
-        """The line of the plot that a value lies on, from the top."""
-        height = (value - self.low) / (self.high - self.low)
-        return round((1 - min(1.0, max(0.0, height))) * (HEIGHT - 1))
-
-
 def _curve(summary: Summary, width: int) -> list[str]:
     """Loss and accuracy against time as characters; nothing where there are fewer than 2 losses."""
     losses, accuracies = summary.losses, summary.accuracies
@@ -237,46 +191,3 @@ def _curve(summary: Summary, width: int) -> list[str]:
     right = (" 1.0", " 0.0") if accuracies else ("", "")
     legend = ["* training loss (left)", *(["o test accuracy (right)"] if accuracies else [])]
     return [*plot((loss, accuracy), width, legend, right), ""]
-
-
-def plot(
-    series: Sequence[Series], width: int, legend: Sequence[str], right: tuple[str, str] = ("", "")
-) -> list[str]:
-    """Curves against time as characters, with their legend below.
-
-    Args:
-        series: the left axis is that of the first one.
-        width: columns of the plot without what stands beside it.
-        right: what stands at the top and at the bottom of the right axis.
-    """
-    stop_s = max(point.t for one in series for point in one.points)
-    grid = [[" "] * width for _ in range(HEIGHT)]
-    for one in series:
-        before: tuple[int, float] | None = None
-        for point in one.points:
-            column = max(0, round(point.t / stop_s * (width - 1)) if stop_s > 0 else 0)
-            grid[one.row(point.value)][column] = one.mark
-            if before is not None and one.is_joined:
-                start, value = before
-                for i in range(start + 1, column):
-                    share = (i - start) / (column - start)
-                    grid[one.row(value + share * (point.value - value))][i] = one.mark
-            before = column, point.value
-    low, high = series[0].low, series[0].high
-    lines = []
-    # A loss that hardly moved still has two different ends.
-    digits = next((n for n in range(3, 7) if f"{high:.{n}g}" != f"{low:.{n}g}"), 7)
-    for row, cells in enumerate(grid):
-        left = {0: f"{high:.{digits}g}", HEIGHT - 1: f"{low:.{digits}g}"}.get(row, "")
-        beside = {0: right[0], HEIGHT - 1: right[1]}.get(row, "")
-        lines.append(f"{left:>{_AXIS}} |{''.join(cells)}|{beside}")
-    lines.append(f"{'':>{_AXIS}}  0 s{format_duration(stop_s):>{width - 3}}")
-    rows = ["   ".join(legend)] if len("   ".join(legend)) <= width else legend
-    return [*lines, *(f"{'':>{_AXIS}}  {row}" for row in rows)]
-
-
-def loss_range(losses: Sequence[Point]) -> tuple[float, float]:
-    """The least and the largest loss to draw; never an empty range."""
-    values = [point.value for point in losses if abs(point.value) <= LARGEST]
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.report.chart import nice_ticks
+from paceline.report.files import draw_curve
 from paceline.report.summary import summarize
-from paceline.report.svg import draw_curve, nice_ticks
 from paceline.trace.records import reseal
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,0 +1,35 @@
+"""Numbers are written with as many figures as they are worth."""
+
+import pytest
+
+from paceline.report.text import format_duration, four_figures, or_dash, size, table, three_figures
+
+
+@pytest.mark.parametrize(
+    ("seconds", "people", "measured", "computed"),
+    [
+        (0.0, "0 s", "0 ns", "0 us"),
+        (4.12e-5, "41 us", "41.2 us", "41.2 us"),
+        (0.020054, "20.1 ms", "20.1 ms", "20.05 ms"),
+        (12.8341, "12.8 s", "12.8 s", "12.83 s"),
+        (1234.0, "20 min 34 s", "1,234 s", "1234 s"),
+    ],
+)
+def test_a_time_reads_as_its_reader_needs_it(
+    seconds: float, people: str, measured: str, computed: str
+) -> None:
+    assert format_duration(seconds) == people
+    assert three_figures(seconds) == measured
+    assert four_figures(seconds) == computed
+
+
+def test_what_nobody_knows_is_a_dash() -> None:
+    assert (or_dash(None, str), three_figures(None), size(None)) == ("-", "-", "-")
+
+
+def test_a_column_is_as_wide_as_its_widest_cell() -> None:
+    assert table(("way", "time"), [("eager", "1 s"), ("aoti", "250 ms")]) == [
+        "way      time",
+        "eager     1 s",
+        "aoti   250 ms",
+    ]
