@@ -22,7 +22,8 @@ from paceline.program import TaskProgram
 from paceline.replay import replay
 from paceline.report.live import QuietObserver
 from paceline.trace import FILE_NAME
-from paceline.trace.records import Handed, Resumed, Scaled, reseal
+from paceline.trace.records import Handed, Resumed, Scaled
+from resealing import reseal
 from runs import Run, _launch, run_script, train
 
 PROTOCOLS = (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.trace.records import reseal
+from resealing import reseal
 
 Say = Callable[[str], tuple[int, str, str]]
 

@@ -17,7 +17,7 @@ from paceline.launch import launcher
 from paceline.program import TaskProgram
 from paceline.report.live import QuietObserver
 from paceline.report.summary import summarize
-from paceline.trace.records import reseal
+from resealing import reseal
 from runs import Run, train
 from tiny import TASK
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.report.chart import nice_ticks
 from paceline.report.files import draw_curve
 from paceline.report.summary import summarize
-from paceline.trace.records import reseal
+from resealing import reseal
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.report.summary import summarize
 from paceline.report.terminal import render_summary
 from paceline.report.text import format_duration
-from paceline.trace.records import reseal
+from resealing import reseal
 
 
 def test_the_report_of_a_run_is_this(run_dir: Path) -> None:

@@ -56,9 +56,9 @@ from paceline.script.member_state import (
 from paceline.speed import Finding, Outcome, Speed
 from paceline.system.files import OpenFolder
 from paceline.trace import read_trace
-from paceline.trace.records import reseal
 from paceline.tuning import remembered
 from paceline.workloads.base import Task
+from resealing import reseal
 from tiny import BATCH_SIZE, NUM_SAMPLES, TASK
 
 HANG_S = 20.0

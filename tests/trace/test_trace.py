@@ -37,8 +37,8 @@ from paceline.trace.records import (
     Noted,
     Ordered,
     SupersededRecord,
-    reseal,
 )
+from resealing import reseal
 
 TICKET = Ticket(3, 14, 15)
 ORDERS: tuple[Order, ...] = (

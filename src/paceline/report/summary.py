@@ -289,17 +289,7 @@ def _final_loss(tally: Tally) -> float | None:
 
 def _per_worker(tally: Tally) -> tuple[WorkerSummary, ...]:
     return tuple(
-        WorkerSummary(
-            worker=worker,
-            members=one.members,
-            pushes=one.pushes,
-            samples=one.samples,
-            compute_s=one.compute_s,
-            wait_s=one.wait_s,
-            push_s=one.push_s,
-            superseded_s=one.superseded_s,
-        )
-        for worker, one in sorted(tally.workers.items())
+        WorkerSummary(worker=worker, **asdict(one)) for worker, one in sorted(tally.workers.items())
     )
 
 

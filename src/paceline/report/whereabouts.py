@@ -29,9 +29,6 @@ from ..events import (
 from ..trace import FILE_NAME, contradiction, read_trace
 from ..trace.records import Handed, Header, Heard, Ordered, Record, Resumed
 
-OWN_ORDER = "own"
-"""The kind of an order that only the user's sampler can draw."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:

@@ -13,7 +13,6 @@ This module must not know who writes a trace, or why.
 """
 
 import math
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -186,7 +185,6 @@ Record: TypeAlias = (
 LONGEST_BYTES = 1 << 26
 """Of a line: a grant of a million leases takes less."""
 _MARK = ',"sum":'
-_END = re.compile(r', ?"sum": ?\d+\}$|\}$')
 
 
 def seal(body: str, before: int) -> tuple[str, int]:
@@ -226,16 +224,3 @@ def sound_part(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
             break
         found, now = found + len(line), following
     return found, now
-
-
-def reseal(text: str) -> str:
-    """A trace that was edited, with sums that are right: for tests, and for who knows why.
-
-    Args:
-        text: whole lines; sums that stand there already are replaced.
-    """
-    out, now = "", 0
-    for line in text.splitlines():
-        one, now = seal(_END.sub("", line), now)
-        out += one
-    return out
