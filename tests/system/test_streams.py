@@ -1,0 +1,48 @@
+"""Who trains does not end because nobody reads what it says."""
+
+import errno
+import io
+from pathlib import Path
+
+from paceline.system.streams import Lasting, Tail
+
+
+class Full(io.StringIO):
+    """A file on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_cannot_be_written_is_told_once_and_raises_nothing() -> None:
+    told: list[str] = []
+    out = Lasting(Full(), told.append)
+    assert out.trouble == ""
+    for _ in range(3):
+        assert out.write("words") == 5
+    assert told == [out.trouble] == ["No space left on device"]
+
+
+def test_a_terminal_of_few_letters_gets_their_numbers() -> None:
+    raw = io.BytesIO()
+    out = Lasting(io.TextIOWrapper(raw, encoding="ascii"))
+    out.write("\u03c4 = 3\n")
+    out.flush()
+    assert raw.getvalue() == b"\\u03c4 = 3\n"
+    assert not out.trouble
+
+
+def test_a_log_is_shown_in_whole_lines_and_at_the_end_in_full(tmp_path: Path) -> None:
+    first, second = tmp_path / "0.log", tmp_path / "1.log"
+    shown: list[str] = []
+    tail = Tail((first, second), shown.append)
+    tail.show()  # there is none yet
+    first.write_text("one\ntw")
+    tail.show()
+    assert shown == ["one\n"]
+    second.write_text("before it was followed\n")
+    tail.follow(1)
+    with second.open("a") as log:
+        log.write("three")
+    tail.show(is_last=True)
+    assert shown == ["one\n", "tw", "three"]
