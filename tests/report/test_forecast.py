@@ -1,0 +1,48 @@
+"""A forecast stands beside what theory says, and says by how much it is off."""
+
+import math
+
+from paceline.report.forecast import Forecast, forecast_of, render_forecast
+
+
+def forecast(error_s: float = 0.001, theory_s: float | None = 0.100) -> Forecast:
+    """Ten pushes of 1.0 s in all, a fifth of that for nothing; the workers were there for 2.0 s."""
+    return forecast_of(
+        {0: 6, 1: 3, 5: 1},
+        times_s=(1.02, 0.102, error_s),
+        computed_s=(0.8, 0.2, 2.0),
+        protocol="async", workers=2, delay="exp:20ms", seed=0, updates=10, pushes=10,
+        theory_time_s=theory_s, theory_time_source="renewal", theory_staleness_versions=1.0,
+        cancelled=2, discarded=0, staleness_rule="none", mean_scale=None, note="", lost=0,
+        wall_s=0.5,
+    )  # fmt: skip
+
+
+def test_shares_are_of_all_that_was_computed_and_of_the_time_there() -> None:
+    found = forecast()
+    assert math.isclose(found.thrown_away, 0.2)
+    assert math.isclose(found.utilisation, 0.5)
+    assert math.isclose(found.staleness_versions.mean, 0.8)
+
+
+def test_theory_is_held_against_it_in_per_cent_and_standard_errors() -> None:
+    found = forecast()
+    assert found.time_off is not None
+    assert math.isclose(found.time_off, 0.02)
+    text = "\n".join(render_forecast(found))
+    assert "100 ms (renewal): simulated +2.00 %, 2.0 standard errors" in text
+    assert "mean 1.00: -0.20 versions" in text
+    assert "20.0 % of all computing: mini-batches 2 called off" in text
+
+
+def test_what_nobody_knows_is_null_and_no_number() -> None:
+    found = forecast(error_s=math.nan, theory_s=None)
+    assert (found.time_error_s, found.time_off) == (None, None)
+    assert "  theory        renewal" in render_forecast(found)
+
+
+def test_pushes_are_drawn_by_how_stale_they_are() -> None:
+    lines = render_forecast(forecast())
+    bars = lines[lines.index("staleness, versions") + 1 :]
+    assert bars[0].endswith("60.0 %")
+    assert [bar.count("#") for bar in bars] == [40, 20, 0, 0, 0, 7]

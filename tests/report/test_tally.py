@@ -1,0 +1,50 @@
+"""Every lease of a run is in an update or was dropped, also when it rides over an epoch's end."""
+
+from paceline.events import Apply, EpochEnd, Grant, Lease, Pushed, Ticket
+from paceline.report.tally import Tally
+from paceline.trace.records import Handed, Ordered, Record, Resumed
+
+
+def pushed(ticket: Ticket, at_s: float, kept: tuple[int, ...] = ()) -> Handed:
+    fact = Pushed(ticket, 20, 1.0, True, at_s, None, kept, ())
+    return Handed(fact=fact, compute_s=0.5, wait_s=0.0, push_s=0.0)
+
+
+def tally_of(*records: Record) -> Tally:
+    tally = Tally()
+    for record in records:
+        tally.add(record)
+    return tally
+
+
+FIRST, SECOND = Lease(0, 0, 0, 20), Lease(1, 0, 20, 40)
+A, B = Ticket(0, 0, 0), Ticket(1, 0, 0)
+BEGIN = (
+    Ordered(t_s=1.0, order=Grant(A, (FIRST,), ())),
+    Ordered(t_s=1.0, order=Grant(B, (SECOND,), ())),
+    pushed(A, 2.0),
+    Ordered(t_s=2.0, order=Apply((A,), (1.0,))),
+)
+
+
+def test_what_is_in_no_update_when_its_epoch_ends_was_dropped() -> None:
+    found = tally_of(*BEGIN, Ordered(t_s=3.0, order=EpochEnd(0, 1)))
+    assert (found.samples, found.dropped_samples, found.trained_s) == (20, 20, 2.0)
+
+
+def test_what_rides_on_a_push_of_the_next_epoch_was_not() -> None:
+    found = tally_of(
+        *BEGIN,
+        Ordered(t_s=3.0, order=EpochEnd(0, 1)),
+        pushed(B, 4.0),
+        Ordered(t_s=4.0, order=Apply((B,), (1.0,))),
+    )
+    assert (found.version, found.dropped_samples) == (2, 0)
+    assert found.staleness == {0: 1, 1: 1}
+
+
+def test_a_lease_that_was_at_work_in_a_crash_is_free_again() -> None:
+    resumed = Resumed(t_s=5.0, version=1, workers=2, lost=0, changes={})
+    found = tally_of(*BEGIN, resumed, Ordered(t_s=6.0, order=EpochEnd(0, 1)))
+    assert found.dropped_samples == 0
+    assert found.version == 1
