@@ -1,6 +1,6 @@
 """Memory of the store while 100 workers push.
 
-    python bench/where.py [--quick] [--write]
+    python bench/device.py [--quick] [--write]
 
 100 members of the inline engine train for real, on an arena of shared memory as the local engine
 has it; what counts are the pages that were touched by the end. The slot of each member, where its

@@ -65,7 +65,7 @@ def test_the_verb_trains_to_the_target_and_draws_it(say: Say, tmp_path: Path) ->
     line = "tune batch-size tests_digits:task --noise --target-accuracy 0.7 --seeds 2 --after 5"
     (tmp_path / "tests_digits.py").write_text(
         "from paceline.data.fetch import Choice\n"
-        "from paceline.workloads.softmax import softmax\n"
+        "from paceline.workloads.images import softmax\n"
         "task = softmax(chooser=lambda name: Choice(name='digits'))\n"
     )
     code, out, err = say(f"{line} --batch-sizes 32,128 --device cpu --plot batch.svg --json")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cli.words import translate
+from paceline.cli.flags import translate
 from paceline.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from paceline.trace.sums import opened, seal, sound_part
+from paceline.trace.records import opened, seal, sound_part
 
 BODIES = [f'{{"kind":"note","t":{t}.0' for t in range(4)]
 
