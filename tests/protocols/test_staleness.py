@@ -17,7 +17,7 @@ from paceline.protocols.staleness import RULES, Distance, parse_staleness
 from paceline.simulation.engine import SimulatedRun
 from paceline.simulation.timing import TimingRun
 from paceline.store.control import PASS, Control, control_bytes
-from paceline.store.distance import allowed_scale
+from paceline.store.means import allowed_scale
 from paceline.store.memory import PrivateMemory
 from paceline.store.parameter_store import SharedStore
 from paceline.trace import Trace, read_trace

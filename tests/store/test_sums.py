@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.exchange.shares import average_into, average_of_buffers
 from paceline.replica.replica import Replica
 from paceline.store.control import Control, control_bytes
+from paceline.store.means import average_into, average_of_buffers
 from paceline.store.memory import PrivateMemory
 from paceline.store.optimizer import Updater
 from paceline.store.parameter_store import SharedStore, arena_bytes

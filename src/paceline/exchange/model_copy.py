@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..replica.replica import Replica
-from ..store.distance import allowed_scale, squared_distance
+from ..store.means import allowed_scale, difference_into, squared_distance
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
@@ -103,14 +103,9 @@ class ModelCopy:
         return NOT_FINITE
 
     def difference_into(self, out: Tensor) -> None:
-        """Base minus home, parameter by parameter, also to another device."""
+        """What the work has changed, also to another device."""
         assert self.base is not None
-        for dtype, start, stop in self.replica.layout.parameters.runs():
-            base, home, into = (one[start:stop].view(dtype) for one in (self.base, self.home, out))
-            if out.device == self.home.device:
-                torch.sub(base, home, out=into)
-            else:
-                into.copy_(base - home)
+        difference_into(self.replica.layout, self.base, self.home, out)
 
     def refuse_not_finite(self, loss: float, step: int) -> None:
         """Raise WorkerError, with the parameter's name, unless such updates are to be skipped."""

@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from ..replica.replica import Replica
 from ..store.layout import ALIGN_BYTES, Layout
+from ..store.means import average_into, average_of_buffers
 from ..store.optimizer import Groups, Piece, Updater
 from ..store.optimizer_copy import is_elementwise
 from ..store.parameter_store import SharedStore
-from ..store.sums import CHUNK_BYTES, HALVES, Stretch, wide
+from ..store.sums import Stretch, wide
 
 Ranges = list[Stretch]
 
@@ -62,45 +63,6 @@ def _pieces(layout: Layout, ranges: Ranges) -> list[Piece]:
                     Piece(number, (start - place.offset) // size, (stop - place.offset) // size)
                 )
     return pieces
-
-
-def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """The weighted mean of the parts of one gradient, in member order."""
-    if len(parts) == 1:
-        mean.copy_(parts[0])
-    elif len(parts) == 2:
-        torch.lerp(parts[0], parts[1], weights[1], out=mean)
-    elif mean.dtype in HALVES:
-        for start in range(0, len(mean), CHUNK_BYTES // 2):
-            chunk = slice(start, start + CHUNK_BYTES // 2)
-            mean[chunk] = _in_32_bits([part[chunk] for part in parts], weights)
-    else:
-        torch.mul(parts[0], weights[0], out=mean)
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
-            mean.add_(part, alpha=weight)
-
-
-def _in_32_bits(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The weighted mean, not rounded to 16 bits yet."""
-    total = parts[0].float().mul_(weights[0])
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        total.add_(part, alpha=weight)
-    return total
-
-
-def average_of_buffers(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Of a float buffer the weighted mean, of a counter the maximum."""
-    if parts[0].dtype in HALVES:
-        return _in_32_bits(parts, weights).to(parts[0].dtype)
-    if parts[0].is_floating_point():
-        total = parts[0] * weights[0]
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
-            total.add_(part, alpha=weight)
-        return total
-    most = parts[0]
-    for part in parts[1:]:
-        most = torch.maximum(most, part)
-    return most
 
 
 class Share:

@@ -22,7 +22,7 @@ What flows where (files below src/paceline):
                     v
                store/parameter_store.py           gradient x scale; buffers are averaged unscaled
                     ^
-               store/distance.py         --distance--> scale, measured by who executes the job:
+               store/means.py            --distance--> scale, measured by who executes the job:
                                          only there are tensors; the trace hears it afterwards
 
 A scale is a factor on the gradient, before momentum, decay and everything else that the optimizer

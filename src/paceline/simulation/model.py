@@ -20,6 +20,7 @@ from ..data.feed import fetch
 from ..data.loader import LeasedLoader
 from ..events import Lease
 from ..replica.replica import Replica
+from ..store.means import difference_into
 from ..store.parameter_store import SharedStore
 from ..trainer import make_loader
 from ..wire.messages import Totals
@@ -131,11 +132,7 @@ class LocalSteps:
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         slot, layout = self._store.slot(seat), self._replica.layout
-        for dtype, start, stop in layout.parameters.runs():
-            before, after, out = (
-                block[start:stop].view(dtype) for block in (self._base, self._home, slot)
-            )
-            torch.sub(before, after, out=out)
+        difference_into(layout, self._base, self._home, slot)
         layout.buffers.of(slot).copy_(layout.buffers.of(self._home))
         present = self._store.present(seat)
         present[:] = b"\1" * len(present)

@@ -1,7 +1,7 @@
 """Real gradients averaged as peers do it: in member order, share by share.
 
     push      the gradient is copied aside
-    the last  all of them -> mean, share by share (exchange/shares.py) -> the store's update
+    the last  all of them -> mean, share by share (store/means.py) -> the store's update
 
 Through the store the same gradients are summed as they come, which rounds otherwise. Memory: one
 gradient for each worker besides. This module must not know protocols or time.
@@ -13,9 +13,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..events import Apply, Fact, Order, Pushed
-from ..exchange.shares import average_into, average_of_buffers, split_shares
+from ..exchange.shares import split_shares
 from ..protocols.base import SyncProtocol
 from ..store.control import JOBS
+from ..store.means import average_into, average_of_buffers
 from ..wire.messages import OK
 from ..workloads.base import Task
 from .training import TrainingWork

@@ -36,7 +36,7 @@ from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import seed_all
 from ..store.clip import UNCLIPPED
 from ..store.control import JOBS, Control, control_bytes
-from ..store.distance import allowed_scale, squared_distance
+from ..store.means import allowed_scale, squared_distance
 from ..store.memory import PrivateMemory
 from ..store.optimizer import Updater
 from ..store.optimizer_copy import is_elementwise

@@ -5,7 +5,8 @@
     optimizer          the user's own, applied in a block; optimizer_copy: its class once more
     control            the words by which members see each other; memory, region: what they lie in
     loss_scale, applied    what goes with a version, in those words
-    clip, distance     what an update does to a gradient
+    clip               what an update clips its gradient to
+    means              of gradients and buffers; differences and distances of models
     fences             the order in which writes are seen
 
 It must not know members, messages or protocols.
