@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from paceline.events import Apply, EpochEnd
-from paceline.exchange.through_store import StoreExchange
+from paceline.exchange.member import MemberSide
 from paceline.store.control import Control, control_bytes
 from paceline.store.memory import PrivateMemory
 from paceline.trace.records import Ordered, Record
@@ -114,12 +114,12 @@ def mean_interval(values: list[float]) -> tuple[float, float, float]:
 def beat_s() -> float:
     """Seconds of one sign of life, of which a step gives one for each layer, and one more."""
     control = Control(PrivateMemory(control_bytes(1)), 1)
-    session = StoreExchange.__new__(StoreExchange)
-    session._control, session._beats = control, control.beats[0]
+    member = MemberSide.__new__(MemberSide)
+    member.control, member._beats = control, control.beats[0]
     num = 200_000
     start_s = time.perf_counter()
     for _ in range(num):
-        session.beat()
+        member.beat()
     return (time.perf_counter() - start_s) / num
 
 

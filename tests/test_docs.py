@@ -103,7 +103,7 @@ ELSEWHERE = (
 """Where members are processes, or peers: one process does not go through these."""
 NOT_HERE = {
     "gradient": {
-        "Peers._hear_round", "express_rounds", "Superseded", "SoloExchange", "DistributedExchange",
+        "Peers._hear_round", "express_rounds", "Superseded", "SoloExchange", "DistributedAveraging",
         "Schedule",
     },
     "mini-batch": {"express_rounds", "Coordinator.give_back"},

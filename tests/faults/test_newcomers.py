@@ -184,15 +184,15 @@ def test_a_newcomer_that_nobody_can_tell_of_the_run_ends_it_in_words(
 ACCUMULATES = """
 import os, signal, torch, paceline
 from torch.utils.data import DataLoader, TensorDataset
-from paceline.exchange.peers import PeerExchange
+from paceline.exchange.peers import PeerRounds
 
-def stop_first(self, go_on=PeerExchange._leave_with_work):
+def stop_first(self, go_on=PeerRounds._leave_with_work):
     if pace.worker == 0 and not os.path.exists("stopped"):
         open("stopped", "w").close()
         os.kill(os.getpid(), signal.SIGSTOP)
     go_on(self)
 
-PeerExchange._leave_with_work = stop_first
+PeerRounds._leave_with_work = stop_first
 pace = paceline.connect()
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

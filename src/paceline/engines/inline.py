@@ -19,8 +19,8 @@ from ..context import Context
 from ..errors import ConfigError
 from ..events import Grant, Ticket
 from ..exchange.base import Perished, Stopped, Superseded
-from ..exchange.carrier import MemoryCarrier
-from ..exchange.peers import PeerExchange
+from ..exchange.member import MemoryCarrier
+from ..exchange.through_store import StoreExchange
 from ..store.control import JOBS, VERSION, Control, control_bytes
 from ..store.memory import PrivateMemory
 from ..tuning.allocator import kept_process
@@ -76,7 +76,7 @@ class _Turn(threading.Thread):
 
         try:
             context = Context.read(self.spec.context)
-            exchange = PeerExchange(
+            exchange = StoreExchange(
                 self, MemoryCarrier(self._engine.member_control(self), self._engine.arena),
                 seat=self.spec.seat, member=self.spec.member,
             )  # fmt: skip

@@ -8,18 +8,17 @@ work undone, ``leave_epoch`` ends the epoch for all. One worker alone has none o
 
     solo            one worker: the user's optimizer steps on the user's parameters
     through_store   order by order from the coordinator: every protocol
-    peers           between peers in shared memory, no message on the way: full-sync and local-sgd
-    distributed     the same between accelerators, one a worker, through ``torch.distributed``
+                    (and full-sync and local-sgd among peers, no message on the way: peers.py)
 
 This module must not know processes, sockets or the loop that uses it.
 """
 
 import abc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..conditions.faults import Fault
 from ..core.batches import Batches
@@ -30,8 +29,14 @@ from ..store.loss_scale import LossScale
 from ..wire.messages import Totals
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .solo import SoloExchange
     from .through_store import StoreExchange
+
+
+State: TypeAlias = Mapping["Tensor", Mapping[str, Any]]
+"""What an optimizer keeps for each parameter."""
 
 
 class Superseded(BaseException):
@@ -140,6 +145,36 @@ def conflict(worker: int, other: int) -> ConfigError:
         "or prepare the scheduler: pace.prepare(model, optimizer, loader, scheduler); a metric "
         "that it is stepped with must be the same in all: pace.evaluate(fn, loader)"
     )
+
+
+@dataclass(slots=True)
+class ScriptHooks:
+    """What an exchange asks of the script's side, which fills it in before it attaches.
+
+    Attributes:
+        advance_schedule: bring prepared schedulers to this version; whether members' rates may
+            differ by then.
+        marks: what of prepared schedulers must be the same in members that push into one update.
+        num_own_steps: of an optimizer that steps here, in the whole run.
+        adopt: take over the settings of a worker that is there already.
+        order_digest: of the epoch's order that was drawn last; all members' are compared.
+        take_loaded: the optimizer's state that the script has loaded since ``prepare``.
+        check_objects: look at what of the script's objects must stay as it was, beside weights.
+        write_into: take the folder of checkpoints, and the identity of the one that it is in.
+        write_own: write what this member remembers, for the checkpoint of this number.
+        write_layout: write what lies where in the pinned block.
+    """
+
+    advance_schedule: Callable[[int], bool] = lambda version: False
+    marks: Callable[[], object] = lambda: None
+    num_own_steps: Callable[[], int] = lambda: 0
+    adopt: Callable[[str], None] = lambda text: None
+    order_digest: Callable[[], str] = lambda: ""
+    take_loaded: Callable[[], State | None] = lambda: None
+    check_objects: Callable[[], None] = lambda: None
+    write_into: Callable[[str, Sequence[int] | None], None] = lambda folder, identity: None
+    write_own: Callable[[int], None] = lambda number: None
+    write_layout: Callable[[int], None] = lambda number: None
 
 
 class Exchange(abc.ABC):

@@ -36,7 +36,7 @@ from ..wire.messages import (
     Summed,
     ToMember,
 )
-from .base import Clock, Stopped
+from .base import Clock, ScriptHooks, Stopped
 
 POLL_S = 0.05
 """How often a member that waits for another's job looks for a message that hands it over."""
@@ -48,7 +48,7 @@ class JobQueue:
     Args:
         control: the run's words.
         seat: of this member.
-        advance: brings prepared schedules to a version, before the update that makes the next one.
+        hooks: bring prepared schedules to a version, before the update that makes the next one.
         copy: pins the newest version for the checkpoint of this number.
         clock: the seconds that adding takes are added to its ``add_s``.
     """
@@ -57,13 +57,13 @@ class JobQueue:
         self,
         control: Control,
         seat: int,
-        advance: Callable[[int], bool],
+        hooks: ScriptHooks,
         copy: Callable[[int], None],
         clock: Clock,
     ) -> None:
         self._control = control
         self._seat = seat
-        self._advance = advance
+        self._hooks = hooks
         self._copy = copy
         self._clock = clock
         self._jobs: list[Job] = []
@@ -118,7 +118,7 @@ class JobQueue:
         self._clock.add_s += time.perf_counter() - start_s
 
     def _finish(self, job: Finish) -> None:
-        self._advance(job.version - 1)
+        self._hooks.advance_schedule(job.version - 1)
         groups, seat, scale = self._rule.param_groups, job.seat, job.scale
         if seat >= 0:
             scale *= self._scale(2 * job.job + 1, seat)
@@ -149,19 +149,24 @@ class Inbox:
     """The messages of one member.
 
     Args:
+        snap: does what ``Snap`` asks for.
+        hooks: hear where checkpoints go from now on.
         clock: the seconds that waiting takes are added to its ``wait_s``.
         is_main: whether this member prints and saves from the start.
     """
 
-    snap: Callable[[Snap], None]
-    """Does what ``Snap`` asks for; set by the session."""
-    move: Callable[[CheckpointsMoved], None]
-    """Hears with ``CheckpointsMoved`` where checkpoints go from now on; set by the session."""
-
-    def __init__(self, lane: Channel, duties: JobQueue, clock: Clock, *, is_main: bool) -> None:
-        self._lane = lane
-        self._duties = duties
-        self._clock = clock
+    def __init__(
+        self,
+        lane: Channel,
+        jobs: JobQueue,
+        clock: Clock,
+        snap: Callable[[Snap], None],
+        hooks: ScriptHooks,
+        *,
+        is_main: bool,
+    ) -> None:
+        self._lane, self._jobs, self._clock = lane, jobs, clock
+        self._snap, self._hooks = snap, hooks
         self._queue: deque[ToMember] = deque()
         self.is_main = is_main
         self.has_stopped = False
@@ -184,13 +189,13 @@ class Inbox:
     def next(self) -> ToMember:
         """The next message that is not a job; jobs that came before it are done first."""
         while True:
-            while self._duties:
-                self.settle(self._duties.wait)
-                self._duties.do_due()
+            while self._jobs:
+                self.settle(self._jobs.wait)
+                self._jobs.do_due()
             if self._queue:
                 message = self._queue.popleft()
                 if isinstance(message, Snap):
-                    self.snap(message)
+                    self._snap(message)
                     continue
                 self.has_stopped |= isinstance(message, Stop)
                 return message
@@ -225,13 +230,13 @@ class Inbox:
     def do_jobs(self) -> None:
         """Do the jobs whose turn it is, leave every other message for later."""
         self.look()
-        self._duties.do_due()
+        self._jobs.do_due()
 
     def do_snaps(self) -> None:
         """Between epochs: copy what is asked for, leave every other message for later."""
         for message in [one for one in self._queue if isinstance(one, Snap)]:
             self._queue.remove(message)
-            self.snap(message)
+            self._snap(message)
 
     def settle(self, is_there: Callable[[], bool]) -> None:
         """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
@@ -244,12 +249,12 @@ class Inbox:
         """Take in what has come: jobs by their number, all else in order."""
         for message in self._lane.receive(is_blocking):
             if isinstance(message, Job):
-                self._duties.take(message)
+                self._jobs.take(message)
             elif isinstance(message, BeMain):
                 self.is_main = True
             elif isinstance(message, Ending):
                 self._is_ending = True
             elif isinstance(message, CheckpointsMoved):
-                self.move(message)
+                self._hooks.write_into(*message)
             else:
                 self._queue.append(message)

@@ -20,7 +20,7 @@ from ..store.means import allowed_scale, difference_into, squared_distance
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
-from .base import Work, not_finite, settings_word
+from .base import ScriptHooks, Work, not_finite, settings_word
 from .unedited import Unedited
 
 
@@ -30,6 +30,7 @@ class ModelCopy:
     Args:
         seat: whose slot it fills.
         rule: the optimizer that the store applies: the user's, or plain averaging.
+        hooks: look at what else of the script's objects must stay as it was.
         check: called now and then while gradients are made.
 
     Attributes:
@@ -47,14 +48,13 @@ class ModelCopy:
         rule: Optimizer,
         store: SharedStore,
         laid: Laid,
-        unedited: Unedited,
+        hooks: ScriptHooks,
         check: Callable[[], None],
     ) -> None:
-        self._seat = seat
+        self.seat = seat
         self.replica, self.rule, self.store = replica, rule, store
         self.is_difference, self._errs = laid.is_difference, laid.nonfinite_is_error
-        self.unedited = unedited
-        unedited.begin(replica, store)
+        self.unedited = Unedited(replica, store, hooks)
         self._check = check
         self.version = 0
         self.updaters = [
@@ -70,7 +70,7 @@ class ModelCopy:
         self.unedited.watch(self.home)
         self.pull(0)
         if not self.is_difference:
-            self.replica.push_into(self.store.slot(self._seat), self._check)
+            self.replica.push_into(self.store.slot(self.seat), self._check)
 
     def pull(self, version: int) -> None:
         """The newest version, which is ``version`` or a later one."""
@@ -85,7 +85,7 @@ class ModelCopy:
     def fill(self, work: Work, step: int) -> int:
         """Put what is pushed into this seat's slot; what is wrong with it."""
         store, replica = self.store, self.replica
-        slot, present = store.slot(self._seat), store.present(self._seat)
+        slot, present = store.slot(self.seat), store.present(self.seat)
         if self.base is not None:
             replica.held.take_buffers()
             self.difference_into(slot)
@@ -97,7 +97,7 @@ class ModelCopy:
             replica.collect(present)
         if work.found_inf:
             return FOUND_INF
-        if store.is_finite(self._seat):
+        if store.is_finite(self.seat):
             return OK
         self.refuse_not_finite(work.loss, step)
         return NOT_FINITE
@@ -110,8 +110,8 @@ class ModelCopy:
     def refuse_not_finite(self, loss: float, step: int) -> None:
         """Raise WorkerError, with the parameter's name, unless such updates are to be skipped."""
         if self._errs:
-            name = self.store.not_finite(self._seat)
-            raise not_finite(self._seat, name, step, self.version, loss)
+            name = self.store.not_finite(self.seat)
+            raise not_finite(self.seat, name, step, self.version, loss)
 
     @property
     def skips_not_finite(self) -> bool:

@@ -1,7 +1,14 @@
-"""Which bytes of a block each member updates, and the work on one share.
+"""Averaging in shared memory: which bytes of a block each member updates, and the work on a share.
 
-Optimizers that work element by element get equal runs of bytes; all others get whole tensors, as
-evenly as they go. This module must not know barriers, messages or leases.
+    member 0   gradient -> slot 0 |   | share 0 of all slots -> mean -> optimizer |   | next step
+    member 1   gradient -> slot 1 | 1 | share 1 of all slots -> mean -> optimizer | 2 | next step
+                              barrier                                         barrier
+
+The parameters exist once, in the store's current block; every member computes on them and updates
+its own share of them. Before it does, it copies its share (parameters and state) into the other
+block and sets a mark, so a death harms nothing: survivors put every share back. Optimizers that
+work element by element get equal runs of bytes; all others get whole tensors, as evenly as they go.
+This module must not know messages or leases.
 """
 
 import math
@@ -12,12 +19,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..replica.replica import Replica
+from ..store.clip import Clip
 from ..store.layout import ALIGN_BYTES, Layout
 from ..store.means import average_into, average_of_buffers
 from ..store.optimizer import Groups, Piece, Updater
 from ..store.optimizer_copy import is_elementwise
 from ..store.parameter_store import SharedStore
 from ..store.sums import Stretch, wide
+from .averaging import Averaging
+from .base import ScriptHooks, Work
+from .model_copy import ModelCopy
+from .rounds import Barrier
 
 Ranges = list[Stretch]
 
@@ -154,3 +166,90 @@ class Share:
         for buffer, place in zip(self._replica.buffers, self._buffers, strict=True):
             parts = [place.view(self._store.slot(seat)) for seat in used]
             buffer.copy_(average_of_buffers(parts, shares))
+
+
+class SharedAveraging(Averaging):
+    """Peers that see one store: the weights are views into its current block."""
+
+    def __init__(self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks) -> None:
+        super().__init__(copy, board, hooks)
+        self._share = self._share_of(self._seat)
+        self.come_back()
+
+    def _share_of(self, seat: int) -> Share:
+        return Share(self._store, self._replica, self._copy.rule, seat=seat, block=self.block)
+
+    @property
+    def _live(self) -> Tensor:
+        return self._store.blocks[self.block]
+
+    def come_back(self) -> None:
+        """The weights on the shared block, where others read them."""
+        if not self._copy.is_difference:
+            self._replica.live_in(self._live)
+            self._copy.unedited.watch(self._live, self._share.ranges)
+            self._copy.unedited.mark(self._copy.home)  # others may be at work already
+
+    def step_aside(self) -> None:
+        """Between epochs the weights lie alone."""
+        if not self._copy.is_difference:
+            self._replica.live_in(self._copy.home)
+            self._copy.unedited.watch(self._copy.home)
+            self._copy.unedited.mark()
+
+    # -- a round --------------------------------------------------------------------------------
+
+    def _fill(self, work: Work) -> None:
+        if self._copy.is_difference:
+            self._copy.unedited.check()
+            self._copy.fill(work, self._copy.version)
+            return
+        if work.inv_scale != 1.0:
+            self._replica.scale_gradients(work.inv_scale)
+        self._replica.collect(self._store.present(self._seat))
+
+    def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
+        """Mean of this member's share of all gradients, and the optimizer's step on it."""
+        share, version = self._share, self._copy.version
+        if not math.isfinite(share.average(weights)):
+            self._board.show_bad(version)
+        if clip.has_norm:
+            self._clip(clip)
+        if clip.has_value:
+            share.clamp(clip.max_value)
+        share.keep(version + 1)
+        self._hooks.advance_schedule(version)
+        share.step(present, self._copy.rule.param_groups)
+        share.average_buffers(weights)
+        if not self._copy.is_difference:
+            self._copy.unedited.mark()
+
+    def _clip(self, clip: Clip) -> None:
+        """Clip the mean gradient by its whole norm: one barrier more."""
+        self._board.show_norm(self._share.squared_norm())
+        self._board.barrier()
+        self.norm = math.sqrt(sum(self._board.squared_norms()))
+        if (factor := clip.factor(self.norm)) != 1.0:
+            self._share.scale(factor)
+
+    def _undo_if_bad(self) -> bool:
+        is_bad = self._board.is_bad(self._copy.version)
+        if is_bad and not self._is_skipped:
+            self._share.restore(self._copy.version + 1)
+            if not self._copy.is_difference:
+                self._copy.unedited.mark()
+            self._refuse_if_mine()
+            self._board.barrier()
+        return is_bad
+
+    # -- the way out ----------------------------------------------------------------------------
+
+    def give_up(self, work: Work, *, is_updating: bool) -> None:
+        if is_updating:
+            self._share.restore(self._copy.version + 1)
+        super().give_up(work, is_updating=is_updating)
+
+    def restore_the_dead(self) -> None:
+        for seat, gone in enumerate(self._store.control.gone):
+            if self._store.control[gone]:
+                self._share_of(seat).restore(self._copy.version + 1)

@@ -7,30 +7,23 @@ A disk that is full is told to the coordinator and harms nothing else. This modu
 what a member remembers, when a checkpoint is due, or who writes it.
 """
 
-from collections.abc import Callable, Sequence
-
 from torch import Tensor
 
 from ..store.parameter_store import SharedStore
 from ..wire.channel import Channel
 from ..wire.messages import Copied
+from .base import ScriptHooks
 
 
 class Snapshot:
     """The snapshots of one member.
 
-    Attributes:
-        write_into: takes the folder of checkpoints, and the identity of the one that it is in.
-        write_own: writes what this member remembers, for the checkpoint of this number.
-        write_layout: writes what lies where in the pinned block.
+    Args:
+        hooks: write what this member remembers, and what lies where in the pinned block.
     """
 
-    write_into: Callable[[str, Sequence[int] | None], None]
-    write_own: Callable[[int], None]
-    write_layout: Callable[[int], None]
-
-    def __init__(self, lane: Channel) -> None:
-        self._lane = lane
+    def __init__(self, lane: Channel, hooks: ScriptHooks) -> None:
+        self._lane, self._hooks = lane, hooks
         self.newest = 0
         """Number of the last one that this member took part in."""
 
@@ -52,9 +45,9 @@ class Snapshot:
         try:
             if self.newest < number:
                 self.newest = number
-                self.write_own(number)
+                self._hooks.write_own(number)
             if is_pinned:
-                self.write_layout(number)
+                self._hooks.write_layout(number)
         except OSError as error:
             fault = error.strerror or str(error)
         self._lane.send(Copied(number, version, is_pinned, fault))

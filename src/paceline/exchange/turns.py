@@ -11,11 +11,9 @@ Blocks are counted, so members may come by at any time, and one that joins later
 was gone through. This module must not know what weights are good for, nor what a block does.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from ..replica.replica import Replica
@@ -23,10 +21,8 @@ from ..store.control import INSIDE, LAYOUT, ONCE, SKIPPED, VERSION, Control
 from ..store.loss_scale import LossScale
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
+from .base import State
 from .inbox import POLL_S, Inbox
-
-State = Mapping[torch.Tensor, Mapping[str, Any]]
-"""What an optimizer keeps for each parameter."""
 
 
 class Beginning:

@@ -8,7 +8,7 @@ What was changed and put back, as for an evaluation with averaged weights, is no
 module must not know protocols, nor who makes an update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,23 +17,20 @@ from ..replica.held import edited
 from ..replica.marks import Marks, Range, first_difference
 from ..replica.replica import Replica
 from ..store.parameter_store import SharedStore
+from .base import ScriptHooks
 
 
 class Unedited:
     """The weights of one member.
 
-    Attributes:
-        check_objects: looks at what else of the script's objects must stay as it was.
+    Args:
+        hooks: look at what else of the script's objects must stay as it was.
     """
 
-    def __init__(self) -> None:
-        self.check_objects: Callable[[], None] = lambda: None
-        self._last_buffers: Tensor | None = None
-
-    def begin(self, replica: Replica, store: SharedStore) -> None:
-        """The store is laid out."""
-        self._replica, self._store = replica, store
+    def __init__(self, replica: Replica, store: SharedStore, hooks: ScriptHooks) -> None:
+        self._replica, self._store, self._hooks = replica, store, hooks
         self._parameters = replica.layout.parameters
+        self._last_buffers: Tensor | None = None
 
     def watch(self, memory: Tensor, ranges: Sequence[Range] | None = None) -> None:
         """From now on the weights lie in ``memory``.
@@ -60,7 +57,7 @@ class Unedited:
         Raises:
             ConfigError: they are not, or they lie elsewhere; the parameter is named.
         """
-        self.check_objects()
+        self._hooks.check_objects()
         self._replica.held.check_parameters()
         if (offset := self._marks.changed()) is not None:
             raise self._edited_at(offset)
@@ -111,7 +108,7 @@ class Unedited:
         held.take_buffers()
         held.check_names()
         held.take_parameters()
-        self.check_objects()
+        self._hooks.check_objects()
 
     def buffers_to_keep(self, home: Tensor) -> Tensor | None:
         """Buffers that the script has changed since the last epoch, as passes in it would."""

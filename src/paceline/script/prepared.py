@@ -187,24 +187,21 @@ class Prepared:
         if self._context.cancels:
             watch_forward(self.model, session.check)
         self.leased.seeds_between = session.num_workers > 1
-        session.order_digest = self.leased.order.fingerprint
-        session.advance_schedule, session.marks = self.schedules.advance, self.schedules.marks
+        hooks, at = session.hooks, pinned_at(replica.layout, session.num_workers)
+        hooks.order_digest = self.leased.order.fingerprint
+        hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
         if self._context.is_difference:
-            session.num_own_steps = lambda: self.schedules.place.num_run_steps
-        session.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
-        at = pinned_at(replica.layout, session.num_workers)
-        session.snapshots.write_into = self._keeper.write_into
-        session.snapshots.write_own = self._keeper.write
-        session.snapshots.write_layout = lambda number: self._keeper.write_layout(
-            number, replica.layout, at
-        )
+            hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
+        hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
+        hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
+        hooks.write_layout = lambda number: self._keeper.write_layout(number, replica.layout, at)
         session.attach(replica, rule, self.shape, self._describe(replica))
         clone_state(self.model)
         self._strays = Strays(self.model.parameters())
         note_losses(self.note_loss)
         if not self._context.is_difference:
             state = SharedState(self.optimizer, session.optimizer_state, lambda: session.has_opened)
-            session.take_loaded, session.unedited.check_objects = state.take_loaded, state.check
+            hooks.take_loaded, hooks.check_objects = state.take_loaded, state.check
             self._watch_edits(replica)
         if session.num_workers > 1:
             note_batches(self.note_batch)

@@ -15,16 +15,18 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ...context import Context
 from ...errors import AllGone, ConfigError, PacelineError
+from ...exchange.averaging import MakeAveraging
 from ...exchange.base import Perished, Stopped
-from ...exchange.carrier import MemoryCarrier
-from ...exchange.distributed import DistributedExchange
-from ...exchange.peers import PeerExchange
+from ...exchange.distributed import DistributedAveraging
+from ...exchange.member import MemoryCarrier
+from ...exchange.shares import SharedAveraging
 from ...exchange.through_store import StoreExchange
 from ...program import Program, ScriptProgram, TaskProgram
 from ...store.control import Control
@@ -87,14 +89,14 @@ def exchange_in_shared_memory(
     """A member that shares its control page and its arena with all others."""
     control = Control(SharedMemory(descriptors[0]), spec.num_seats)
     carrier = MemoryCarrier(control, SharedMemory(descriptors[1]))
-    kind = DistributedExchange if context.path == "collective" else PeerExchange
-    exchange = kind(
+    averaging: MakeAveraging = SharedAveraging
+    if context.path == "collective":
+        rendezvous = str(Path(spec.log).parent / RENDEZVOUS)
+        averaging = partial(DistributedAveraging, rendezvous=rendezvous)
+    return StoreExchange(
         channel, carrier,
-        seat=spec.seat, member=spec.member, is_newcomer=context.is_newcomer,
+        seat=spec.seat, member=spec.member, is_newcomer=context.is_newcomer, averaging=averaging,
     )  # fmt: skip
-    if isinstance(exchange, DistributedExchange):
-        exchange.rendezvous = str(Path(spec.log).parent / RENDEZVOUS)
-    return exchange
 
 
 def perform(

@@ -1,0 +1,221 @@
+"""What a member of a run has, however its updates are made: its work, its messages, its model.
+
+    lane -> mail (inbox.py) -> jobs of the store, orders -> grant
+    carrier -> control, store -> copy of the model (model_copy.py) -> checkpoints (snapshot.py)
+
+The exchange (through_store.py) has one, and so have the rounds between peers (peers.py): whoever
+waits for the next grant hears it here. This module must not know protocols, nor the verbs.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..events import Grant, Lease
+from ..replica.replica import Replica
+from ..store.control import Control
+from ..store.layout import Layout
+from ..store.memory import Memory
+from ..store.parameter_store import SharedStore
+from ..wire.channel import Channel
+from ..wire.messages import Describe, EndEpoch, Laid, PushScaled, Snap, Stop, ToMember
+from .averaging import Averaging
+from .base import Clock, ScriptHooks, Shape, Stopped
+from .inbox import POLL_S, Inbox, JobQueue
+from .model_copy import ModelCopy
+from .snapshot import Snapshot
+
+
+class Carrier(Protocol):
+    """One member's access to what it has in common with the others: what an engine chooses.
+
+    Here that is memory which members share. Another carrier keeps both in each member and sends
+    what one of them writes to all; the exchange does not see the difference.
+
+    Attributes:
+        control: words that members see of each other: versions, jobs, who is called off.
+    """
+
+    control: Control
+
+    def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
+        """The parameters and the slots, as this member sees them.
+
+        Args:
+            num_bytes: that they take in all, as the coordinator has said.
+        """
+
+
+class MemoryCarrier:
+    """Memory that all members see: of this machine, or of one process.
+
+    Args:
+        arena: the store's; the engine gives it its size when the layout is known.
+    """
+
+    def __init__(self, control: Control, arena: Memory) -> None:
+        self.control = control
+        self._arena = arena
+
+    def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
+        return SharedStore(layout, self._arena.tensor(), self.control)
+
+
+class MemberSide:
+    """One member's life in a run.
+
+    Args:
+        lane: both ways to the coordinator.
+        is_main: whether it prints and saves from the start.
+
+    Attributes:
+        hooks: what the script's side is asked.
+        averaging: how versions come about while peers run; None: through the store.
+        grant: the work to do; None: the epoch is over.
+        serial, step: of that work, -1 before any.
+        is_between: whether an epoch is over for this member, and no other has begun.
+    """
+
+    def __init__(
+        self, lane: Channel, carrier: Carrier, *, seat: int, number: int, is_main: bool
+    ) -> None:
+        self.lane, self._carrier = lane, carrier
+        self.control = control = carrier.control
+        self.seat, self.number = seat, number
+        self.num_workers, self._beats = control.num_seats, control.beats[seat]
+        self.clock, self.hooks = Clock(), ScriptHooks()
+        self.snapshots = Snapshot(lane, self.hooks)
+        self.jobs = JobQueue(control, seat, self.hooks, self._pin, self.clock)
+        self.mail = Inbox(lane, self.jobs, self.clock, self._snap, self.hooks, is_main=is_main)
+        self.averaging: Averaging | None = None
+        self.grant: Grant | None = None
+        self.serial = self.step = -1
+        self.epoch = 0
+        self.batch_ends: Sequence[int] | None = None
+        self.num_steps = 1
+        self.is_between = self.has_copy = self.drops_next = False
+        self._told = 0  # position in the epoch up to which ``news`` has told
+
+    def describe(
+        self,
+        replica: Replica,
+        rule: Optimizer,
+        shape: Shape,
+        description: dict[str, object],
+        check: Callable[[], None],
+    ) -> Laid:
+        """Describe the model, wait for the store's memory, and take a copy of the model.
+
+        Args:
+            check: called now and then while gradients are made.
+        """
+        self.shape = shape
+        self.lane.send(Describe(json.dumps(description)))
+        laid = self.mail.expect(Laid)
+        self.store = store = self._carrier.open_store(replica.layout, laid.arena_bytes)
+        self.copy = ModelCopy(self.seat, replica, rule, store, laid, self.hooks, check)
+        self.has_copy, self.num_steps = True, laid.num_steps
+        self.jobs.begin(store, self.copy.updaters, rule)
+        if limit := laid.distance_limit:
+            self.jobs.scale_own = lambda number: self._scale_own(number, limit)
+        self.snapshots.begin(store)
+        return laid
+
+    def _scale_own(self, number: int, limit: float) -> float:
+        """What distance leaves of this member's last push, in pass ``number``; it is told."""
+        if self.serial < 0:  # the push of who sat here before
+            return self.store.scale_once(number, lambda: 0.0)
+        self.hooks.advance_schedule(self.store.version)
+        scale = self.store.scale_once(number, lambda: self.copy.allowed_scale(limit))
+        self.lane.hold(PushScaled(self.serial, self.version, scale))
+        return scale
+
+    @property
+    def version(self) -> int:
+        return self.copy.version if self.has_copy else 0
+
+    def beat(self) -> None:
+        """A sign of life: this member gets on."""
+        control, index = self.control, self._beats
+        control[index] += 1
+
+    def begin_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> None:
+        self.is_between = False
+        self.epoch, self.batch_ends, self._told = epoch, batch_ends, 0
+
+    def news(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Those of this epoch that were not told before; from now on they are."""
+        news = [one for one in leases if one.start >= self._told and one.epoch == self.epoch]
+        if news:
+            self._told = news[-1].stop
+        return news
+
+    def is_dropped(self) -> bool:
+        """Whether the push that comes now is lost on the way."""
+        is_dropped, self.drops_next = self.drops_next, False
+        return is_dropped
+
+    def settings(self) -> int:
+        """See ``settings_word``; 0: they may differ, since members are at different versions."""
+        if self.hooks.advance_schedule(self.version):
+            return 0
+        return self.copy.settings(self.hooks.marks(), self.hooks.num_own_steps())
+
+    # -- hearing --------------------------------------------------------------------------------
+
+    def await_grant(self) -> None:
+        """Wait for the next grant, or the end of the epoch or the run, and pull its version."""
+        message = self.mail.next()
+        if isinstance(message, Grant):
+            self._reach(message.ticket.version)
+            self.serial = self.step = message.ticket.serial
+            self._pull(message.ticket.version)
+            self.grant = message
+        else:
+            self.end_at(message)
+        self.clock.begun_s = time.perf_counter()
+        self.beat()
+
+    def end_at(self, message: ToMember) -> None:
+        """The epoch or the run is over, at the version that this message says."""
+        if not isinstance(message, EndEpoch | Stop):
+            raise Stopped
+        self._reach(message.version)
+        self._pull(message.version)
+        self.copy.unedited.end_epoch(self.copy.home)
+        self.grant = None
+        self.is_between = True
+
+    def _reach(self, version: int) -> None:
+        self.mail.settle(lambda: self.control.wait_for_version(version, POLL_S))
+
+    def _pull(self, version: int) -> None:
+        if self.averaging is None:
+            self.copy.pull(version)
+        else:
+            self.averaging.pull(version)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def standing(self) -> tuple[Tensor, Tensor | None]:
+        """What holds the newest version whole, and the buffers where it has none."""
+        if self.averaging is not None:
+            return self.averaging.standing()
+        return self.store.blocks[self.store.current], None
+
+    def _pin(self, number: int) -> None:
+        """A job among those of the updates: no other one changes a block meanwhile."""
+        self.snapshots.take(number, self.store.version, self.store.blocks[self.store.current])
+
+    def _snap(self, message: Snap) -> None:
+        """All others wait or stop: this version stands, or is on its way."""
+        number, version, is_first = message
+        if not is_first:
+            self.snapshots.add_own(number, version)
+            return
+        self._reach(version)
+        self.snapshots.take(number, version, *self.standing())
