@@ -13,4 +13,32 @@
 Their parts: member (what a member has, and its carrier of words and bytes), model_copy (what leaves
 it and comes back), inbox (what it hears, its jobs), rounds (where peers meet), turns (what the main
 one does first), evaluation, snapshot, unedited. None of them knows protocols.
+
+docs/add-a-collective.md shows one averaging more.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # the launcher imports this package, and not torch
+    from .averaging import Averaging
+    from .base import ScriptHooks
+    from .model_copy import ModelCopy
+    from .rounds import Barrier
+
+AVERAGINGS: Final = {
+    "peers": "paceline.exchange.shares:SharedAveraging",
+    "collective": "paceline.exchange.distributed:DistributedAveraging",
+}
+"""By the path that a run was told; any other goes by ``peers``. As text: they import torch."""
+
+
+def make_averaging(
+    path: str, rendezvous: str, copy: "ModelCopy", board: "Barrier", hooks: "ScriptHooks"
+) -> "Averaging":
+    """How this member averages with its peers, see `Averaging`."""
+    module, _, kind = AVERAGINGS.get(path, AVERAGINGS["peers"]).partition(":")
+    averaging: Averaging = getattr(importlib.import_module(module), kind)(
+        copy, board, hooks, rendezvous
+    )
+    return averaging

@@ -36,13 +36,16 @@ class Averaging(abc.ABC):
         copy: this member's model, and the store.
         board: what members show each other, and further barriers where one is needed.
         hooks: what the script's side is asked.
+        rendezvous: path of a file that no other run has, where members may find each other.
 
     Attributes:
         block: number of the store's block that peers' versions are told with.
         norm: of the averaged gradient of the last round, where it is clipped; else nan.
     """
 
-    def __init__(self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks) -> None:
+    def __init__(
+        self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks, rendezvous: str
+    ) -> None:
         self._copy, self._board, self._hooks = copy, board, hooks
         self._store, self._replica, self._seat = copy.store, copy.replica, copy.seat
         self.block = self._store.current

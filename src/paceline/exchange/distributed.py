@@ -36,16 +36,12 @@ _DIED_INSIDE = (
 
 
 class DistributedAveraging(Averaging):
-    """Peers whose gradients are averaged by an all-reduce.
-
-    Args:
-        rendezvous: a file of this run through which the members find each other.
-    """
+    """Peers whose gradients are averaged by an all-reduce."""
 
     def __init__(
-        self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks, *, rendezvous: str
+        self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks, rendezvous: str
     ) -> None:
-        super().__init__(copy, board, hooks)
+        super().__init__(copy, board, hooks, rendezvous)
         replica = self._replica
         self._start_group(rendezvous)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
@@ -141,7 +137,7 @@ class DistributedAveraging(Averaging):
         if weight is not None:
             tensor.mul_(weight) if weight else tensor.zero_()
         try:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX if weight is None else dist.ReduceOp.SUM)
+            self._combine(tensor, is_maximum=weight is None)
         except RuntimeError:
             end_s = time.monotonic() + _TOLD_S
             while time.monotonic() < end_s:
@@ -149,6 +145,10 @@ class DistributedAveraging(Averaging):
                     raise AllGone(_DIED_INSIDE) from None
                 time.sleep(0.01)
             raise
+
+    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
+        """All members' tensors become their sum, or their maximum, the same bits in all."""
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM)
 
     def _undo_if_bad(self) -> bool:
         """All members saw the same mean and left everything as it was."""

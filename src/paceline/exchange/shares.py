@@ -171,8 +171,10 @@ class Share:
 class SharedAveraging(Averaging):
     """Peers that see one store: the weights are views into its current block."""
 
-    def __init__(self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks) -> None:
-        super().__init__(copy, board, hooks)
+    def __init__(
+        self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks, rendezvous: str
+    ) -> None:
+        super().__init__(copy, board, hooks, rendezvous)
         self._share = self._share_of(self._seat)
         self.come_back()
 

@@ -22,11 +22,9 @@ from typing import Any
 
 from ...context import Context
 from ...errors import AllGone, ConfigError, PacelineError
-from ...exchange.averaging import MakeAveraging
+from ...exchange import make_averaging
 from ...exchange.base import Perished, Stopped
-from ...exchange.distributed import DistributedAveraging
 from ...exchange.member import MemoryCarrier
-from ...exchange.shares import SharedAveraging
 from ...exchange.through_store import StoreExchange
 from ...program import Program, ScriptProgram, TaskProgram
 from ...store.control import Control
@@ -89,10 +87,8 @@ def exchange_in_shared_memory(
     """A member that shares its control page and its arena with all others."""
     control = Control(SharedMemory(descriptors[0]), spec.num_seats)
     carrier = MemoryCarrier(control, SharedMemory(descriptors[1]))
-    averaging: MakeAveraging = SharedAveraging
-    if context.path == "collective":
-        rendezvous = str(Path(spec.log).parent / RENDEZVOUS)
-        averaging = partial(DistributedAveraging, rendezvous=rendezvous)
+    rendezvous = str(Path(spec.log).parent / RENDEZVOUS)
+    averaging = partial(make_averaging, context.path, rendezvous)
     return StoreExchange(
         channel, carrier,
         seat=spec.seat, member=spec.member, is_newcomer=context.is_newcomer, averaging=averaging,
