@@ -16,8 +16,8 @@ import loops
 import scaling
 from paceline.errors import ConfigError
 from paceline.store.control import Control, control_bytes
-from paceline.store.loss_scale import NO_OVERFLOW, LossScale, LossScales
 from paceline.store.memory import PrivateMemory
+from paceline.store.versions import NO_OVERFLOW, LossScale, LossScales
 from reference import differ
 from runs import Run, assert_each_sample_once, run_script
 from tiny import EPOCHS, NUM_SAMPLES

@@ -11,10 +11,10 @@ import torch
 from paceline.errors import ConfigError
 from paceline.store import control as names
 from paceline.store import fences
-from paceline.store.applied import Norms, RhythmWords
 from paceline.store.control import GENERATION, JOBS, VERSION, Control, control_bytes
 from paceline.store.fences import Fenced, ordered
 from paceline.store.memory import LINE_BYTES, WORD_BYTES, PrivateMemory, SharedMemory
+from paceline.store.versions import Norms, RhythmWords
 
 SEATS = 3
 BEYOND = 2**40

@@ -31,7 +31,7 @@ POINTS = {
     "inside an all-reduce": ("exchange.distributed", "DistributedAveraging", "update", "before"),
     "at a barrier": ("exchange.rounds", "Barrier", "lines", "before"),
     "before it reaches a barrier": ("exchange.rounds", "Barrier", "arrive", "before"),
-    "after its last barrier": ("store.applied", "Applied", "bring", "before"),
+    "after its last barrier": ("store.versions", "Applied", "bring", "before"),
     "while it leaves its peers": (
         "exchange.peers",
         "PeerRounds",
@@ -58,7 +58,7 @@ POINTS = {
         "after",
     ),
     "before it publishes": ("store.parameter_store", "SharedStore", "_publish", "before"),
-    "after it brought the scale": ("store.loss_scale", "LossScales", "bring", "after"),
+    "after it brought the scale": ("store.versions", "LossScales", "bring", "after"),
     "after it published": ("store.parameter_store", "SharedStore", "_publish", "after"),
     "while it updates": ("store.optimizer", "Updater", "step", "after"),
 }

@@ -15,7 +15,7 @@ from ..errors import ProtocolError
 from ..events import Apply, Discard, EpochEnd, Fact, Grant, Late, Order, Pushed, Ticket
 from ..protocols.staleness import WHOLE, StalenessRule
 from ..store.clip import UNCLIPPED, Clip, clip_conflict
-from ..store.loss_scale import NO_OVERFLOW
+from ..store.versions import NO_OVERFLOW
 from ..wire.messages import FOUND_INF, Add, Copy, Finish, Job, Skip
 
 Send = Callable[[int, Job], None]

@@ -25,7 +25,7 @@ from ..core.batches import Batches
 from ..errors import ConfigError, WorkerError
 from ..passes import START, ScriptPlace
 from ..store.clip import UNCLIPPED, Clip
-from ..store.loss_scale import LossScale
+from ..store.versions import LossScale
 from ..wire.messages import Totals
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ..core.batches import express_rounds
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
-from ..store.loss_scale import NO_OVERFLOW
+from ..store.versions import NO_OVERFLOW
 from ..wire.messages import (
     FOUND_INF,
     NOT_FINITE,

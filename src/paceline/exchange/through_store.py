@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease
 from ..replica.replica import Replica
-from ..store.applied import RhythmWords
-from ..store.loss_scale import LossScale
+from ..store.versions import LossScale, RhythmWords
 from ..wire import messages as said
 from ..wire.channel import Channel
 from .averaging import MakeAveraging

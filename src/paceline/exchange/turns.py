@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from ..replica.replica import Replica
 from ..store.control import INSIDE, LAYOUT, ONCE, SKIPPED, VERSION, Control
-from ..store.loss_scale import LossScale
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
+from ..store.versions import LossScale
 from .base import State
 from .inbox import POLL_S, Inbox
 

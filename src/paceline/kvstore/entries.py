@@ -21,8 +21,7 @@ from torch import Tensor
 from ..errors import ConfigError, unknown
 from ..store.fences import HAS_ORDER
 from ..store.layout import StateEntry
-from ..store.memory import LINE_BYTES, WORD_BYTES
-from ..store.region import Region
+from ..store.memory import LINE_BYTES, WORD_BYTES, Region
 from .index import Directory, Lock, Record, refuse_updaters
 from .updaters import NAMED, Change, Rule, make_rule
 

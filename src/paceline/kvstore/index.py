@@ -28,8 +28,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, LinkError
-from ..store.memory import LINE_BYTES, WORD_BYTES, SharedMemory
-from ..store.region import Region
+from ..store.memory import LINE_BYTES, WORD_BYTES, Region, SharedMemory
 
 LIST_BYTES = 16 * 2**20
 """Address space for the list: some hundred thousand keys. Pages are taken when they are used."""

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
-from ..store.memory import SharedMemory
-from ..store.region import Region
+from ..store.memory import Region, SharedMemory
 from ..system.limits import available_bytes
 from . import updaters
 from .entries import Entries, StoredKey

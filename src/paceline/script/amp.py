@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Work
-from ..store.loss_scale import LossScale
+from ..store.versions import LossScale
 from ..tuning.candidates import DTYPES, autocast
 from .grad_scaler import (
     begin_with,

@@ -18,7 +18,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
-from ..store.loss_scale import NO_OVERFLOW, LossScale
+from ..store.versions import NO_OVERFLOW, LossScale
 
 
 def _nothing() -> None:

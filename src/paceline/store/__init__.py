@@ -3,8 +3,8 @@
     parameter_store    push, pull, versions, updates; sums: where pushes are added
     layout             where every tensor lies in a block
     optimizer          the user's own, applied in a block; optimizer_copy: its class once more
-    control            the words by which members see each other; memory, region: what they lie in
-    loss_scale, applied    what goes with a version, in those words
+    control            the words by which members see each other; memory: what they lie in
+    versions           what goes with a version, in those words
     clip               what an update clips its gradient to
     means              of gradients and buffers; differences and distances of models
     fences             the order in which writes are seen

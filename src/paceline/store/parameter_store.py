@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .applied import Applied, Norms
 from .clip import UNCLIPPED, Clip
 from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, PUSH_SCALE, VERSION, Control
 from .layout import ALIGN_BYTES, Layout
-from .loss_scale import NO_OVERFLOW, LossScale, LossScales
 from .optimizer import Groups, Updater
 from .sums import Stretch, Sums, split, wide, wide_bytes
+from .versions import NO_OVERFLOW, Applied, LossScale, LossScales, Norms
 
 
 class SharedStore:

@@ -1,0 +1,214 @@
+"""What goes with a version beside its parameters: words that lead from one version to the next.
+
+    Applied       how many updates changed the parameters: what a schedule counts
+    LossScales    the loss scale of mixed precision, one for all members
+    Norms         the norms of the averaged gradients that were clipped
+    RhythmWords   of each prepared scheduler: its rhythm, its steps, the argument of the last one
+
+An update that is skipped, because a gradient in it was not finite, makes a version all the same.
+Who writes version v + 1 reads the words of v and writes those of v + 1, each a place of its own, so
+who does it again for a dead member, or beside others, comes to the same:
+
+    GradScaler of a member --offer--> its line      slot of even versions | slot of odd versions
+                                         \\-- first --> v: 1024, 2 whole  --bring-->  v + 1: 512, 0
+
+Others may have made versions before somebody asks for a norm, so the last few are kept, each with
+its number, which is written last. This module must not know why an update was skipped, who
+overflowed, what clips, nor schedulers and scaler objects.
+"""
+
+import math
+from dataclasses import astuple, dataclass, replace
+
+from .control import (
+    ARGUMENTS,
+    COUNTS,
+    HAS_SCALE,
+    MOST_SCHEDULES,
+    NORMS,
+    NORMS_KEPT,
+    RHYTHMS,
+    SCALE,
+    SKIPPED,
+    Control,
+)
+
+NO_OVERFLOW = -1
+
+
+class Applied:
+    """The counts of the two newest versions, in the run's words."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def of(self, version: int) -> int:
+        """Updates until ``version`` that changed something; for an older version, never more."""
+        return version - self._control[SKIPPED[version & 1]]
+
+    def bring(self, version: int, *, is_update: bool) -> None:
+        """Note, before ``version`` stands, whether it differs from the one before it."""
+        skipped = self._control[SKIPPED[~version & 1]]
+        self._control[SKIPPED[version & 1]] = skipped + (not is_update)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """The scale at one version, and the rule by which it changes: that of ``torch.amp.GradScaler``.
+
+    It falls with an overflow and grows after so many updates without one. An overflow that was
+    computed before the scale last fell says nothing about the scale that stands: it is not counted.
+
+    Attributes:
+        value: what losses are multiplied with; more than 0.
+        growth_tracker: updates without an overflow since it last changed.
+        growth_interval: so many of them make it grow.
+        fell_at: the version at which it last fell.
+    """
+
+    value: float
+    growth_tracker: int
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    fell_at: int = 0
+
+    @property
+    def rule(self) -> tuple[float, float, int]:
+        return self.growth_factor, self.backoff_factor, self.growth_interval
+
+    def after(self, version: int, *, is_update: bool, overflow_version: int) -> "LossScale":
+        """The scale of ``version``, the next one.
+
+        Args:
+            is_update: whether the parameters changed.
+            overflow_version: the newest version from which a push was computed that overflowed,
+                or ``NO_OVERFLOW``.
+        """
+        import torch  # here: the launcher reads no scale and starts without torch
+
+        has_overflowed = overflow_version >= self.fell_at
+        if not is_update and not has_overflowed:
+            return self
+        value, tracker = torch.tensor(self.value), torch.tensor(self.growth_tracker).int()
+        torch._amp_update_scale_(value, tracker, torch.tensor(float(has_overflowed)), *self.rule)
+        fell_at = version if has_overflowed else self.fell_at
+        return replace(self, value=float(value), growth_tracker=int(tracker), fell_at=fell_at)
+
+
+class LossScales:
+    """The scales of the two newest versions, in the run's words."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def offer(self, seat: int, scale: LossScale) -> None:
+        """The scale that this seat's member begins with; it counts where there is none yet."""
+        self._write(self._control.offers[seat], scale)
+        self._control[HAS_SCALE] = 1
+
+    def begin(self, version: int, scale: LossScale) -> None:
+        """The run goes on at ``version`` with this scale."""
+        self._write(SCALE[version & 1], scale)
+        self._control[HAS_SCALE] = 1
+
+    def of(self, version: int) -> LossScale | None:
+        """The scale of one of the two newest versions; None: nobody scales."""
+        return self._read(SCALE[version & 1]) if self._control[HAS_SCALE] else None
+
+    def bring(self, version: int, *, is_update: bool, overflow_version: int) -> LossScale | None:
+        """Write the scale of ``version`` from that of the version before."""
+        if not self._control[HAS_SCALE]:
+            return None
+        places = (SCALE[~version & 1], *self._control.offers)
+        scale = next(one for place in places if (one := self._read(place)) is not None)
+        scale = scale.after(version, is_update=is_update, overflow_version=overflow_version)
+        self._write(SCALE[version & 1], scale)
+        return scale
+
+    def _read(self, place: int) -> LossScale | None:
+        value, tracker, growth, backoff, interval, fell_at = (
+            self._control.double(place + i) for i in range(6)
+        )
+        if value == 0.0:
+            return None
+        return LossScale(
+            value=value, growth_tracker=int(tracker), growth_factor=growth, backoff_factor=backoff,
+            growth_interval=int(interval), fell_at=int(fell_at),
+        )  # fmt: skip
+
+    def _write(self, place: int, scale: LossScale) -> None:
+        """The value last: without it the rest is not there."""
+        for i, number in reversed(list(enumerate(astuple(scale)))):
+            self._control.set_double(place + i, number)
+
+
+_NONE = -1.0
+
+
+class Norms:
+    """The norms of one run, in its words: pairs of a version and a norm."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def note(self, version: int, norm: float) -> None:
+        """The gradient of the update that makes ``version`` had this norm."""
+        control, place = self._control, _place(version)
+        control.set_double(place, _NONE)
+        control.set_double(place + 1, norm)
+        control.set_double(place, float(version))
+
+    def of(self, version: int) -> float:
+        """The norm before clipping; nan where it was not clipped, is not made yet or is too old."""
+        control, place = self._control, _place(version)
+        if version <= 0 or control.double(place) != version:
+            return math.nan
+        norm = control.double(place + 1)
+        return norm if control.double(place) == version else math.nan
+
+
+def _place(version: int) -> int:
+    return NORMS + 2 * (version % NORMS_KEPT)
+
+
+class _Word:
+    """A word of a scheduler as an attribute.
+
+    Args:
+        first: the word of scheduler 0.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+
+    def __get__(self, words: "RhythmWords", _: object) -> int:
+        return words.control[self._first + words.number]
+
+    def __set__(self, words: "RhythmWords", value: int) -> None:
+        words.control[self._first + words.number] = value
+
+
+class RhythmWords:
+    """The words of the scheduler of this number, below ``MOST_SCHEDULES``.
+
+    Members that write one of them at the same time write the same value.
+    """
+
+    rhythm = _Word(RHYTHMS)
+    count = _Word(COUNTS)
+    """Steps taken in the loop by now."""
+    end = _Word(COUNTS + MOST_SCHEDULES)
+    """The same, when the last epoch ended."""
+
+    def __init__(self, control: Control, number: int) -> None:
+        self.control, self.number = control, number
+
+    @property
+    def argument(self) -> float:
+        """Of the last step that was counted; written before it is."""
+        return self.control.double(ARGUMENTS + self.number)
+
+    @argument.setter
+    def argument(self, value: float) -> None:
+        self.control.set_double(ARGUMENTS + self.number, value)
