@@ -35,7 +35,7 @@ PLACES = tuple(
     for name in (
         "exchange/", "engines/local/process.", "script/evaluation.", "script/loader.",
         "script/prepared.", "script/worker.", "store/versions.", "store/control.",
-        "store/versions.", "store/parameter_store.", "store/sums.", "store/optimizer.",
+        "store/parameter_store.", "store/sums.", "store/optimizer.",
     )
 )  # fmt: skip
 """Where a worker meets others: not what it does by itself, nor the turns of a loop that waits."""

@@ -39,7 +39,7 @@ POINTS = {
         "before",
     ),
     "before it tells of rounds": ("exchange.rounds", "RoundsTold", "tell", "before"),
-    "before it pins a version": ("exchange.snapshot", "Snapshot", "take", "before"),
+    "before it pins a version": ("exchange.member", "Snapshot", "take", "before"),
     "while it fills its slot": ("replica.replica", "Replica", "collect", "before"),
     "before it tells of the epoch": (
         "exchange.peers",

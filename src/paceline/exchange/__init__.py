@@ -10,9 +10,9 @@
     shares          in shared memory, each on its share of the parameters
     distributed     through ``torch.distributed``, one accelerator a worker
 
-Their parts: member (what a member has, and its carrier of words and bytes), model_copy (what leaves
-it and comes back), inbox (what it hears, its jobs), rounds (where peers meet), turns (what the main
-one does first), evaluation, snapshot, unedited. None of them knows protocols.
+Their parts: member (what a member has: its carrier of words and bytes, its part in checkpoints),
+model_copy (what leaves it and comes back), inbox (what it hears, its jobs), rounds (where peers
+meet), turns (what the main one does first), evaluation. None of them knows protocols.
 
 docs/add-a-collective.md shows one averaging more.
 """

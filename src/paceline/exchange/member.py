@@ -1,7 +1,7 @@
 """What a member of a run has, however its updates are made: its work, its messages, its model.
 
     lane -> mail (inbox.py) -> jobs of the store, orders -> grant
-    carrier -> control, store -> copy of the model (model_copy.py) -> checkpoints (snapshot.py)
+    carrier -> control, store -> copy of the model (model_copy.py) -> checkpoints
 
 The exchange (through_store.py) has one, and so have the rounds between peers (peers.py): whoever
 waits for the next grant hears it here. This module must not know protocols, nor the verbs.
@@ -22,12 +22,11 @@ from ..store.layout import Layout
 from ..store.memory import Memory
 from ..store.parameter_store import SharedStore
 from ..wire.channel import Channel
-from ..wire.messages import Describe, EndEpoch, Laid, PushScaled, Snap, Stop, ToMember
+from ..wire.messages import Copied, Describe, EndEpoch, Laid, PushScaled, Snap, Stop, ToMember
 from .averaging import Averaging
 from .base import Clock, ScriptHooks, Shape, Stopped
 from .inbox import POLL_S, Inbox, JobQueue
 from .model_copy import ModelCopy
-from .snapshot import Snapshot
 
 
 class Carrier(Protocol):
@@ -63,6 +62,49 @@ class MemoryCarrier:
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         return SharedStore(layout, self._arena.tensor(), self.control)
+
+
+class Snapshot:
+    """A member's part in checkpoints: it pins a whole version, and writes what only it knows.
+
+        pin (one member): the block -> the pinned block, which the writer reads
+        own (that member; under local-sgd every one): schedulers, random states -> worker-K.json
+
+    A disk that is full is told to the coordinator and harms nothing else.
+
+    Args:
+        hooks: write what this member remembers, and what lies where in the pinned block.
+    """
+
+    def __init__(self, lane: Channel, hooks: ScriptHooks) -> None:
+        self._lane, self._hooks = lane, hooks
+        self.newest = 0
+        """Number of the last one that this member took part in."""
+
+    def begin(self, store: SharedStore) -> None:
+        """The store is laid out."""
+        self._store = store
+
+    def take(self, number: int, version: int, block: Tensor, buffers: Tensor | None = None) -> None:
+        """Pin ``block``, which holds ``version`` and is changed by nobody now, and say so."""
+        self._store.pin(block, buffers)
+        self._tell(number, version, is_pinned=True)
+
+    def add_own(self, number: int, version: int) -> None:
+        """Only what this member remembers: another one pins the version."""
+        self._tell(number, version, is_pinned=False)
+
+    def _tell(self, number: int, version: int, *, is_pinned: bool) -> None:
+        fault = ""
+        try:
+            if self.newest < number:
+                self.newest = number
+                self._hooks.write_own(number)
+            if is_pinned:
+                self._hooks.write_layout(number)
+        except OSError as error:
+            fault = error.strerror or str(error)
+        self._lane.send(Copied(number, version, is_pinned, fault))
 
 
 class MemberSide:

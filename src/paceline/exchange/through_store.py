@@ -26,9 +26,9 @@ from .averaging import MakeAveraging
 from .base import EvaluationRanges, Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
 from .evaluation import SharedRanges
 from .member import Carrier, MemberSide
+from .model_copy import Unedited
 from .peers import PeerRounds
 from .turns import Beginning, Turns
-from .unedited import Unedited
 
 
 class StoreExchange(Exchange):
