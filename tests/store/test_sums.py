@@ -111,7 +111,7 @@ def test_who_takes_a_half_done_sum_over_adds_nothing_twice(dtype: torch.dtype, c
 
 
 def _die_in(store: SharedStore, chunk: int, job: Callable[[], None]) -> None:
-    over = store._over_chunks
+    over = store._sums._over_chunks
 
     def dying(number: int, change: Callable[..., None], **options: bool) -> None:
         seen = []
@@ -124,16 +124,16 @@ def _die_in(store: SharedStore, chunk: int, job: Callable[[], None]) -> None:
 
         over(number, change_and_die, **options)
 
-    store._over_chunks = dying  # type: ignore[method-assign]
+    store._sums._over_chunks = dying  # type: ignore[method-assign]
     with pytest.raises(Dead):
         job()
-    store._over_chunks = over  # type: ignore[method-assign]
+    store._sums._over_chunks = over  # type: ignore[method-assign]
 
 
 def test_the_norm_of_a_sum_is_that_of_32_bits() -> None:
     rig = Rig(torch.bfloat16)
     rig.add_all()
-    found = rig.store._gradient_runs(-1)
+    found = rig.store._sums.gradients(0)
     norm = math.sqrt(math.fsum(float(one.double().square().sum()) for one in found))
     wanted = math.sqrt(
         math.fsum(

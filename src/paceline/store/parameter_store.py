@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from .clip import UNCLIPPED, Clip
-from .control import CHUNK, CHUNK_UNDO, GENERATION, JOBS, NORM, PASS, PUSH_SCALE, VERSION, Control
+from .control import GENERATION, JOBS, NORM, PASS, PUSH_SCALE, VERSION, Control
 from .layout import ALIGN_BYTES, Layout
 from .optimizer import Groups, Updater
-from .sums import Stretch, Sums, split, wide, wide_bytes
+from .sums import Sums, wide, wide_bytes
 from .versions import NO_OVERFLOW, Applied, LossScale, LossScales, Norms
 
 
@@ -50,24 +50,17 @@ class SharedStore:
         self.blocks = (arena[: layout.block_bytes], arena[size : size + layout.block_bytes])
         starts = [2 * size + i * slot for i in range(control.num_seats + 1)]
         self._slots = [arena[start : start + slot] for start in starts]
-        sums = starts[-1] + slot
-        self._sums = Sums(layout, self._slots[0], arena[sums : sums + wide_bytes(layout)])
+        first = starts[-1] + slot
+        rest = arena[first : first + wide_bytes(layout)]
+        self._sums = Sums(layout, self._slots, rest, self.blocks, control, is_mended=has_peers)
         pinned = pinned_at(layout, control.num_seats)
         self._pinned = arena[pinned : pinned + layout.block_bytes]
         count = len(layout.parameters.places)
         self._present = [
             _as_bytes(one[layout.slot_bytes : layout.slot_bytes + count]) for one in self._slots
         ]
-        self._runs = [
-            Stretch(*run)
-            for section in (layout.parameters, layout.buffers)
-            for run in section.runs()
-        ]
-        self._chunks = [chunk for run in self._runs for chunk in split(run)]
         self._buffers = layout.buffers
-        self._gradients: dict[int, list[Tensor]] = {}
         self.applied = Applied(control)
-        self._parts: dict[tuple[int, int], Tensor] = {}
         self.scales = LossScales(control)
         self.norms = Norms(control)
         self.scale: LossScale | None = None
@@ -99,7 +92,7 @@ class SharedStore:
 
     def is_finite(self, seat: int) -> bool:
         """Whether no gradient in the slot is inf or nan: one pass; sums spread both."""
-        runs = self._gradient_runs(seat)
+        runs = self._sums.gradients(seat + 1)
         return all(cmath.isfinite(run.sum().item()) for run in runs) or all(
             bool(torch.isfinite(run).all()) for run in runs
         )
@@ -162,23 +155,9 @@ class SharedStore:
             scale: of gradients besides: what the push's staleness leaves of them.
         """
         present, mine = self._present[0], self._present[seat + 1]
-        gradients_stop = self.layout.parameters.stop
         if is_first:
             self._begin_writing()
-
-        def add_chunk(run: Stretch) -> None:
-            into, value = self._sum(run), self._part(seat + 1, run)
-            factor = weight * scale if run.start < gradients_stop else weight
-            if not run.dtype.is_floating_point and not run.dtype.is_complex:
-                into.copy_(value if is_first else torch.maximum(into, value))
-            elif is_first and into.dtype is not value.dtype:
-                into.copy_(value).mul_(factor)
-            elif is_first:
-                torch.mul(value, factor, out=into)
-            else:
-                into.add_(value, alpha=factor)
-
-        self._over_chunks(2 * job, add_chunk, is_sum=True)
+        self._sums.add(2 * job, seat + 1, (weight * scale, weight), is_first=is_first)
         for i in range(len(mine)):
             present[i] = mine[i] if is_first else present[i] | mine[i]
         self.finished(job)
@@ -207,11 +186,13 @@ class SharedStore:
         old, new = self.current, 1 - self.current
         self._begin_writing()
         factor = self._clip_factor(job, seat, scale, clip) if clip.has_norm else 1.0
-        slot, present = self._slots[seat + 1], self._present[seat + 1]
+        number, present = seat + 1, self._present[seat + 1]
         is_changed = scale != 1.0 or factor != 1.0 or clip.has_value
         if is_changed or (seat < 0 and self._sums.are_wide):
-            self._scale(job, slot, (scale * factor, scale if seat < 0 else 1.0), clip)
-            slot = self._slots[0]
+            factors = scale * factor, scale if seat < 0 else 1.0
+            self._sums.scale(2 * job + 1, number, factors, clip)
+            number = 0
+        slot = self._slots[number]
         self.blocks[new].copy_(self.blocks[old])
         updater[new].step(slot, present, groups)
         buffers = self._buffers
@@ -237,58 +218,18 @@ class SharedStore:
             self.control.set_double(PUSH_SCALE, measure())
         return self.control.double(PUSH_SCALE)
 
-    def _scale(self, job: int, slot: Tensor, factors: tuple[float, float], clip: Clip) -> None:
-        """The accumulator becomes ``slot`` times these, of gradients and of buffers, clipped."""
-        total, gradients_stop = self._slots[0], self.layout.parameters.stop
-
-        def scale_chunk(run: Stretch) -> None:
-            into = run.of(total)
-            value = self._sum(run) if slot is total else run.of(slot)
-            if run.dtype.is_floating_point or run.dtype.is_complex:
-                is_gradient = run.start < gradients_stop
-                torch.mul(value, factors[0 if is_gradient else 1], out=into)
-                if is_gradient and clip.has_value:
-                    into.clamp_(-clip.max_value, clip.max_value)
-            elif slot is not total:
-                into.copy_(value)
-
-        self._over_chunks(2 * job + 1, scale_chunk)
-
     def _clip_factor(self, job: int, seat: int, scale: float, clip: Clip) -> float:
         """What scales the gradient of the update down to its norm, which is noted.
 
         Who takes a half-scaled update over uses the norm that was noted before.
         """
         if self.control[PASS] != 2 * job + 1:
-            runs = self._gradient_runs(seat)
+            runs = self._sums.gradients(seat + 1)
             norms = [float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs]
             self.control.set_double(NORM, scale * math.hypot(*norms))
         norm = self.control.double(NORM)
         self.norms.note(self.version + 1, norm)
         return clip.factor(norm)
-
-    def _gradient_runs(self, seat: int) -> list[Tensor]:
-        """The gradients of a slot (-1: of the accumulator), one flat tensor for each dtype."""
-        found = self._gradients.get(seat)
-        if found is None:
-            runs = [Stretch(*run) for run in self.layout.parameters.runs()]
-            slot = self._slots[seat + 1]
-            found = [self._sums.of(run) if seat < 0 else run.of(slot) for run in runs]
-            self._gradients[seat] = found
-        return found
-
-    def _sum(self, run: Stretch) -> Tensor:
-        """The sums of a run."""
-        return self._part(0, run)
-
-    def _part(self, slot: int, run: Stretch) -> Tensor:
-        """A run of a slot; without peers runs are few and whole, and their views are kept."""
-        part = None if self._has_peers else self._parts.get((slot, run.start))
-        if part is None:
-            part = run.of(self._slots[slot]) if slot else self._sums.of(run)
-            if not self._has_peers:
-                self._parts[slot, run.start] = part
-        return part
 
     def _begin_writing(self) -> None:
         """From here on the other block is no version: it holds undo copies, then the next one."""
@@ -310,43 +251,6 @@ class SharedStore:
             self.control.set_and_wake(index, value)
         else:
             self.control[index] = value
-
-    def _over_chunks(
-        self, number: int, change: Callable[[Stretch], None], *, is_sum: bool = False
-    ) -> None:
-        """Change the accumulator chunk by chunk so that a death in the middle can be mended.
-
-        Before a chunk is changed its old content is copied to the block that is no version now;
-        who takes the pass over puts it back and goes on from there.
-
-        Args:
-            is_sum: what is changed are the sums, else what the update will read.
-        """
-        if not self._has_peers:  # nobody dies in the middle
-            for run in self._runs:
-                change(run)
-            return
-        control = self.control
-        if control[PASS] != number:
-            control[CHUNK], control[CHUNK_UNDO] = 0, 0
-            control[PASS] = number
-        elif control[CHUNK_UNDO] == control[CHUNK] + 1:
-            live, kept = self._undo(self._chunks[control[CHUNK]], is_sum)
-            live.copy_(kept)
-        for i in range(control[CHUNK], len(self._chunks)):
-            run = self._chunks[i]
-            live, kept = self._undo(run, is_sum)
-            kept.copy_(live)
-            control[CHUNK_UNDO] = i + 1
-            change(run)
-            control[CHUNK] = i + 1
-
-    def _undo(self, run: Stretch, is_sum: bool) -> tuple[Tensor, Tensor]:
-        """A chunk that changes, and where its old content is kept."""
-        block = self.blocks[1 - self.current]
-        if is_sum:
-            return self._sums.of(run), self._sums.undo(run, block)
-        return run.of(self._slots[0]), run.of(block)
 
 
 def arena_bytes(layout: Layout, num_seats: int, *, pins: bool = False) -> int:

@@ -6,15 +6,19 @@
 
 A sum of K pushes of bfloat16 in bfloat16 is rounded K times to 8 bits; here it is rounded once,
 when the update takes its mean into the accumulator. Models without 16-bit numbers have no wide
-part and pay nothing. This module must not know jobs, members or optimizers.
+part and pay nothing. A change goes over the whole sum in chunks, each of which is kept before it is
+changed, so that another member can go on where one has died. This module must not know jobs,
+members or optimizers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .clip import Clip
+from .control import CHUNK, CHUNK_UNDO, PASS, VERSION, Control
 from .layout import Layout
 
 CHUNK_BYTES = 256 * 1024
@@ -48,17 +52,35 @@ def _halves(layout: Layout) -> Iterator[Stretch]:
 
 
 class Sums:
-    """The memory of one sum.
+    """The memory of one sum, and what is done to it.
 
     Args:
-        total: the accumulator, bytes.
+        slots: slot 0 is the accumulator, the others are what is pushed.
         wide: ``(wide_bytes(layout),)`` uint8.
+        blocks: of the store; the one that is no version now keeps what a chunk was.
+        is_mended: whether others take a pass over; if not, nothing is kept for them.
     """
 
-    def __init__(self, layout: Layout, total: Tensor, wide: Tensor) -> None:
-        self._total = total
+    def __init__(
+        self,
+        layout: Layout,
+        slots: Sequence[Tensor],
+        wide: Tensor,
+        blocks: Sequence[Tensor],
+        control: Control,
+        *,
+        is_mended: bool,
+    ) -> None:
+        self._layout, self._slots, self._blocks = layout, slots, blocks
+        self._control, self._is_mended = control, is_mended
+        self._gradients_stop = layout.parameters.stop
+        sections = (layout.parameters, layout.buffers)
+        self._runs = [Stretch(*run) for section in sections for run in section.runs()]
+        self._chunks = [chunk for run in self._runs for chunk in split(run)]
         self._scratch = wide[max(0, len(wide) - 2 * CHUNK_BYTES) :]
         self._wide: list[tuple[Stretch, Tensor]] = []
+        self._gradients: dict[int, list[Tensor]] = {}
+        self._parts: dict[tuple[int, int], Tensor] = {}
         start = 0
         for run in _halves(layout):
             stop = start + 2 * (run.stop - run.start)
@@ -70,23 +92,114 @@ class Sums:
         """Whether an update must round some of them."""
         return bool(self._wide)
 
-    def of(self, run: Stretch) -> Tensor:
+    def gradients(self, slot: int) -> list[Tensor]:
+        """The gradients of a slot (0: their sums), one flat tensor for each dtype."""
+        found = self._gradients.get(slot)
+        if found is None:
+            runs = [Stretch(*run) for run in self._layout.parameters.runs()]
+            found = [run.of(self._slots[slot]) if slot else self._of(run) for run in runs]
+            self._gradients[slot] = found
+        return found
+
+    def add(self, number: int, slot: int, factors: tuple[float, float], *, is_first: bool) -> None:
+        """Pass ``number``: add a slot, or begin with it; of counters the maximum.
+
+        Args:
+            factors: of gradients, and of buffers.
+        """
+
+        def add_chunk(run: Stretch) -> None:
+            into, value = self._part(0, run), self._part(slot, run)
+            factor = factors[0 if run.start < self._gradients_stop else 1]
+            if not run.dtype.is_floating_point and not run.dtype.is_complex:
+                into.copy_(value if is_first else torch.maximum(into, value))
+            elif is_first and into.dtype is not value.dtype:
+                into.copy_(value).mul_(factor)
+            elif is_first:
+                torch.mul(value, factor, out=into)
+            else:
+                into.add_(value, alpha=factor)
+
+        self._over_chunks(number, add_chunk, is_sum=True)
+
+    def scale(self, number: int, slot: int, factors: tuple[float, float], clip: Clip) -> None:
+        """Pass ``number``: the accumulator becomes a slot (0: the sums) times these, clipped.
+
+        Args:
+            factors: of gradients, and of buffers.
+        """
+        total = self._slots[0]
+
+        def scale_chunk(run: Stretch) -> None:
+            into, value = run.of(total), self._part(slot, run)
+            if run.dtype.is_floating_point or run.dtype.is_complex:
+                is_gradient = run.start < self._gradients_stop
+                torch.mul(value, factors[0 if is_gradient else 1], out=into)
+                if is_gradient and clip.has_value:
+                    into.clamp_(-clip.max_value, clip.max_value)
+            elif slot:
+                into.copy_(value)
+
+        self._over_chunks(number, scale_chunk)
+
+    def _part(self, slot: int, run: Stretch) -> Tensor:
+        """A run of a slot (0: of the sums); unmended runs are few and whole: views are kept."""
+        part = None if self._is_mended else self._parts.get((slot, run.start))
+        if part is None:
+            part = run.of(self._slots[slot]) if slot else self._of(run)
+            if not self._is_mended:
+                self._parts[slot, run.start] = part
+        return part
+
+    def _of(self, run: Stretch) -> Tensor:
         """The sums of a run, in float32 where they come in 16 bits."""
         if run.dtype in HALVES:
             for whole, wide in self._wide:
                 if whole.start <= run.start < whole.stop:
                     return wide[(run.start - whole.start) // 2 : (run.stop - whole.start) // 2]
-        return run.of(self._total)
+        return run.of(self._slots[0])
 
-    def undo(self, run: Stretch, block: Tensor) -> Tensor:
-        """Where the old sums of a run are kept meanwhile, of the same dtype.
+    # -- passes ---------------------------------------------------------------------------------
+
+    def _over_chunks(
+        self, number: int, change: Callable[[Stretch], None], *, is_sum: bool = False
+    ) -> None:
+        """Change the accumulator chunk by chunk so that a death in the middle can be mended.
+
+        Before a chunk is changed its old content is copied to the block that is no version now;
+        who takes the pass over puts it back and goes on from there.
 
         Args:
-            block: that is no version now, at least as long as a slot.
+            is_sum: what is changed are the sums, else what the update will read.
         """
+        if not self._is_mended:  # nobody dies in the middle
+            for run in self._runs:
+                change(run)
+            return
+        control = self._control
+        if control[PASS] != number:
+            control[CHUNK], control[CHUNK_UNDO] = 0, 0
+            control[PASS] = number
+        elif control[CHUNK_UNDO] == control[CHUNK] + 1:
+            live, kept = self._undo(self._chunks[control[CHUNK]], is_sum)
+            live.copy_(kept)
+        for i in range(control[CHUNK], len(self._chunks)):
+            run = self._chunks[i]
+            live, kept = self._undo(run, is_sum)
+            kept.copy_(live)
+            control[CHUNK_UNDO] = i + 1
+            change(run)
+            control[CHUNK] = i + 1
+
+    def _undo(self, run: Stretch, is_sum: bool) -> tuple[Tensor, Tensor]:
+        """A chunk that changes, and where its old content is kept, of the same dtype."""
+        block = self._blocks[1 - (self._control[VERSION] & 1)]
+        if not is_sum:
+            return run.of(self._slots[0]), run.of(block)
         if run.dtype in HALVES:
-            return self._scratch[: 2 * (run.stop - run.start)].view(torch.float32)
-        return run.of(block)
+            kept = self._scratch[: 2 * (run.stop - run.start)].view(torch.float32)
+            return self._of(run), kept
+        return self._of(run), run.of(block)
 
 
 def wide(tensor: Tensor) -> torch.dtype:
