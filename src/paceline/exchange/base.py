@@ -17,7 +17,7 @@ import abc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..conditions.faults import Fault
@@ -26,11 +26,11 @@ from ..errors import ConfigError, WorkerError
 from ..passes import START, ScriptPlace
 from ..store.clip import UNCLIPPED, Clip
 from ..store.versions import LossScale
-from ..wire.messages import Totals
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .evaluation import EvaluationRanges
     from .solo import SoloExchange
     from .through_store import StoreExchange
 
@@ -81,7 +81,7 @@ class Clock:
     push_s: float = 0.0
     add_s: float = 0.0
     """Of those of pushing: adding the last push to the sum of its update."""
-    begun_s: float = field(default=0.0)
+    begun_s: float = 0.0
     """When the work in flight began."""
 
 
@@ -289,19 +289,3 @@ class Exchange(abc.ABC):
 
     def close(self) -> None:
         return None
-
-
-class EvaluationRanges(abc.ABC):
-    """An evaluation that members share: each sample once, redone where a member dies."""
-
-    @abc.abstractmethod
-    def next(self) -> tuple[int, int] | None:
-        """The next range of positions to evaluate, or None when all are taken."""
-
-    @abc.abstractmethod
-    def report(self, totals: Totals) -> None:
-        """Hand in the totals of the range that ``next`` gave."""
-
-    @abc.abstractmethod
-    def totals(self) -> Totals:
-        """The totals over all samples, the same in all members."""

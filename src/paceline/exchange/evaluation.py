@@ -3,11 +3,11 @@
 This module must not know what is counted.
 """
 
+import abc
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..wire.messages import Counted, CountTotals, Range, Totals
-from .base import EvaluationRanges
 
 if TYPE_CHECKING:  # a worker alone has neither
     from ..wire.channel import Channel
@@ -20,6 +20,22 @@ def ranges_of(
     """The positions of each batch: ``[start, stop)``; ``ends``: of batches of the user's own."""
     stops = ends or [*range(batch_size, num_samples, batch_size), num_samples]
     return [(a, b) for a, b in zip([0, *stops], stops, strict=False) if a < b]
+
+
+class EvaluationRanges(abc.ABC):
+    """An evaluation that members share: each sample once, redone where a member dies."""
+
+    @abc.abstractmethod
+    def next(self) -> tuple[int, int] | None:
+        """The next range of positions to evaluate, or None when all are taken."""
+
+    @abc.abstractmethod
+    def report(self, totals: Totals) -> None:
+        """Hand in the totals of the range that ``next`` gave."""
+
+    @abc.abstractmethod
+    def totals(self) -> Totals:
+        """The totals over all samples, the same in all members."""
 
 
 class LocalRanges(EvaluationRanges):

@@ -58,11 +58,18 @@ class ModelCopy:
         self.unedited = Unedited(replica, store, hooks)
         self._check = check
         self.version = 0
-        self.updaters = [
-            Updater(rule, replica.parameters, replica.layout, block) for block in store.blocks
-        ]
+        self.updaters: list[Updater] = []
+        self.renew_updaters()
         self._hyper: object = ()
         self._hyper_digest = 0
+
+    def renew_updaters(self) -> None:
+        """Those that know no state yet; the list stays the same."""
+        replica = self.replica
+        self.updaters[:] = [
+            Updater(self.rule, replica.parameters, replica.layout, block)
+            for block in self.store.blocks
+        ]
 
     def live_alone(self) -> None:
         """On private memory with the newest version, gradients into this seat's slot."""

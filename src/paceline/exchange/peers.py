@@ -17,17 +17,7 @@ from ..core.batches import express_rounds
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
-from ..wire.messages import (
-    FOUND_INF,
-    NOT_FINITE,
-    OK,
-    Entry,
-    Mend,
-    Mended,
-    OpenEpoch,
-    PeersLeft,
-    Resume,
-)
+from ..wire import messages as said
 from .averaging import Averaging, MakeAveraging
 from .base import Stopped, Work
 from .member import MemberSide
@@ -59,13 +49,12 @@ class PeerRounds:
         assert averaging is not None
         return averaging
 
-    def open(self, opened: OpenEpoch) -> None:
+    def open(self, opened: said.OpenEpoch) -> None:
         """An epoch begins; the first grant of its rounds."""
         member = self._member
         self._seats, updates_left = opened.seats, opened.updates_left
         rounds = self._plan_rounds(opened.position, opened.first_id)
-        self._rounds = rounds if updates_left < 0 else rounds[:updates_left]
-        self._round = 0
+        self._rounds, self._round = rounds if updates_left < 0 else rounds[:updates_left], 0
         self._told = RoundsTold(member.lane, member.num_workers)
         self._first_version = member.store.version
         if not self.are_on:
@@ -170,7 +159,7 @@ class PeerRounds:
         self._averaging.fill(work)
         self._board.show(Line(
             num_samples=work.num_samples, weight=work.weight, loss=work.loss,
-            fault=FOUND_INF if work.found_inf else OK,
+            fault=said.FOUND_INF if work.found_inf else said.OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
             squared_norm=0.0, max_norm=work.clip.max_norm, max_value=work.clip.max_value,
             hyper=member.settings() if work.weight else 0, bad_version=-1.0,
@@ -183,18 +172,16 @@ class PeerRounds:
         member, store = self._member, self._member.store
         control, version = member.control, member.copy.version
         has_overflowed = any(line.fault for line in lines)
-        is_update = not has_overflowed and not fault
-        store.applied.bring(version + 1, is_update=is_update)
-        store.scale = store.scales.bring(
+        store.scale = store.bring(
             version + 1,
-            is_update=is_update,
+            is_update=not has_overflowed and not fault,
             overflow_version=version if has_overflowed else NO_OVERFLOW,
         )
         if member.copy.is_difference:
             self._averaging.begin_again()
         if member.seat == 0:
             control[VERSION] = 2 * (version + 1) + self._averaging.block
-        told = [_entry(one, int(one.fault) or fault) for one in map(lines.__getitem__, self._seats)]
+        told = [lines[seat].entry(int(lines[seat].fault) or fault) for seat in self._seats]
         self._round += 1
         member.copy.version += 1
         asked = self._asked(lines)
@@ -230,16 +217,14 @@ class PeerRounds:
         """This member needs the coordinator: all leave their peers at the next barrier.
 
         Args:
-            what: cannot be done between peers; "": the run stops.
-
-        Raises:
-            ConfigError: nor can it be done through the store, see ``Averaging.refuse``.
+            what: cannot be done between peers, nor elsewhere if ``Averaging.refuse`` says so;
+                "": the run stops.
         """
         if not self.are_on:
             return
+        member = self._member
         if what:
             self._averaging.refuse(what)
-        member = self._member
         member.copy.unedited.check()  # what is on the block goes along
         member.control[ALARM] = 1
         self._show(Work())
@@ -255,27 +240,27 @@ class PeerRounds:
     def _interrupted(self, work: Work, *, is_updating: bool) -> None:
         """Put the share back, tell where this member stands, and go on through the store."""
         self._averaging.give_up(work, is_updating=is_updating)
-        entries: tuple[Entry, ...] = ()
+        entries: tuple[said.Entry, ...] = ()
         if is_updating:
             lines = self._board.lines()
             entries = tuple(
-                _entry(lines[seat], self._fault(seat, lines[seat].fault)) for seat in self._seats
+                lines[seat].entry(self._fault(seat, lines[seat].fault)) for seat in self._seats
             )
         clock, mine = self._member.clock, None
         if work.num_samples:
-            fault = self._fault(self._member.seat, FOUND_INF if work.found_inf else OK)
+            fault = self._fault(self._member.seat, said.FOUND_INF if work.found_inf else said.OK)
             clocks = (clock.compute_s, clock.wait_s, clock.push_s)
-            mine = Entry(work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip)
+            mine = said.Entry(work.num_samples, work.loss, fault, work.weight, *clocks, *work.clip)
         self._report_interruption(mine, entries)
         self._leave_with_work()
         self._member.await_grant()
 
     def _fault(self, seat: int, fault: float) -> int:
         """What is wrong with a push that no update has looked at yet."""
-        return int(fault) or (OK if self._member.store.is_finite(seat) else NOT_FINITE)
+        return int(fault) or (said.OK if self._member.store.is_finite(seat) else said.NOT_FINITE)
 
     def _report_interruption(
-        self, mine: Entry | None, entries: tuple[Entry, ...], *, needs_store: bool = False
+        self, mine: said.Entry | None, entries: tuple[said.Entry, ...], *, needs_store: bool = False
     ) -> None:
         """Tell of this member's push and those it saw; wait until all live ones have.
 
@@ -285,11 +270,11 @@ class PeerRounds:
         self._averaging.hand_over()
         self._let_stand()
         self._told.tell()
-        lane.send(PeersLeft(mine, entries, needs_store))
-        while isinstance(message := mail.next(), Mend):
+        lane.send(said.PeersLeft(mine, entries, needs_store))
+        while isinstance(message := mail.next(), said.Mend):
             self._averaging.restore_the_dead()
-            lane.send(Mended())
-        if not isinstance(message, Resume):
+            lane.send(said.Mended())
+        if not isinstance(message, said.Resume):
             raise Stopped
         self._member.serial = message.serial
 
@@ -313,11 +298,3 @@ class PeerRounds:
         member.control[VERSION] = 2 * member.copy.version + averaging.block
         buffers = member.copy.replica.layout.buffers.of(member.store.blocks[averaging.block])
         buffers.copy_(averaging.kept_buffers)
-
-
-def _entry(line: Line, fault: int) -> Entry:
-    """What the coordinator is told of this line, where this was wrong with its push."""
-    return Entry(
-        int(line.num_samples), line.loss, fault, line.weight,
-        line.compute_s, line.wait_s, line.push_s, *line.clip,
-    )  # fmt: skip

@@ -49,6 +49,13 @@ class Line(NamedTuple):
     def clip(self) -> Clip:
         return Clip(self.max_norm, self.max_value)
 
+    def entry(self, fault: int) -> Entry:
+        """What the coordinator is told of this line, where this was wrong with its push."""
+        return Entry(
+            int(self.num_samples), self.loss, fault, self.weight,
+            self.compute_s, self.wait_s, self.push_s, *self.clip,
+        )  # fmt: skip
+
 
 _SQUARED_NORM, _BAD_VERSION = (Line._fields.index(one) for one in ("squared_norm", "bad_version"))
 

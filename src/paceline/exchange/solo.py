@@ -7,8 +7,8 @@ This module must not know stores or processes.
 import time
 from collections.abc import Sequence
 
-from .base import EvaluationRanges, Exchange
-from .evaluation import LocalRanges, ranges_of
+from .base import Exchange
+from .evaluation import EvaluationRanges, LocalRanges, ranges_of
 
 
 class SoloExchange(Exchange):

@@ -23,8 +23,8 @@ from ..store.versions import LossScale, RhythmWords
 from ..wire import messages as said
 from ..wire.channel import Channel
 from .averaging import MakeAveraging
-from .base import EvaluationRanges, Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
-from .evaluation import SharedRanges
+from .base import Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
+from .evaluation import EvaluationRanges, SharedRanges
 from .member import Carrier, MemberSide
 from .model_copy import Unedited
 from .peers import PeerRounds
@@ -99,10 +99,8 @@ class StoreExchange(Exchange):
         laid = own.describe(replica, rule, shape, description, self.check)
         self.num_steps, self.begins = laid.num_steps, (laid.first_epoch, laid.place)
         self.store = own.store
-        self._beginning = Beginning(
-            self._control, self._mail, own.store, own.copy.updaters, laid.version, self.beat
-        )
-        self._beginning.lay_out(replica, rule, self.first_scale, self._first_skipped)
+        self._beginning = Beginning(own.copy, self._mail, laid.version, self.beat)
+        self._beginning.lay_out(self.first_scale, self._first_skipped)
         own.copy.live_alone()
 
     # -- the verbs ------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ class StoreExchange(Exchange):
             self.is_cut_short = isinstance(message, said.Stop)
             return False
         if is_first:
-            self._settle_beginning()
+            self._beginning.settle(self._loaded)
         self._began_s = time.perf_counter() - message.began_for_s
         if message.is_express:
             self._peers.open(message)
@@ -153,11 +151,8 @@ class StoreExchange(Exchange):
         self.unedited.take_all()
         self._loaded = self.hooks.take_loaded()
         if self._mail.is_main:
-            self._settle_beginning()
+            self._beginning.settle(self._loaded)
         return None
-
-    def _settle_beginning(self) -> None:
-        self._beginning.settle(self._own.copy.replica, self._own.copy.rule, self._loaded)
 
     def grant(self) -> Grant | None:
         """The work to do next; None: the epoch is over."""

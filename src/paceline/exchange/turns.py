@@ -14,64 +14,48 @@ was gone through. This module must not know what weights are good for, nor what 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch.optim import Optimizer
-
-from ..replica.replica import Replica
 from ..store.control import INSIDE, LAYOUT, ONCE, SKIPPED, VERSION, Control
-from ..store.optimizer import Updater
-from ..store.parameter_store import SharedStore
 from ..store.versions import LossScale
 from .base import State
 from .inbox import POLL_S, Inbox
+from .model_copy import ModelCopy
 
 
 class Beginning:
     """One member's part in it.
 
     Args:
-        updaters: of the store's blocks; other ones take their place where state was loaded.
+        copy: its model, and the store with its updaters: others take their place where state was
+            loaded.
         version: that the run begins with: of one that goes on it is not 0.
         beat: gives a sign of life: who waits for another does not hang.
     """
 
     def __init__(
-        self,
-        control: Control,
-        mail: Inbox,
-        store: SharedStore,
-        updaters: list[Updater],
-        version: int,
-        beat: Callable[[], None],
+        self, copy: ModelCopy, mail: Inbox, version: int, beat: Callable[[], None]
     ) -> None:
-        self._control = control
-        self._mail = mail
-        self._store = store
-        self._updaters = updaters
-        self._version = version
-        self._beat = beat
+        self._copy, self._store, self._control = copy, copy.store, copy.store.control
+        self._mail, self._version, self._beat = mail, version, beat
 
-    def lay_out(
-        self, replica: Replica, rule: Optimizer, scale: LossScale | None, num_skipped: int
-    ) -> None:
+    def lay_out(self, scale: LossScale | None, num_skipped: int) -> None:
         """Parameters and state into the store, once; returns when they are there.
 
         Args:
             scale: of a run that goes on.
             num_skipped: updates until its version that changed nothing.
         """
-        control, store, version = self._control, self._store, self._version
+        control, version = self._control, self._version
 
         def write() -> None:
             control[VERSION] = 2 * version
             if scale is not None:
-                store.scales.begin(version, scale)
+                self._store.scales.begin(version, scale)
             control[SKIPPED[version & 1]] = num_skipped
-            replica.write_to(store.blocks[store.current])
-            self._updaters[store.current].write_state(rule.state)
+            self._write(self._copy.rule.state)
 
         self._reach(1, write)
 
-    def settle(self, replica: Replica, rule: Optimizer, loaded: State | None) -> None:
+    def settle(self, loaded: State | None) -> None:
         """What the script has changed since; a run that goes on begins as it was saved.
 
         Args:
@@ -81,14 +65,17 @@ class Beginning:
         def write() -> None:
             if self._version:
                 return
-            store, parameters = self._store, replica.parameters
-            replica.write_to(store.blocks[store.current])
             if loaded is not None:
-                for number, block in enumerate(store.blocks):
-                    self._updaters[number] = Updater(rule, parameters, replica.layout, block)
-                self._updaters[store.current].write_state(loaded)
+                self._copy.renew_updaters()
+            self._write(loaded)
 
         self._reach(2, write)
+
+    def _write(self, state: State | None) -> None:
+        store, copy = self._store, self._copy
+        copy.replica.write_to(store.blocks[store.current])
+        if state is not None:
+            copy.updaters[store.current].write_state(state)
 
     def _reach(self, stage: int, write: Callable[[], None]) -> None:
         control = self._control

@@ -19,8 +19,8 @@ from ..data.feed import fetch
 from ..data.loader import refuse_shares
 from ..data.order import EpochOrder
 from ..errors import ConfigError
-from ..exchange.base import EvaluationRanges, Exchange
-from ..exchange.evaluation import LocalRanges, ranges_of
+from ..exchange.base import Exchange
+from ..exchange.evaluation import EvaluationRanges, LocalRanges, ranges_of
 from ..replica.seeding import kept_random_state, mix, seed_all
 from ..wire.messages import Totals
 from .loader import PreparedLoader

@@ -70,7 +70,7 @@ class Updater:
         groups = []
         for group in optimizer.param_groups:
             held = [
-                (piece, self._parameter(piece))
+                (piece, nn.Parameter(self._view(piece, block), requires_grad=False))
                 for parameter in group["params"]
                 for piece in by_number[number_of[parameter]]
             ]
@@ -98,10 +98,6 @@ class Updater:
         self._created: list[tuple[Piece, nn.Parameter]] = []
         if self._is_share:
             self._bind_existing()
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [piece for piece, _ in self._held]
 
     def state_views(self) -> list[tuple[StateEntry, Tensor]]:
         """The state in the block that belongs to these pieces."""
@@ -223,33 +219,24 @@ class Updater:
             rows.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()})
         return rows
 
-    def _parameter(self, piece: Piece) -> nn.Parameter:
+    def _view(self, piece: Piece, block: Tensor) -> Tensor:
+        """The elements of a piece in a block or slot; of a whole parameter in its shape."""
         place = self._layout.parameters.places[piece.number]
-        if piece.stop - piece.start == place.numel:
-            return nn.Parameter(place.view(self._block), requires_grad=False)
-        return nn.Parameter(place.flat(self._block, piece.start, piece.stop), requires_grad=False)
+        if self._is_split(piece):
+            return place.flat(block, piece.start, piece.stop)
+        return place.view(block)
 
     def _gradients_in(self, slot: Tensor) -> list[Tensor]:
         views = self._gradients.get(slot.data_ptr())
         if views is None:
-            views = []
-            for piece, parameter in self._held:
-                place = self._layout.parameters.places[piece.number]
-                is_whole = piece.stop - piece.start == place.numel
-                flat = place.flat(slot, piece.start, piece.stop)
-                views.append(flat.as_strided(place.shape, place.strides) if is_whole else flat)
-                assert views[-1].shape == parameter.shape
+            views = [self._view(piece, slot) for piece, _ in self._held]
             self._gradients[slot.data_ptr()] = views
         return views
 
     def _state_view(self, entry: StateEntry, piece: Piece) -> Tensor | None:
         """The entry's memory for this piece; None where another piece's owner holds it."""
-        place = entry.place
-        parameter = self._layout.parameters.places[piece.number]
-        is_whole = piece.stop - piece.start == parameter.numel
-        if is_whole:
-            return place.view(self._block)
-        if place.numel == parameter.numel and parameter.numel > 1:
+        place, parameter = entry.place, self._layout.parameters.places[piece.number]
+        if self._is_split(piece) and place.numel == parameter.numel > 1:
             return place.flat(self._block, piece.start, piece.stop)
         return place.view(self._block) if piece.start == 0 else None
 

@@ -237,10 +237,14 @@ class SharedStore:
 
     def _publish(self, *, is_update: bool, overflow_version: int = NO_OVERFLOW) -> None:
         version, new = self.version + 1, 1 - self.current
-        self.applied.bring(version, is_update=is_update)
-        self.scales.bring(version, is_update=is_update, overflow_version=overflow_version)
+        self.bring(version, is_update=is_update, overflow_version=overflow_version)
         self.control[GENERATION[new]] += 1
         self._tell(VERSION, 2 * version + new)
+
+    def bring(self, version: int, *, is_update: bool, overflow_version: int) -> LossScale | None:
+        """Write what goes with ``version``, before it stands; its loss scale."""
+        self.applied.bring(version, is_update=is_update)
+        return self.scales.bring(version, is_update=is_update, overflow_version=overflow_version)
 
     def finished(self, job: int) -> None:
         """Note that this job is done."""
