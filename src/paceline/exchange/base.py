@@ -286,6 +286,3 @@ class Exchange(abc.ABC):
     def log(self, values: dict[str, float]) -> None:
         """Record values of the user's for the run's log."""
         return
-
-    def close(self) -> None:
-        return None

@@ -358,9 +358,6 @@ class StoreExchange(Exchange):
         self._lane.send(said.Rested(epoch, self.place()))
         self._mail.answer(said.Goodbye)
 
-    def close(self) -> None:
-        self._lane.send(said.Done())
-
     def num_skipped(self) -> int:
         """Updates until the newest version that changed nothing."""
         version = self.store.version

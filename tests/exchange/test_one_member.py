@@ -1,0 +1,223 @@
+"""One member, and a lane that says what a coordinator would: no process, no thread, no clock."""
+
+import math
+from collections import deque
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError, WorkerError
+from paceline.events import Grant, Lease, Ticket
+from paceline.exchange import make_averaging
+from paceline.exchange.base import Shape, Stopped, Superseded, Work
+from paceline.exchange.distributed import DistributedAveraging
+from paceline.exchange.member import MemoryCarrier
+from paceline.exchange.through_store import StoreExchange
+from paceline.exchange.turns import Turns
+from paceline.passes import START
+from paceline.replica.replica import Replica
+from paceline.store.clip import UNCLIPPED
+from paceline.store.control import ALARM, Control, control_bytes
+from paceline.store.memory import PrivateMemory
+from paceline.store.parameter_store import arena_bytes
+from paceline.wire import messages as said
+
+LEASES = [Lease(number, 0, 2 * number, 2 * number + 2) for number in range(4)]
+PATHS = pytest.mark.parametrize("path", ["store", "peers"])
+
+
+class Lane:
+    """What the member will hear, in order, and what it has said."""
+
+    def __init__(self) -> None:
+        self.to_come: deque[Any] = deque()
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    hold = send
+
+    def receive(self, is_blocking: bool = True) -> list[Any]:
+        if not is_blocking:
+            return []
+        assert self.to_come, "it waits for ever"
+        message = self.to_come.popleft()
+        return [message, self.to_come.popleft()] if isinstance(message, said.Job) else [message]
+
+    def last(self, kind: type) -> Any:
+        return next(one for one in reversed(self.sent) if isinstance(one, kind))
+
+
+class Rig:
+    """A member with a linear model, and the same model alone."""
+
+    def __init__(self, *, nonfinite_is_error: bool = True) -> None:
+        torch.manual_seed(3)
+        self.model, self.alone = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.alone.load_state_dict(self.model.state_dict())
+        self.optimizer, self.its = (
+            torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.5)
+            for one in (self.model, self.alone)
+        )
+        replica = Replica(self.model, self.optimizer, self.optimizer)
+        self.control = Control(PrivateMemory(control_bytes(1)), 1)
+        size = arena_bytes(replica.layout, 1, pins=True)
+        self.lane, carrier = Lane(), MemoryCarrier(self.control, PrivateMemory(size))
+        self.member = StoreExchange(
+            self.lane, carrier, seat=0, member=0,
+            averaging=partial(make_averaging, "peers", ""),
+        )  # fmt: skip
+        self.member.place = lambda: START
+        self.lane.to_come.append(said.Laid(size, 1, False, nonfinite_is_error, 0, 0.0, 0, START))
+        shape = Shape(num_samples=8, batch_size=2, parts=1, keep_remainder=True)
+        self.member.attach(replica, self.optimizer, shape, {})
+
+    def open(self, path: str) -> None:
+        self.path = path
+        opened = said.OpenEpoch(0, path == "peers", -1, 0, (0,), 0.0)
+        self.lane.to_come += [opened] if path == "peers" else [opened, self.grant(0)]
+        assert self.member.open_epoch(0, None)
+
+    def grant(self, number: int) -> Grant:
+        return Grant(Ticket(0, number, number), (LEASES[number],))
+
+    def step(self, value: float = 1.0) -> None:
+        """A gradient of this value, pushed; through the store the member is told to finish it."""
+        version = self.member.version
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        if self.path == "store":
+            finish = said.Finish(version + 1, version + 1, 0, 1.0, UNCLIPPED)
+            self.lane.to_come += [finish, self.grant(version + 1)]
+        self.member.push(Work(num_samples=2, weight=2.0, loss=value))
+
+    def step_alone(self, value: float = 1.0) -> None:
+        for parameter in self.alone.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        self.its.step()
+
+    def is_as_alone(self) -> bool:
+        pairs = zip(self.model.parameters(), self.alone.parameters(), strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+
+
+@PATHS
+def test_a_member_comes_to_what_the_optimizer_does_alone(path: str) -> None:
+    rig = Rig()
+    rig.open(path)
+    for value in (1.0, -0.5, 0.25):
+        assert rig.member.grant().leases == (LEASES[rig.member.version],)
+        rig.step(value)
+        rig.step_alone(value)
+        assert rig.is_as_alone()
+    assert rig.member.version == rig.control.version == 3
+    assert rig.member.applied(3) == 3
+
+
+def test_an_epoch_between_peers_ends_in_rounds_that_are_told() -> None:
+    rig = Rig()
+    rig.open("peers")
+    rig.lane.to_come.append(said.EndEpoch(0, 4))
+    for _ in LEASES:
+        rig.step()
+    assert rig.member.grant() is None
+    told = [row for one in rig.lane.sent if isinstance(one, said.Rounds) for row in one.rows]
+    assert [row.entries[0].num_samples for row in told] == [2, 2, 2, 2]
+    rig.lane.to_come += [said.OpenEpoch(1, False, -1, 4, (0,), 0.0), rig.grant(3)]
+    assert rig.member.open_epoch(1, None)
+    for _ in LEASES:
+        rig.step_alone()
+    assert rig.is_as_alone()
+
+
+@PATHS
+def test_a_gradient_that_is_not_finite_is_refused_by_name(path: str) -> None:
+    rig = Rig()
+    rig.open(path)
+    with pytest.raises(WorkerError, match=r"worker 0: the gradient of 'weight' is not finite"):
+        rig.step(math.nan)
+
+
+def test_or_it_changes_nothing_and_counts_for_no_schedule() -> None:
+    rig = Rig(nonfinite_is_error=False)
+    rig.open("peers")
+    rig.step(math.inf)
+    assert rig.is_as_alone()
+    assert (rig.member.version, rig.member.applied(1)) == (1, 0)
+
+
+def test_what_peers_cannot_do_is_done_through_the_store() -> None:
+    rig = Rig()
+    rig.open("peers")
+    rig.step()
+    rig.lane.to_come += [said.Resume(7), said.Extended(LEASES[2])]
+    assert rig.member.extend() == LEASES[2]
+    assert rig.control[ALARM] == 1
+    assert rig.lane.last(said.PeersLeft) == said.PeersLeft(None, (), True)
+    assert rig.lane.last(said.Extend).serial == 7
+    rig.step_alone()
+    assert rig.is_as_alone()
+
+
+def test_by_a_collective_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"step.skip\(\) is not carried by path 'collective'"):
+        object.__new__(DistributedAveraging).refuse("step.skip()")
+
+
+def test_work_that_is_called_off_is_left_inside_a_step_only() -> None:
+    rig = Rig()
+    rig.open("store")
+    rig.control[rig.control.cancelled[0]] = 1
+    rig.member.check()
+    rig.member.is_in_step = True
+    with pytest.raises(Superseded):
+        rig.member.check()
+    before = rig.member.serial
+    rig.lane.to_come.append(rig.grant(1)._replace(ticket=Ticket(0, 1, 0)))
+    rig.member.superseded()
+    assert rig.lane.last(said.StepLeft).serial == 0
+    assert rig.member.serial == before + 2
+    rig.member.check()
+
+
+def test_a_stop_where_work_is_waited_for_ends_the_epoch() -> None:
+    rig = Rig()
+    rig.open("store")
+    rig.lane.to_come.append(said.Stop(0))
+    rig.member.give_back()
+    assert rig.member.grant() is None
+    assert not rig.member.open_epoch(1, None)
+    assert rig.member.is_cut_short
+
+
+def test_jobs_come_before_the_message_behind_them() -> None:
+    rig = Rig()
+    rig.open("store")
+    rig.step()
+    rig.step_alone()
+    finish = said.Finish(2, 2, 0, 1.0, UNCLIPPED)
+    rig.lane.to_come += [finish, said.Summed((5.0,))]
+    assert rig.member.sum([2.0]) == [5.0]
+    assert rig.control.version == 2
+
+
+def test_who_is_the_main_one_goes_first_through_a_block() -> None:
+    control = Control(PrivateMemory(control_bytes(2)), 2)
+    first, other = (
+        Turns(control, seat, lambda seat=seat: seat == 0, pytest.fail) for seat in range(2)
+    )
+    with first.once() as is_first:
+        assert is_first
+    with other.once() as is_first:
+        assert not is_first
+
+
+def test_a_newcomer_that_is_sent_away_ends() -> None:
+    rig = Rig()
+    rig.lane.to_come.append(said.SentAway())
+    with pytest.raises(Stopped):
+        rig.member.open_epoch(0, None)

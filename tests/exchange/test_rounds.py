@@ -1,0 +1,105 @@
+"""What peers show each other and where they meet: two seats in one thread, nobody waits."""
+
+import math
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.exchange.base import Clock, are_at_odds, settings_word
+from paceline.exchange.evaluation import LocalRanges, SharedRanges, ranges_of
+from paceline.exchange.rounds import Barrier, GivenUp, Line, RoundsTold, check_settings, common_clip
+from paceline.store.clip import UNCLIPPED, Clip
+from paceline.store.control import Control, control_bytes
+from paceline.store.memory import PrivateMemory
+from paceline.wire import messages as said
+
+
+def line(**changes: float) -> Line:
+    plain = Line(
+        num_samples=2.0, weight=2.0, loss=0.5, fault=0.0, compute_s=0.0, wait_s=0.0, push_s=0.0,
+        squared_norm=0.0, max_norm=UNCLIPPED.max_norm, max_value=UNCLIPPED.max_value, hyper=7.0,
+        bad_version=-1.0, leaves=0.0, snapshot=0.0,
+    )  # fmt: skip
+    return plain._replace(**changes)
+
+
+@pytest.fixture
+def boards() -> list[Barrier]:
+    control = Control(PrivateMemory(control_bytes(2)), 2)
+    found = [Barrier(control, seat, Clock()) for seat in range(2)]
+    for one in found:
+        one.begin(3)
+    return found
+
+
+def test_all_read_what_each_has_shown(boards: list[Barrier]) -> None:
+    shown = [line(loss=0.25), line(loss=math.inf, snapshot=4.0)]
+    for board, one in zip(boards, shown, strict=True):
+        board.show(one)
+    assert boards[0].lines() == boards[1].lines() == shown
+    boards[1].show_norm(9.0)
+    boards[1].show_bad(5)
+    assert boards[0].squared_norms() == [0.0, 9.0]
+    assert boards[0].is_bad(5)
+    assert not boards[0].is_bad(4)
+
+
+def test_who_comes_last_waits_for_nobody(boards: list[Barrier]) -> None:
+    assert boards[0].arrive() == 4
+    boards[1].barrier()
+
+
+def test_only_who_is_gone_before_a_barrier_is_given_up(boards: list[Barrier]) -> None:
+    control = boards[0]._control
+    control[control.gone[1]] = 1
+    boards[1].arrive()  # it had come this far
+    boards[0].barrier()
+    with pytest.raises(GivenUp):
+        boards[0].barrier()
+
+
+def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
+    check_settings([line(), line()])
+    check_settings([line(), line(weight=0.0, hyper=9.0)])  # it has not pushed
+    one, other = float(settings_word(5, 1)), float(settings_word(6, 1))
+    with pytest.raises(ConfigError, match="workers 0 and 1 pushed into one update"):
+        check_settings([line(hyper=one), line(hyper=other)])
+    assert not are_at_odds(settings_word(5, 1), settings_word(6, 2))  # at other steps of their own
+    assert common_clip([line(weight=0.0), line(max_norm=2.0)]) == Clip(2.0)
+    assert common_clip([line(weight=0.0)]) == UNCLIPPED
+    with pytest.raises(ConfigError, match="worker 0 clips it to norm 2, worker 1 to nothing"):
+        common_clip([line(max_norm=2.0), line()])
+
+
+def test_rounds_are_told_once() -> None:
+    sent: list[said.Rounds] = []
+    told = RoundsTold(type("Lane", (), {"send": staticmethod(sent.append)})(), 2)
+    for number in range(3):
+        told.note(number, [line().entry(0), line().entry(2)], snapshot=0)
+    told.tell()
+    told.tell()
+    told.note(3, [line().entry(0)], snapshot=8)
+    told.tell()
+    assert [(one.first, len(one.rows)) for one in sent] == [(0, 3), (3, 1)]
+    assert sent[0].rows[0].entries[1].fault == 2
+
+
+def test_ranges_cover_each_position_once() -> None:
+    assert ranges_of(7, 3) == [(0, 3), (3, 6), (6, 7)]
+    assert ranges_of(7, 3, ends=[2, 2, 7]) == [(0, 2), (2, 7)]
+    alone = LocalRanges(ranges_of(4, 2))
+    while (found := alone.next()) is not None:
+        alone.report({"loss": (float(found[0]), 2)})
+    assert alone.totals() == {"loss": (2.0, 4)}
+
+
+def test_shared_ranges_come_one_by_one_and_are_answered() -> None:
+    sent: list[said.Counted] = []
+    heard = iter([said.Range(4, 6), said.Range(-1, -1), said.CountTotals({"loss": (1.0, 6)})])
+    lane = type("Lane", (), {"send": staticmethod(sent.append)})()
+    ranges = SharedRanges(lane, type("Mail", (), {"expect": lambda *_: next(heard)})())
+    assert ranges.next() == (4, 6)
+    ranges.report({"loss": (0.5, 2)})
+    assert sent == [said.Counted(4, {"loss": (0.5, 2)})]
+    assert ranges.next() is None
+    assert ranges.totals() == {"loss": (1.0, 6)}

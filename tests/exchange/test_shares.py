@@ -1,0 +1,75 @@
+"""Every byte of the parameters is in one member's share; a share can be put back."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.exchange.shares import Share, split_shares
+from paceline.replica.replica import Replica
+from paceline.store.control import Control, control_bytes
+from paceline.store.memory import PrivateMemory
+from paceline.store.optimizer import Updater
+from paceline.store.parameter_store import SharedStore, arena_bytes
+
+NUM_MEMBERS = 3
+
+
+class OwnSGD(torch.optim.SGD):
+    """Nobody knows whether it looks at elements alone."""
+
+
+def rig(kind: type[torch.optim.SGD]) -> tuple[SharedStore, Replica, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 7).double())
+    rule = kind(model.parameters(), lr=0.5, momentum=0.9)
+    replica = Replica(model, rule, rule)
+    control = Control(PrivateMemory(control_bytes(NUM_MEMBERS)), NUM_MEMBERS)
+    memory = PrivateMemory(arena_bytes(replica.layout, NUM_MEMBERS))
+    store = SharedStore(replica.layout, memory.tensor(), control)
+    replica.write_to(store.blocks[0])
+    return store, replica, rule
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, OwnSGD])
+@pytest.mark.parametrize("num_members", [1, 3, 50])
+def test_each_byte_of_the_parameters_is_in_one_share(
+    kind: type[torch.optim.SGD], num_members: int
+) -> None:
+    _, replica, rule = rig(kind)
+    shares = split_shares(replica.layout, rule, num_members)
+    assert len(shares) == num_members
+    held = sorted(at for share in shares for run in share for at in range(run.start, run.stop))
+    assert len(held) == len(set(held))
+    for place in replica.layout.parameters.places:
+        assert {*range(place.offset, place.offset + place.num_bytes)} <= set(held)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, OwnSGD])
+def test_shares_together_make_the_update_that_one_would(kind: type[torch.optim.SGD]) -> None:
+    store, replica, rule = rig(kind)
+    present = b"\1" * len(replica.parameters)
+    for seat in range(NUM_MEMBERS):
+        for place in replica.layout.parameters.places:
+            place.view(store.slot(seat)).copy_(torch.randn(place.shape))
+    expected = store.blocks[0].clone()
+    mean = torch.zeros_like(store.slot(0))
+    for place in replica.layout.parameters.places:
+        parts = [place.view(store.slot(seat)) for seat in range(NUM_MEMBERS)]
+        place.view(mean).copy_(sum(part / NUM_MEMBERS for part in parts))
+    Updater(rule, replica.parameters, replica.layout, expected).step(
+        mean, present, rule.param_groups
+    )
+    shares = [Share(store, replica, rule, seat=seat, block=0) for seat in range(NUM_MEMBERS)]
+    before = store.blocks[0].clone()
+    for share in shares:
+        share.average([1 / NUM_MEMBERS] * NUM_MEMBERS)
+        share.keep(1)
+        share.step(present, rule.param_groups)
+    for place in replica.layout.parameters.places:
+        found = place.view(store.blocks[0])
+        assert torch.allclose(found, place.view(expected), atol=1e-6)
+    for share in shares:
+        share.restore(1)
+        share.restore(1)  # by a survivor once more: it is no longer marked
+    section = replica.layout.parameters
+    assert torch.equal(section.of(store.blocks[0]), section.of(before))

@@ -1,0 +1,93 @@
+"""Where tensors lie, what an optimizer will keep there, and what its gradient is clipped to."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.store.clip import UNCLIPPED, Clip
+from paceline.store.layout import ALIGN_BYTES, Layout, Section, bind, lay_out, named_buffers
+from paceline.store.optimizer_copy import EXISTS, is_elementwise, is_twin, make_twin, state_rows
+
+
+def model(num_outputs: int = 5) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, num_outputs), nn.BatchNorm1d(num_outputs)).double()
+
+
+def layout_of(one: nn.Module, optimizer: torch.optim.Optimizer) -> Layout:
+    parameters = list(one.parameters())
+    rows = state_rows(optimizer, parameters)
+    return lay_out(one.named_parameters(), named_buffers(one), rows)
+
+
+def adam(one: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(one.parameters())
+
+
+def test_tensors_lie_side_by_side_on_lines_of_their_own() -> None:
+    one = model()
+    layout = layout_of(one, adam(one))
+    sections = (layout.parameters, layout.buffers, layout.state)
+    stop = 0
+    for place in (place for section in sections for place in section.places):
+        assert place.offset == stop
+        assert place.offset % ALIGN_BYTES == 0
+        stop += -(-place.num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    assert stop == layout.block_bytes
+    assert layout.num_parameters == sum(parameter.numel() for parameter in one.parameters())
+
+
+def test_equal_models_have_one_digest_and_others_another() -> None:
+    digests = [layout_of(one, adam(one)).digest() for one in (model(), model(), model(4))]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_tensor_that_is_bound_keeps_its_values_only_in_the_block() -> None:
+    one = model()
+    layout = layout_of(one, adam(one))
+    block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
+    place = layout.parameters.places[0]
+    place.view(block).copy_(one[0].weight.detach())
+    kept, weight = one[0].weight.detach().clone(), one[0].weight
+    bind([weight], Section((place,), 0, place.num_bytes), block)
+    assert weight is one[0].weight
+    assert torch.equal(weight, kept)
+    place.view(block).zero_()
+    assert not weight.any()
+
+
+def test_what_an_optimizer_will_keep_is_found_by_a_step_that_changes_nothing() -> None:
+    one = model()
+    before = [parameter.detach().clone() for parameter in one.parameters()]
+    optimizer = adam(one)
+    keys = {key for _, key, _, _ in state_rows(optimizer, list(one.parameters()))}
+    assert keys == {EXISTS, "step", "exp_avg", "exp_avg_sq"}
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), before, strict=True))
+    twin = make_twin(optimizer, [{**optimizer.param_groups[0], "params": []}])
+    assert is_twin(twin)
+    assert not is_twin(optimizer)
+    assert is_elementwise(twin)
+
+
+def test_who_needs_a_closure_is_refused() -> None:
+    class Asking(torch.optim.SGD):
+        def step(self, closure):  # type: ignore[no-untyped-def, override]
+            raise AssertionError
+
+    one = model()
+    with pytest.raises(ConfigError, match="step cannot be called without arguments"):
+        state_rows(Asking(one.parameters(), lr=0.1), list(one.parameters()))
+
+
+def test_a_clip_scales_as_torch_does() -> None:
+    gradient = nn.Parameter(torch.zeros(3))
+    gradient.grad = torch.tensor([3.0, 0.0, 4.0])
+    torch.nn.utils.clip_grad_norm_([gradient], 1.0)
+    found = torch.tensor([3.0, 0.0, 4.0]) * Clip(max_norm=1.0).factor(5.0)
+    assert torch.equal(found, gradient.grad)
+    assert UNCLIPPED.factor(math.inf) == Clip(max_norm=9.0).factor(5.0) == 1.0
+    assert [str(UNCLIPPED), str(Clip(1.0, 2.0))] == ["nothing", "norm 1 and value 2"]
