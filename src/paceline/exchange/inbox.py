@@ -82,15 +82,15 @@ class JobQueue:
 
     def take(self, job: Job) -> None:
         self._jobs.append(job)
-        self._jobs.sort(key=_number)
+        self._jobs.sort(key=lambda one: one.job)
 
     def wait(self) -> bool:
         """Whether it is the turn of the next job or there is none, after waiting for a moment."""
-        return not self._jobs or self._control.wait_for_job(_number(self._jobs[0]) - 1, POLL_S)
+        return not self._jobs or self._control.wait_for_job(self._jobs[0].job - 1, POLL_S)
 
     def do_due(self) -> None:
         """Do the jobs whose turn it is."""
-        while self._jobs and self._control.wait_for_job(_number(self._jobs[0]) - 1, 0):
+        while self._jobs and self._control.wait_for_job(self._jobs[0].job - 1, 0):
             self._do(self._jobs.pop(0))
 
     def _do(self, job: Job) -> None:
@@ -134,10 +134,6 @@ class JobQueue:
             return self.scale_own(number)
         # What the dead member held is gone with it, so nobody can say how far it was behind.
         return self._store.scale_once(number, lambda: 0.0)
-
-
-def _number(job: Job) -> int:
-    return job.job
 
 
 T = TypeVar("T", bound=ToMember)

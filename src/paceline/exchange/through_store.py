@@ -4,8 +4,9 @@
 
 Members execute the updates that the coordinator decides; a member that waits for its grant does
 the jobs that arrive meanwhile. While an epoch runs among peers (peers.py) its verbs go there; what
-peers cannot do is done here, once all have left them. This module must not know protocols,
-processes or the loop.
+peers cannot do is done here, once all have left them. Longer than 300 lines, since here are all
+verbs of an exchange, most of them one message. This module must not know protocols, processes or
+the loop.
 """
 
 import time
