@@ -18,7 +18,7 @@ from pathlib import Path
 
 from paceline.predict.advice import Question, advise
 from paceline.report.ranking import Advice
-from paceline.system.cores import num_cores
+from paceline.system.processors import num_cores
 from prediction import mean_and_error_s
 from runs import records_of, run_alone, update_gaps_s
 from table import machine, write_table

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.replica.marks import Marks, first_difference
+from paceline.replica.held import Marks, first_difference
 
 LARGE = 3 << 20
 

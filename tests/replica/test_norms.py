@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from paceline.replica.batch_norm import batch_norm_note
+from paceline.replica.layers import batch_norm_note
 
 SCRIPT = """
 import torch, paceline

@@ -42,17 +42,13 @@ from paceline.predict.profiles import read_profile
 from paceline.program import TaskProgram
 from paceline.protocols import parse
 from paceline.replay import replay
+from paceline.replica.seeding import random_states, restore_random_states
 from paceline.report.files import draw_curve
 from paceline.report.live import QuietObserver
 from paceline.report.summary import summarize
 from paceline.report.terminal import render_summary
 from paceline.report.whereabouts import render_sample, report_sample
-from paceline.script.member_state import (
-    MemberState,
-    random_states,
-    restore_random_states,
-    set_groups,
-)
+from paceline.script.member_state import MemberState, set_groups
 from paceline.speed import Finding, Outcome, Speed
 from paceline.system.files import OpenFolder
 from paceline.trace import read_trace

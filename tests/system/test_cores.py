@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.system.cores import num_cores
+from paceline.system.processors import num_cores
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
 from paceline.speed import Speed
 from paceline.tuning import fast
+from paceline.tuning.candidate import Feed
 from paceline.tuning.candidates import ChannelsLast, OptimizerKernel
-from paceline.tuning.supply import Feed
 from reference import differ
 from runs import Run, run_script
 

@@ -16,8 +16,8 @@ import psutil
 import torch
 
 from ..errors import ConfigError
-from ..replica.device import find_device
 from ..system.limits import available_bytes
+from ..system.processors import find_device
 
 SHARE = 0.8
 """Of the memory that is free: what a search may use."""

@@ -89,7 +89,7 @@ def settings_of(flags: Flags, config: Path | None) -> RunSettings:
         return adopt(resolved)
     settings = resolved.settings
     if resolved.origins["workers"] == "default":
-        from ..replica.device import count_accelerators
+        from ..system.processors import count_accelerators
 
         return dataclasses.replace(settings, workers=max(1, count_accelerators(settings.device)))
     return settings

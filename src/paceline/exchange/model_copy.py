@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..replica.held import edited
-from ..replica.marks import Marks, Range, first_difference
+from ..replica.held import Marks, Range, edited, first_difference
 from ..replica.replica import Replica
 from ..store.means import allowed_scale, difference_into, squared_distance
 from ..store.optimizer import Updater

@@ -28,8 +28,8 @@ from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
 from ..run.describe import choose_path
 from ..run_dir import RunFolder, make_folder
-from ..system.cores import num_cores
 from ..system.files import OpenFolder
+from ..system.processors import num_cores
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Ended
 

@@ -26,7 +26,7 @@ from ..report.forecast import Forecast
 from ..report.live import QuietObserver
 from ..report.ranking import Advice, RankedProtocol, Standing, Target
 from ..simulation.timing import TimingRun
-from ..system.cores import num_cores
+from ..system.processors import num_cores
 from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import Profile, read_profile

@@ -42,6 +42,8 @@ class Replica:
         self.held = HeldMemory(model, self.layout)
         self._home: Tensor | None = None
         self._slot: Tensor | None = None
+        self.outgoing: Tensor
+        """Where gradients are gathered, on the model's device; the slot itself on a CPU."""
         self._grads: list[Tensor] = []
         self._left: list[tuple[int, int]] = []
         """Per gradient: its counter of changes when a hook left it, and where it lies."""
@@ -83,7 +85,7 @@ class Replica:
         self._slot = slot
         self._check = check
         is_local = self.device.type == "cpu"
-        self._outgoing = (
+        self.outgoing = (
             slot if is_local else torch.zeros(slot.numel(), dtype=torch.uint8, device=self.device)
         )
         before, self._grads, self._left = self._grads, [], []
@@ -100,7 +102,7 @@ class Replica:
 
     def _place(self, number: int) -> Tensor:
         """Where this gradient is gathered, with a counter of changes of its own."""
-        return self.layout.parameters.places[number].alone(self._outgoing)
+        return self.layout.parameters.places[number].alone(self.outgoing)
 
     def turn_to(self, slot: Tensor, views: list[Tensor]) -> None:
         """The next `collect` or `send` goes to this slot, in memory of the model's device.
@@ -110,7 +112,7 @@ class Replica:
         Args:
             views: of the slot, one for each gradient.
         """
-        self._slot = self._outgoing = slot
+        self._slot = self.outgoing = slot
         self._grads = views
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
@@ -148,11 +150,6 @@ class Replica:
             handle.remove()
         self._handles.clear()
 
-    @property
-    def outgoing(self) -> Tensor:
-        """Where gradients are gathered, on the model's device; the slot itself on a CPU."""
-        return self._outgoing
-
     def gather(self, present: memoryview) -> None:
         """Every gradient in its place in ``outgoing``, missing ones zero and marked."""
         for number, parameter in enumerate(self.parameters):
@@ -183,9 +180,9 @@ class Replica:
         self.held.take_buffers()
         for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
             place.view(self._slot).copy_(buffer)
-        if self._outgoing is not self._slot:
+        if self.outgoing is not self._slot:
             size = self.layout.parameters.stop
-            self._slot[:size].copy_(self._outgoing[:size])
+            self._slot[:size].copy_(self.outgoing[:size])
 
     def scale_gradients(self, factor: float) -> None:
         for view in self._grads:
@@ -244,7 +241,7 @@ def refuse_hooks(optimizer: Optimizer) -> None:
 
 
 def refuse_what_cannot_be_carried(model: nn.Module, optimizer: Optimizer) -> None:
-    """Say by name what no session can carry, one worker's included: the script is for all."""
+    """Say by name what no exchange can carry, one worker's included: the script is for all."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS calls the model several times a step through a closure; that cannot be carried "

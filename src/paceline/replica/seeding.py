@@ -6,6 +6,7 @@ same augmentation; another epoch sees others. This module must not know leases o
 
 import random
 import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -85,21 +86,31 @@ def draws_nothing(model: nn.Module) -> bool:
     )
 
 
+def random_states() -> dict[str, Any]:
+    """Of Python, NumPy (where it is loaded), torch and the accelerators that were used."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Put back what ``random_states`` gave."""
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(states["numpy"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 class kept_random_state:
     """Leave the random state of the block's surroundings as it was."""
 
     def __enter__(self) -> None:
-        self._python = random.getstate()
-        self._torch = torch.get_rng_state()
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else numpy.random.get_state()
-        has_devices = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._devices = torch.cuda.get_rng_state() if has_devices else None
+        self._states = random_states()
 
     def __exit__(self, *_: object) -> None:
-        random.setstate(self._python)
-        torch.set_rng_state(self._torch)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-        if self._devices is not None:
-            torch.cuda.set_rng_state(self._devices)
+        restore_random_states(self._states)

@@ -17,8 +17,7 @@ from ..errors import ConfigError
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
-from ..replica.device import count_accelerators
-from ..system.cores import num_cores
+from ..system.processors import count_accelerators, num_cores
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "

@@ -1,11 +1,12 @@
 """What a script holds, and what becomes of its objects.
 
-    worker      connect, prepare, epochs, step         loader     the batches of its loop
-    prepared    the step that pushes                   holding    one batch, one block, one lease
-    schedule, schedules, shared_schedule               its schedulers
-    amp, grad_scaler                                   16 bits
+    worker      connect, prepare, epochs, step         prepared   what prepare makes of its objects
+    loader      the batches of its loop                loop       those that it has in hand
+    step        one block, the step that pushes        holding    one batch, one block, one lease
+    schedules, shared_schedule                         its schedulers; those that several step
+    amp, grad_scaler                                   16 bits; the scaler of a run
     patches, unprepared                                what is replaced, and what is left out
-    clipping, edits                                    what is done to gradients
+    gradients, edits                                   what is done to gradients
     evaluation, place, member_state                    beside the loop, and in checkpoints
 
 It must not know how anything is carried, nor where the members are.

@@ -7,42 +7,22 @@
     optimizer.step()                  unscales, skips an update that overflowed; the scale follows
 
 bf16 has the range of fp32, so nothing is scaled. For fp16 the scaler is torch's own and goes the
-way of a user's (`Scaling`): its scale and its overflow go with the push, one scale for all workers,
-which is data of a version; under local-sgd, and with one worker, it is the member's own.
-
-    scaler.step(optimizer) -> read: work.inv_scale, work.found_inf
-    a step that was left   -> follow: the scale of the version that was pulled instead
-
-This module must not know what a scaler keeps inside (``script/grad_scaler.py``) nor how an exchange
-carries a push.
+way of a user's (``script/grad_scaler.py``). This module must not know what a scaler keeps inside,
+nor what goes with a push.
 
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; PyTorch documentation,
 "Automatic Mixed Precision examples".
 """
 
 import warnings
-from dataclasses import asdict
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
-from ..exchange.base import Exchange, Work
-from ..store.versions import LossScale
 from ..tuning.candidates import DTYPES, autocast
-from .grad_scaler import (
-    begin_with,
-    follow,
-    only_scaler,
-    read_scaler,
-    scale_after_update,
-    scaler_at,
-    share_scaler,
-    watch_scalers,
-)
 
 
 class Amp:
@@ -149,85 +129,3 @@ def _check(device: torch.device, precision: str) -> None:
     if precision != "fp32" and not (is_right and is_on):
         others = "fp32" if precision == "bf16" else "bf16 or fp32"
         raise ConfigError(f"{device} cannot compute in {precision}; use --precision {others}")
-
-
-class Scaling:
-    """The scaler of one member, found when it first steps.
-
-    Args:
-        is_local: the user's optimizer steps here, as under local-sgd.
-    """
-
-    def __init__(
-        self, session: Exchange, model: nn.Module, optimizer: Optimizer, *, is_local: bool
-    ) -> None:
-        self._session = session
-        self._model = model
-        self._optimizer = optimizer
-        self._is_local = is_local
-        self._scaler: GradScaler | None = None
-        watch_scalers()
-
-    def read(self, work: Work) -> None:
-        """Put what a GradScaler left on the optimizer into ``work``."""
-        found = getattr(self._optimizer, "found_inf", None)
-        scale = getattr(self._optimizer, "grad_scale", None)
-        if found is not None:
-            work.found_inf = bool(found)
-            self._share()
-        if scale is not None:
-            work.inv_scale = 1.0 / float(scale)
-            work.loss *= work.inv_scale
-        if self._is_local or self._session.shared is None:
-            self._unscale(work.inv_scale)
-
-    def remember(self) -> dict[str, Any] | None:
-        """The scale that the next step begins with; None: nobody scales."""
-        scale = self._session.scale
-        if scale is None and (scaler := only_scaler()) is not None:
-            scale = scale_after_update(scaler)
-        return None if scale is None else asdict(scale)
-
-    def go_on(self, saved: dict[str, Any] | None) -> None:
-        """Begin with what ``remember`` gave."""
-        if saved is None:
-            return
-        scale = LossScale(**saved)
-        begin_with(scale)
-        session = self._session.shared
-        if session is not None and session.num_workers > 1 and not self._is_local:
-            session.first_scale = scale
-
-    def follow(self) -> None:
-        """Take over the scale of the version that is held now."""
-        scale = self._session.scale
-        if scale is None:
-            return
-        if self._scaler is None and (scaler := only_scaler()) is not None:
-            self._adopt(scaler)
-        if self._scaler is not None:
-            follow(self._scaler, scale)
-
-    def _unscale(self, inv_scale: float) -> None:
-        """For a step here: torch's own optimizers would refuse what the scaler left on them."""
-        for name in ("grad_scale", "found_inf"):
-            if name in self._optimizer.__dict__:
-                setattr(self._optimizer, name, None)
-        if inv_scale != 1.0:
-            for parameter in self._model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(inv_scale)
-
-    def _share(self) -> None:
-        """The scaler that steps now follows the run's scale."""
-        session = self._session.shared
-        if session is None or session.num_workers == 1 or self._is_local:
-            return
-        scaler = scaler_at(self._optimizer)
-        if scaler is not None and scaler is not self._scaler:
-            session.offer_scale(read_scaler(scaler))
-            self._adopt(scaler)
-
-    def _adopt(self, scaler: GradScaler) -> None:
-        self._scaler = scaler
-        share_scaler(scaler, lambda: self._session.scale)

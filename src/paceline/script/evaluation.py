@@ -24,6 +24,7 @@ from ..exchange.evaluation import EvaluationRanges, LocalRanges, ranges_of
 from ..replica.seeding import kept_random_state, mix, seed_all
 from ..wire.messages import Totals
 from .loader import PreparedLoader
+from .loop import to_device
 from .prepared import Prepared
 
 Counts = Callable[[Any], Mapping[str, tuple[Any, Any]]]
@@ -37,23 +38,27 @@ class Evaluation:
     Args:
         prepared: what was given to ``prepare``; None: it was not called yet.
         seed: of the run.
+        device: where this worker computes.
     """
 
-    def __init__(self, session: Exchange, prepared: Prepared | None, seed: int) -> None:
-        self._session = session
+    def __init__(
+        self, exchange: Exchange, prepared: Prepared | None, seed: int, device: torch.device
+    ) -> None:
+        self._exchange = exchange
         self._prepared = prepared
         self._seed = seed
+        self._device = device
 
-    def totals(self, fn: Counts, loader: Any, to_device: Callable[[Any], Any]) -> Totals:
+    def totals(self, fn: Counts, loader: Any) -> Totals:
         """See ``Pace.evaluate``."""
         if isinstance(loader, PreparedLoader):
-            loader = loader._prepared.leased.loader
+            loader = loader.plain
         if not isinstance(loader, DataLoader):
             raise ConfigError(
                 f"pace.evaluate(fn, loader) needs a DataLoader, got {type(loader).__name__}"
             )
-        if self._session.num_workers == 1:
-            return self._plainly(fn, loader, to_device)
+        if self._exchange.num_workers == 1:
+            return self._plainly(fn, loader)
         if self._prepared is None:
             raise ConfigError(
                 "pace.evaluate() was called before pace.prepare(): several workers cannot share "
@@ -66,39 +71,39 @@ class Evaluation:
                 "__getitem__), or use one worker"
             )
         refuse_shares(loader)
-        return self._in_parts(fn, loader, to_device)
+        return self._in_parts(fn, loader)
 
-    def _plainly(self, fn: Counts, loader: DataLoader[Any], to_device: Any) -> Totals:
+    def _plainly(self, fn: Counts, loader: DataLoader[Any]) -> Totals:
         """The user's own loader from end to end; for the run it is one range."""
         own = LocalRanges([])
         num_batches = 0
         with self._evaluating():
             for batch in loader:
-                self._session.beat()
-                own.report(_checked(fn(to_device(batch))))
+                self._exchange.beat()
+                own.report(_checked(fn(to_device(batch, self._device))))
                 num_batches += 1
         if not num_batches:
             raise _empty(loader)
         totals = own.totals()
         prepared = self._prepared
-        if self._session.shared and prepared and not prepared.is_iterating:
-            census = self._session.census(1, 1)  # so that the run hears of them
+        if self._exchange.shared and prepared and not prepared.loop.is_iterating:
+            census = self._exchange.census(1, 1)  # so that the run hears of them
             while census.next() is not None:
                 census.report(totals)
             return census.totals()
         return totals
 
-    def _in_parts(self, fn: Counts, loader: DataLoader[Any], to_device: Any) -> Totals:
-        version = self._session.version
+    def _in_parts(self, fn: Counts, loader: DataLoader[Any]) -> Totals:
+        version = self._exchange.version
         order = EpochOrder(loader, self._seed)
         ends = order.draw_for_evaluation(version)
         census = self._census(loader, order, ends)
         with kept_random_state(), self._evaluating():
             while (one := census.next()) is not None:
-                self._session.beat()
+                self._exchange.beat()
                 seed_all(mix(self._seed, version, one[0], _RANGE_SALT))
                 batch = _load(loader, list(order.indices[slice(*one)]))
-                census.report(_checked(fn(to_device(batch))))
+                census.report(_checked(fn(to_device(batch, self._device))))
         return census.totals()
 
     def _census(
@@ -111,8 +116,8 @@ class Evaluation:
         if not num:
             raise _empty(loader)
         assert self._prepared is not None
-        shared = self._session.shared
-        if self._prepared.is_iterating or shared is None:
+        shared = self._exchange.shared
+        if self._prepared.loop.is_iterating or shared is None:
             return LocalRanges(ranges_of(num, size, ends))
         return shared.census(num, size, ends, order.fingerprint())
 

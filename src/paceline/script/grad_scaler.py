@@ -1,7 +1,12 @@
 """The user's GradScaler in a run: it follows the scale of the version that its member holds.
 
     scaler.step(optimizer)    pushes; the gradients are unscaled with the scale of their own loss
+                              read: work.inv_scale, work.found_inf
     scaler.update()           the scaler takes over the scale that came with the version
+    a step that was left      follow: the scale of the version that was pulled instead
+
+Its scale and its overflow go with the push, one scale for all workers, which is data of a version;
+under local-sgd, and with one worker, it is the member's own.
 
 A scaler that has unscaled an optimizer's gradients refuses to do it again before ``step``; a
 superseded step never reaches it, so its stage must begin again. This module must not know why a
@@ -12,12 +17,16 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
+from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..exchange.base import Exchange, Work
+from ..exchange.through_store import StoreExchange
 from ..store.versions import NO_OVERFLOW, LossScale
 
 
@@ -39,12 +48,6 @@ _scale: Callable[[GradScaler, Any], Any] = GradScaler.scale
 _unscale: Callable[..., Any] = GradScaler._unscale_grads_
 
 
-def watch_scalers() -> None:
-    """Know every scaler from now on by its first ``scaler.scale(loss)``."""
-    GradScaler.scale = _watched_scale  # type: ignore[method-assign]
-    GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]
-
-
 def tell_of_unscaling(before: Callable[[], None], after: Callable[[], None]) -> None:
     """Call these around every change of gradients by a scaler of this member."""
     _used.around = before, after
@@ -56,11 +59,6 @@ def _watched_unscale(self: GradScaler, *arguments: Any, **options: Any) -> Any:
     found = _unscale(self, *arguments, **options)
     after()
     return found
-
-
-def begin_with(scale: LossScale) -> None:
-    """The scaler that is used next begins with this scale: the run goes on."""
-    _used.first = scale
 
 
 def _watched_scale(self: GradScaler, outputs: Any) -> Any:
@@ -80,29 +78,109 @@ def _watched_scale(self: GradScaler, outputs: Any) -> Any:
     return _scale(self, outputs)
 
 
-def reset_scalers(optimizer: Optimizer) -> None:
-    """Put the stage of every live GradScaler for ``optimizer`` back to the beginning."""
-    for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
-        optimizer.__dict__.pop(name, None)
-    for scaler in _used.scalers:
-        scaler._per_optimizer_states.pop(id(optimizer), None)
+class Scaling:
+    """The scaler of one member, found when it first steps.
+
+    Args:
+        is_local: the user's optimizer steps here: one worker in its own process, or local-sgd.
+    """
+
+    def __init__(
+        self, exchange: Exchange, model: nn.Module, optimizer: Optimizer, *, is_local: bool
+    ) -> None:
+        self._exchange = exchange
+        self._model = model
+        self._optimizer = optimizer
+        self._is_local = is_local
+        self._scaler: GradScaler | None = None
+        GradScaler.scale = _watched_scale  # type: ignore[method-assign]
+        GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]
+
+    def read(self, work: Work) -> None:
+        """Put what a GradScaler left on the optimizer into ``work``."""
+        found = getattr(self._optimizer, "found_inf", None)
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if found is not None:
+            work.found_inf = bool(found)
+            self._share()
+        if scale is not None:
+            work.inv_scale = 1.0 / float(scale)
+            work.loss *= work.inv_scale
+        if self._is_local:
+            self._unscale(work.inv_scale)
+
+    def remember(self) -> dict[str, Any] | None:
+        """The scale that the next step begins with; None: nobody scales."""
+        scale = self._exchange.scale
+        if scale is None and (scaler := _only_scaler()) is not None:
+            scale = _scale_after_update(scaler)
+        return None if scale is None else asdict(scale)
+
+    def go_on(self, saved: dict[str, Any] | None) -> None:
+        """Begin with what ``remember`` gave."""
+        if saved is None:
+            return
+        scale = LossScale(**saved)
+        _used.first = scale  # the scaler that is used next begins with it
+        if (exchange := self._sharing) is not None:
+            exchange.first_scale = scale
+
+    def follow(self) -> None:
+        """Take over the scale of the version that is held now."""
+        scale = self._exchange.scale
+        if scale is None:
+            return
+        if self._scaler is None and (scaler := _only_scaler()) is not None:
+            self._adopt(scaler)
+        if self._scaler is not None:
+            _follow(self._scaler, scale)
+
+    def reset(self) -> None:
+        """A step was left: the stage of every live scaler is put back to the beginning."""
+        for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
+            self._optimizer.__dict__.pop(name, None)
+        for scaler in _used.scalers:
+            scaler._per_optimizer_states.pop(id(self._optimizer), None)
+
+    def _unscale(self, inv_scale: float) -> None:
+        """For a step here: torch's own optimizers would refuse what the scaler left on them."""
+        for name in ("grad_scale", "found_inf"):
+            if name in self._optimizer.__dict__:
+                setattr(self._optimizer, name, None)
+        if inv_scale != 1.0:
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inv_scale)
+
+    def _share(self) -> None:
+        """The scaler that steps now follows the run's scale."""
+        if (exchange := self._sharing) is None:
+            return
+        states = ((one, one._per_optimizer_states) for one in _used.scalers)
+        stepping = [one for one, of in states if id(self._optimizer) in of]
+        if stepping and stepping[0] is not self._scaler:
+            exchange.offer_scale(_read_scaler(stepping[0]))
+            self._adopt(stepping[0])
+
+    @property
+    def _sharing(self) -> StoreExchange | None:
+        """Where all workers have one scale."""
+        exchange = self._exchange.shared
+        is_shared = exchange is not None and exchange.num_workers > 1 and not self._is_local
+        return exchange if is_shared else None
+
+    def _adopt(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+        _share_scaler(scaler, lambda: self._exchange.scale)
 
 
-def scaler_at(optimizer: Optimizer) -> GradScaler | None:
-    """The scaler that is calling ``optimizer.step`` now."""
-    for scaler in _used.scalers:
-        if id(optimizer) in scaler._per_optimizer_states:
-            return scaler
-    return None
-
-
-def only_scaler() -> GradScaler | None:
+def _only_scaler() -> GradScaler | None:
     """The one scaler of this member that has scaled a loss; it may not have stepped yet."""
     used = [one for one in _used.scalers if one.is_enabled()]
     return used[0] if len(used) == 1 else None
 
 
-def read_scaler(scaler: GradScaler) -> LossScale:
+def _read_scaler(scaler: GradScaler) -> LossScale:
     """Its scale as it stands."""
     return LossScale(
         value=scaler.get_scale(),
@@ -113,9 +191,9 @@ def read_scaler(scaler: GradScaler) -> LossScale:
     )
 
 
-def scale_after_update(scaler: GradScaler) -> LossScale:
+def _scale_after_update(scaler: GradScaler) -> LossScale:
     """Its scale as it will stand after ``scaler.update()``, where that is still to come."""
-    scale = read_scaler(scaler)
+    scale = _read_scaler(scaler)
     states = scaler._per_optimizer_states.values()
     if not states:
         return scale
@@ -124,7 +202,7 @@ def scale_after_update(scaler: GradScaler) -> LossScale:
     return scale.after(1, is_update=True, overflow_version=overflow)
 
 
-def share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> None:
+def _share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> None:
     """From now on the scale is the run's: ``update`` takes over what ``read`` gives."""
 
     def update(_: GradScaler, new_scale: Any = None) -> None:
@@ -134,7 +212,7 @@ def share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> No
                 "workers have one scale: give it to GradScaler(init_scale=...), then call "
                 "scaler.update() without a number"
             )
-        follow(scaler, read())
+        _follow(scaler, read())
         scaler._per_optimizer_states.clear()
 
     def load_state_dict(_: GradScaler, state: dict[str, Any]) -> None:
@@ -146,7 +224,7 @@ def share_scaler(scaler: GradScaler, read: Callable[[], LossScale | None]) -> No
     )
 
 
-def follow(scaler: GradScaler, scale: LossScale | None) -> None:
+def _follow(scaler: GradScaler, scale: LossScale | None) -> None:
     """Make ``scale`` the scaler's own."""
     if scale is None:
         return

@@ -9,7 +9,7 @@
 A holding is what one ticket has: the leases that came to the loop, in order, and what was done with
 each. It says what a push carries, what of it stays for a later one, and when local steps are done.
 ``zero_grad`` makes what was accumulated unused, as in plain PyTorch. This module must not know
-sessions, tensors or loaders.
+exchanges, tensors or loaders.
 """
 
 from collections import deque
@@ -73,7 +73,7 @@ class Holding:
     # -- grants and batches -----------------------------------------------------------------------
 
     def follow(self, grant: Grant | None) -> bool:
-        """This is the session's grant now; what came with it and is not here yet comes next.
+        """This is the exchange's grant now; what came with it and is not here yet comes next.
 
         False: what was held has gone to others meanwhile, since the push that kept it came late.
         """

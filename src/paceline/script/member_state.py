@@ -6,14 +6,17 @@
 
 Model and optimizer state come from the pinned block, by the names of ``state_dict``; they are
 loaded into the user's own objects before these are laid out in shared memory. No pickle: loading
-runs no code. This module must not know when a checkpoint is taken, or how members talk.
+runs no code.
+
+A worker that joins a run under way has the script's first learning rate: what the others' optimizer
+and schedules are set to comes to it as text (`settings_text`, `adopt`), with the version at which
+the epoch opened. Only plain numbers, words, and lists and dicts of them travel. This module must
+not know when a checkpoint is taken, or how members talk.
 """
 
 import contextlib
 import json
 import math
-import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +33,7 @@ from ..errors import ConfigError
 from ..store.layout import Layout
 from ..store.optimizer_copy import EXISTS
 from ..system.files import OpenFolder
+from .schedules import Schedules
 
 _REFUSALS = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
@@ -193,26 +197,6 @@ def _is_made(name: str, saved: Mapping[str, Tensor]) -> bool:
     return name.endswith(f".{EXISTS}") and bool(saved[name].any())
 
 
-def random_states() -> dict[str, Any]:
-    """Of Python, NumPy (where it is loaded), torch and the accelerators that were used."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        states["numpy"] = numpy.random.get_state()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Put back what ``random_states`` gave."""
-    random.setstate(states["python"])
-    torch.set_rng_state(states["torch"])
-    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.set_state(states["numpy"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings of each group: lr, momentum, ..."""
     return [
@@ -258,3 +242,57 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- what a member that comes later is told --------------------------------------------------------
+
+
+def settings_text(optimizer: Optimizer, schedules: Schedules) -> str:
+    """The settings of all parameter groups, and where each schedule and the epoch stand."""
+    place = schedules.place
+    return json.dumps({
+        "groups": [_plain(group) for group in optimizer.param_groups],
+        "schedules": [_plain(one.state()) for one in schedules],
+        "epoch": (place.epoch_version, place.epoch_applied),
+    })  # fmt: skip
+
+
+def adopt(text: str, optimizer: Optimizer, schedules: Schedules) -> None:
+    """Take over what `settings_text` said, where there is the same setting."""
+    values = json.loads(text)
+    schedules.place.begin(*values["epoch"])
+    for group, said in zip(optimizer.param_groups, values["groups"], strict=False):
+        group.update({name: _like(group[name], said[name]) for name in said if name in group})
+    for schedule, said in zip(schedules, values["schedules"], strict=False):
+        schedule.load(_merged(schedule.state(), said))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """What of it can be said, in a scheduler of schedulers what of each."""
+    return {
+        name: list(map(_plain, value)) if _are_dicts(value) else value
+        for name, value in values.items()
+        if name != "params" and (_is_plain(value) or _are_dicts(value))
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _are_dicts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _merged(before: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """``before``, and what was said in place of it; the rest was made by the script."""
+    return before | {name: _like(before.get(name), value) for name, value in said.items()}
+
+
+def _like(before: object, value: Any) -> object:
+    """JSON has no tuples."""
+    if isinstance(before, list) and _are_dicts(before) and _are_dicts(value):
+        return [_merged(one, said) for one, said in zip(before, value, strict=True)]
+    return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value

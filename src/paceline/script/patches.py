@@ -6,7 +6,7 @@
     loss.backward              the loss is noted for the report
     next() of other loaders    a second one inside the loop is noted
 
-The objects stay the user's. This module must not know how a session carries anything.
+The objects stay the user's. This module must not know how an exchange carries anything.
 """
 
 import copy

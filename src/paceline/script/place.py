@@ -7,14 +7,15 @@
 
 Between members that take their steps together (full-sync) a loop's index is the same in all; a
 member is *in step* while the number of its steps is that of the versions since the epoch opened.
-This module must not know schedulers, runs, nor where an interrupted one goes on.
+This module must not know what a scheduler is, runs, nor where an interrupted one goes on.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ConfigError
+from ..exchange.base import Exchange
 
 
 def values_of(epochs: Any, num_asked: int | None) -> Sequence[int]:
@@ -76,23 +77,6 @@ def _wrong(found: str) -> ConfigError:
     )
 
 
-class StepsCounted(Protocol):
-    """A session, as far as it counts."""
-
-    seat: int
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def scale(self) -> Any: ...
-
-    @property
-    def serial(self) -> int: ...
-
-    def applied(self, version: int) -> int: ...
-
-
 class LoopPlace:
     """The place of one member.
 
@@ -110,27 +94,28 @@ class LoopPlace:
         num_run_steps: own steps in the whole run.
         has_left_out: whether a step of an optimizer that steps here was left out.
         was_current: whether this member took part in the last update before the epoch opened.
+        is_stepping: whether a scheduler steps now: those that it steps itself are its own business.
     """
 
     def __init__(
         self,
-        session: StepsCounted,
+        exchange: Exchange,
         is_iterating: Callable[[], bool],
         *,
         is_lockstep: bool,
         is_local: bool,
         is_newcomer: bool = False,
     ) -> None:
-        self._session = session
+        self._exchange = exchange
         self._is_iterating = is_iterating
-        self.seat = session.seat
+        self.seat = exchange.seat
         self.is_lockstep = is_lockstep
         self.is_local = is_local
         self.epoch_version = self.epoch_applied = self.next_version = 0
         self.own_version = -1
         self.num_steps = self.num_run_steps = 0
         self.has_left_out = False
-        self.was_current = False
+        self.was_current = self.is_stepping = False
         self._has_stepped = False
         self.is_first = not is_newcomer
         """Whether no member has taken a step that this one knows of."""
@@ -145,16 +130,16 @@ class LoopPlace:
     @property
     def version(self) -> int:
         """Of the parameters that the model holds."""
-        return self._session.version
+        return self._exchange.version
 
     @property
     def serial(self) -> int:
         """Of the work that was granted last."""
-        return self._session.serial
+        return self._exchange.serial
 
     def applied(self, version: int) -> int:
         """Updates until ``version`` that were not skipped."""
-        return self._session.applied(version)
+        return self._exchange.applied(version)
 
     # -- the epoch ------------------------------------------------------------------------------
 
@@ -195,7 +180,7 @@ class LoopPlace:
         self.own_version = version if self.is_in_step else -1
         self._pushed = version
         self._found_inf = found_inf
-        self._has_own_scaler = not has_scaled and (found_inf or self._session.scale is not None)
+        self._has_own_scaler = not has_scaled and (found_inf or self._exchange.scale is not None)
         self._next_skipped = version - self.applied(version)
 
     def end_step(self) -> None:

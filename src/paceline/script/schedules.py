@@ -1,88 +1,223 @@
-"""All prepared schedulers of a member, the places at which its loop thinks of them, their settings.
+"""The prepared schedulers of a member, and the places at which its loop thinks of them.
 
     open -> opened -> [ begin_step, advance, end_step, the loop's calls ] ... -> end
 
-A worker that joins a run under way has the script's first learning rate: what the others' optimizer
-and schedules are set to comes to it as text (`settings_text`, `adopt`), with the version at which
-the epoch opened. Only plain numbers, words, and lists and dicts of them travel. This module must
-not know exchanges or the store.
+Each steps as in plain PyTorch, in its own rhythm, found from its own calls. One worker, and members
+whose optimizers step locally, call it as the script does, call for call. Only a step that follows
+an update which Paceline skipped (``--nonfinite skip``, an overflow under ``pace.backward``) is not
+counted, where it is taken once an update. What goes on between several members stands in
+``shared_schedule.py``. The scheduler object stays the user's own: ``step`` is replaced on it, and
+``state_dict``, so that it gives what plain PyTorch gives. This module must not know exchanges, the
+store or who executes.
 """
 
-import json
+import abc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..errors import ConfigError
 from .place import LoopPlace
-from .schedule import LocalSchedule, Nesting, Schedule
-from .shared_schedule import ScheduleWords, SharedSchedule
-from .unprepared import StraySchedulers
+from .unprepared import AnyScheduler, StraySchedulers
+
+_REPLACED = ("step", "state_dict", "load_state_dict")
+"""On the object, so that torch would take them for parts of its state."""
+
+
+class Schedule(abc.ABC):
+    """One prepared scheduler.
+
+    Args:
+        scheduler: the user's.
+        place: of the member's loop.
+        tell: tells a member that comes later of it.
+    """
+
+    def __init__(self, scheduler: AnyScheduler, place: LoopPlace, tell: Callable[[], None]) -> None:
+        self._scheduler = scheduler
+        self._place = place
+        self._tell = tell
+        self._original: Callable[..., None] = scheduler.step
+        self._original_state: Callable[[], dict[str, Any]] = scheduler.state_dict
+        self._original_load: Callable[[dict[str, Any]], None] = scheduler.load_state_dict
+        self._num_calls = 0
+        """Since the last own step."""
+        self._has_called = False
+        self._is_before = False
+        """Whether the loop steps it before its optimizer."""
+
+    def replace(self) -> None:
+        """Hear of its steps from now on."""
+        self._scheduler.step = self._step  # type: ignore[method-assign]
+        self._scheduler.state_dict = self._state  # type: ignore[method-assign]
+
+    def _step(self, *arguments: Any, **options: Any) -> None:
+        place = self._place
+        if place.is_stepping or not place.is_iterating:
+            self.take(*arguments, **options)
+            return
+        self._num_calls += 1
+        self._is_before = place.num_steps == 0 or (self._is_before and self._num_calls == 1)
+        self._in_loop(arguments, options)
+        self._has_called = True
+
+    def take(self, *arguments: Any, **options: Any) -> None:
+        """The scheduler's own step."""
+        place = self._place
+        was_stepping, place.is_stepping = place.is_stepping, True
+        try:
+            self._original(*arguments, **options)
+        finally:
+            place.is_stepping = was_stepping
+
+    def _state(self) -> dict[str, Any]:
+        state = self._original_state()
+        return {name: value for name, value in state.items() if name not in _REPLACED}
+
+    @property
+    def name(self) -> str:
+        return type(self._scheduler).__name__
+
+    @abc.abstractmethod
+    def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """A call while the prepared loader is iterated."""
+
+    @abc.abstractmethod
+    def begin_step(self, version: int) -> None:
+        """The loop steps its optimizer, with a gradient of ``version``; it may be called off."""
+
+    def end_step(self) -> None:
+        """The step is done."""
+        self._num_calls = 0
+
+    # -- what concerns one that several members step -------------------------------------------
+
+    def opened(self) -> None:
+        """An epoch begins."""
+        return
+
+    def advance(self, version: int) -> None:
+        """Be what it is for the update from ``version``, before that is executed."""
+        return
+
+    def end(self) -> None:
+        """The loop has no more."""
+        return
+
+    @property
+    def mark(self) -> tuple[Any, ...]:
+        """What must be the same in members that push into one update in step."""
+        return ()
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def remember(self) -> dict[str, Any]:
+        """The scheduler's own state, and its rhythm; the optimizer's rates are in its groups."""
+
+    @abc.abstractmethod
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Become what ``remember`` gave."""
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands, for a member that comes later."""
+        return self._state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Stand where ``state()`` said."""
+        self._original_load(state)
+
+
+class LocalSchedule(Schedule):
+    """The scheduler of a worker whose optimizer steps here: plain calls.
+
+    Args:
+        is_one_of_several: whether others step theirs by themselves, too.
+    """
+
+    def __init__(
+        self,
+        scheduler: AnyScheduler,
+        place: LoopPlace,
+        tell: Callable[[], None],
+        *,
+        is_one_of_several: bool = False,
+    ) -> None:
+        super().__init__(scheduler, place, tell)
+        self._is_one_of_several = is_one_of_several
+        self._steps_since = 0
+        self._is_each = False
+        """Whether it was stepped once after the own step before the last."""
+
+    def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._is_one_of_several and isinstance(self._scheduler, ReduceLROnPlateau):
+            raise ConfigError(
+                f"{self.name} is stepped inside the loop, by a metric of this worker's own weights "
+                "and samples, and the workers' rates would part; step it between epochs by what is "
+                "the same in all: pace.evaluate(fn, loader) or pace.sum(value)"
+            )
+        is_each = self._steps_since == 1 and self._num_calls == 1
+        self._steps_since = 0
+        is_bare = not arguments and not options
+        if is_each and is_bare and self._place.was_skipped_for_the_script:
+            return
+        self.take(*arguments, **options)
+        self._tell()
+
+    def begin_step(self, version: int) -> None:
+        self._is_each = self._num_calls == 1
+
+    def end_step(self) -> None:
+        self._steps_since += 1
+        super().end_step()
+
+    def remember(self) -> dict[str, Any]:
+        """A checkpoint may be taken before the call that follows an own step: it is owed."""
+        owes = self._place.is_iterating and self._is_each and not self._num_calls
+        return {"own": self._state(), "owes": owes and not self._is_before}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        self._original_load(state["own"])
+        if state["owes"]:
+            self.take()
 
 
 class Schedules:
     """The schedulers of one member.
 
     Args:
-        objects: what was given to ``prepare``; the schedulers among them are taken.
-        optimizer: the one among them.
-        words: what all members see of the scheduler of this number; None: a worker by itself.
-        num_workers: that take part.
-        most: so many schedulers can be prepared.
+        every: of those that were given to ``prepare``.
+        is_alone: whether this is plain PyTorch: one worker in its own process.
         skips: whether an update may be skipped without a scaler.
         tell: tells a member that comes later where they stand.
     """
 
     def __init__(
         self,
-        objects: Sequence[Any],
+        every: Sequence[Schedule],
         optimizer: Optimizer,
         place: LoopPlace,
-        *,
-        words: Callable[[int], ScheduleWords] | None,
-        num_workers: int,
-        most: int,
-        skips: bool,
         tell: Callable[[], None],
+        *,
+        is_alone: bool,
+        skips: bool,
     ) -> None:
-        own = [one for one in objects if isinstance(one, LRScheduler | ReduceLROnPlateau)]
-        if len(own) > most:
-            raise ConfigError(
-                f"prepare() takes at most {most} schedulers, got {len(own)}; step several by one: "
-                "torch.optim.lr_scheduler.ChainedScheduler"
-            )
+        self._every = every
         self.place = place
-        self._own = own
+        self._tell = tell
+        self._is_alone = is_alone
         self._skips = skips
-        nesting = Nesting()
-        self._shared: list[SharedSchedule] = []
-        self._every: list[Schedule] = []
-        if words is None or place.is_local:
-            self._every += [
-                LocalSchedule(one, place, nesting, tell, is_one_of_several=num_workers > 1)
-                for one in own
-            ]
-        else:
-            self._shared += [
-                SharedSchedule(one, place, nesting, words(number), tell)
-                for number, one in enumerate(own)
-            ]
-            self._every += self._shared
-        self._is_alone = words is None
         self._strays: StraySchedulers | None = None
-        if not (own or self._is_alone or place.is_lockstep or place.is_local):
+        if not (every or is_alone or place.is_lockstep or place.is_local):
             self._strays = StraySchedulers(optimizer)
         self._is_replaced = False
-        if not self._is_alone:
+        if not is_alone:
             self._replace()
 
     def __iter__(self) -> Iterator[Schedule]:
         return iter(self._every)
-
-    def __bool__(self) -> bool:
-        return bool(self._every)
 
     def _replace(self) -> None:
         self._is_replaced = True
@@ -92,13 +227,14 @@ class Schedules:
     def open(self) -> None:
         """An epoch is about to open."""
         self.place.open()
+        self._tell()
 
     def opened(self) -> None:
         """The loop begins."""
         self.place.opened()
         if self._strays is not None:
             self._strays.open()
-        for one in self._shared:
+        for one in self._every:
             one.opened()
 
     def begin_step(self, version: int, *, found_inf: bool, has_scaled: bool) -> None:
@@ -123,9 +259,11 @@ class Schedules:
 
     def advance(self, version: int) -> bool:
         """Be ready for the update from ``version``; whether members' rates may differ by then."""
-        for one in self._shared:
+        for one in self._every:
             one.advance(version)
-        return self.place.has_left_out or (bool(self._shared) and not self.place.is_lockstep)
+        place = self.place
+        is_shared = bool(self._every) and not place.is_local
+        return place.has_left_out or (is_shared and not place.is_lockstep)
 
     def check(self) -> None:
         """Raise ConfigError where one that was not prepared has stepped in the loop."""
@@ -134,65 +272,14 @@ class Schedules:
 
     def end(self) -> None:
         """The loop has no more."""
-        for one in self._shared:
+        for one in self._every:
             one.end()
 
     def marks(self) -> tuple[Any, ...]:
         """What must be the same in members that push into one update in step."""
-        return tuple(one.mark for one in self._shared)
+        return () if self.place.is_local else tuple(one.mark for one in self._every)
 
     @property
     def knows(self) -> bool:
         """Whether this member stands where the others do, so that it can tell a newcomer."""
         return not self.place.is_lockstep or self.place.was_current or self.place.is_first
-
-
-def settings_text(optimizer: Optimizer, schedules: Schedules) -> str:
-    """The settings of all parameter groups, and where each schedule and the epoch stand."""
-    place = schedules.place
-    return json.dumps({
-        "groups": [_plain(group) for group in optimizer.param_groups],
-        "schedules": [_plain(one.state()) for one in schedules],
-        "epoch": (place.epoch_version, place.epoch_applied),
-    })  # fmt: skip
-
-
-def adopt(text: str, optimizer: Optimizer, schedules: Schedules) -> None:
-    """Take over what `settings_text` said, where there is the same setting."""
-    values = json.loads(text)
-    schedules.place.begin(*values["epoch"])
-    for group, said in zip(optimizer.param_groups, values["groups"], strict=False):
-        group.update({name: _like(group[name], said[name]) for name in said if name in group})
-    for schedule, said in zip(schedules, values["schedules"], strict=False):
-        schedule.load(_merged(schedule.state(), said))
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """What of it can be said, in a scheduler of schedulers what of each."""
-    return {
-        name: list(map(_plain, value)) if _are_dicts(value) else value
-        for name, value in values.items()
-        if name != "params" and (_is_plain(value) or _are_dicts(value))
-    }
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(one) for one in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _are_dicts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
-
-
-def _merged(before: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """``before``, and what was said in place of it; the rest was made by the script."""
-    return before | {name: _like(before.get(name), value) for name, value in said.items()}
-
-
-def _like(before: object, value: Any) -> object:
-    """JSON has no tuples."""
-    if isinstance(before, list) and _are_dicts(before) and _are_dicts(value):
-        return [_merged(one, said) for one, said in zip(before, value, strict=True)]
-    return tuple(value) if isinstance(before, tuple) and isinstance(value, list) else value

@@ -16,50 +16,40 @@ other rhythm is refused by name where members are not in step.
 
 A member that took no part in an update takes, before it executes anything, the steps that the
 others noted meanwhile, and leaves out its own late call of the same step. This module must not know
-sessions, the store or who executes.
+exchanges or who executes.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from ..errors import ConfigError, WorkerError
+from ..store.versions import RhythmWords
 from .place import LoopPlace
-from .schedule import AnyScheduler, Nesting, Schedule
+from .schedules import Schedule
+from .unprepared import AnyScheduler
 
 _UNKNOWN, _OTHER = 0, 1
 _ZERO = 2**29
 """Of a rhythm "each version": the word where nothing is ahead."""
 
 
-class ScheduleWords(Protocol):
-    """What all members see of one scheduler."""
-
-    rhythm: int
-    count: int
-    end: int
-    argument: float
-
-
 class SharedSchedule(Schedule):
     """One prepared scheduler of a member among several.
 
     Args:
-        words: of this scheduler.
-        tell: tells a member that comes later of it.
+        words: what all members see of it.
     """
 
     def __init__(
         self,
         scheduler: AnyScheduler,
         place: LoopPlace,
-        nesting: Nesting,
-        words: ScheduleWords,
         tell: Callable[[], None],
+        words: RhythmWords,
     ) -> None:
-        super().__init__(scheduler, place, nesting)
+        super().__init__(scheduler, place, tell)
         self._words = words
-        self._tell = tell
         self._count = 0
         """Steps taken in the loop, by whomever they were called for."""
         self._index = 0
@@ -161,7 +151,6 @@ class SharedSchedule(Schedule):
         self._index = self._count
 
     def advance(self, version: int) -> None:
-        """Be what it is for the update from ``version``, before that is executed."""
         rhythm = self._words.rhythm
         if rhythm > _OTHER:
             self._bring(self._wanted(version))
@@ -218,7 +207,6 @@ class SharedSchedule(Schedule):
 
     @property
     def mark(self) -> tuple[Any, ...]:
-        """What must be the same in members that push into one update in step."""
         return (self._count, *map(_said, self._given))
 
     # -- what is kept ---------------------------------------------------------------------------

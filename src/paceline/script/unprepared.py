@@ -3,7 +3,7 @@
 What they train would drift: every worker has its own copy, and trains it on its own part of the
 data. Let by is what belongs to one worker alone: tensors of no module, between epochs or within
 one mini-batch (an input that is optimized), and everything before ``prepare`` and after the last
-epoch. Optimizers inside the prepared one step with it. This module must not know sessions.
+epoch. Optimizers inside the prepared one step with it. This module must not know exchanges.
 """
 
 import gc
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -22,7 +23,8 @@ from torch.optim.optimizer import (
 
 from ..errors import ConfigError
 from ..store.optimizer_copy import is_twin
-from .schedule import AnyScheduler
+
+AnyScheduler = LRScheduler | ReduceLROnPlateau
 
 
 class _Member(threading.local):

@@ -9,17 +9,20 @@
                 loss_fn(model(inputs), targets).backward()
                 optimizer.step()
 
-The script is the same for one worker and for many; what differs is the session underneath. This
+The script is the same for one worker and for many; what differs is the exchange underneath. This
 module must not know processes, sockets or how a run is started.
+
+Longer than a file should be: it is the script's one door, and half of it is what its users read.
 """
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +30,13 @@ from torch.utils.data import DataLoader
 
 from ..context import Context
 from ..core.stats import better_of
-from ..data.feed import apply
 from ..errors import ConfigError
-from ..exchange.base import Exchange, Superseded
+from ..exchange.base import Exchange
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..passes import Passes
-from ..replica.device import find_device
 from ..replica.seeding import seed_host
+from ..system.processors import find_device
 from ..tuning.candidate import Forward
 from ..wire.messages import Totals
 from .evaluation import Evaluation
@@ -42,15 +44,15 @@ from .loader import PreparedLoader
 from .member_state import MemberState
 from .place import values_of
 from .prepared import Prepared
+from .step import Step
 
 Value = Tensor | float | int
-T = TypeVar("T")
 
 
 class _Here(threading.local):
     """What this process, or this member of the inline engine, takes part in."""
 
-    session: StoreExchange | None = None
+    exchange: StoreExchange | None = None
     context = Context()
     pace: "Pace | None" = None
 
@@ -58,14 +60,14 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def start_context(session: StoreExchange, context: Context) -> None:
+def start_context(exchange: StoreExchange, context: Context) -> None:
     """Called once in a member before the script runs: what ``connect`` will find.
 
     From here on all members draw the same random numbers, until the script seeds otherwise.
     """
     seed_host(context.seed)
     torch.manual_seed(context.seed)  # also of accelerators that nobody has touched yet
-    _here.session, _here.context, _here.pace = session, context, None
+    _here.exchange, _here.context, _here.pace = exchange, context, None
 
 
 def connect() -> "Pace":
@@ -78,79 +80,19 @@ def connect() -> "Pace":
         ConfigError: the script was started by another launcher with several processes.
     """
     if _here.pace is None:
-        if _here.session is None:
+        if _here.exchange is None:
             _refuse_other_launchers()
-        _here.pace = Pace(_here.session or SoloExchange(), _here.context)
+        _here.pace = Pace(_here.exchange or SoloExchange(), _here.context)
     return _here.pace
 
 
 def _refuse_other_launchers() -> None:
-    import os
-
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdigit() and int(size) > 1:
         raise ConfigError(
             f"the script was started with WORLD_SIZE={size} by another launcher; start it with "
             f"paceline launch --workers {size} SCRIPT"
         )
-
-
-def _no_loss(loss: object) -> str:
-    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-    return (
-        f"the loss must be a tensor with one number, as torch's losses return it, got {found:.60}; "
-        "leave out .item() or float(), and take the mean of many"
-    )
-
-
-class Step:
-    """One step on one mini-batch; its end closes the work.
-
-    Attributes:
-        was_superseded: tells afterwards whether its work was abandoned.
-        weight: what the mini-batch weighs in its update, >= 0; set it before ``optimizer.step()``.
-            Unset: its samples, which is right for a loss that is a mean over them. A mean over
-            tokens needs the number of tokens.
-    """
-
-    def __init__(self, pace: "Pace") -> None:
-        self._pace = pace
-        self._weight: float | None = None
-        self.was_superseded = False
-
-    @property
-    def weight(self) -> float | None:
-        return self._weight
-
-    @weight.setter
-    def weight(self, value: float) -> None:
-        self._pace._prepared.weigh(float(value))
-        self._weight = float(value)
-
-    def skip(self) -> None:
-        """Return this step's mini-batch undone; it is handed out again."""
-        self._pace._prepared.skip()
-
-    def __enter__(self) -> "Step":
-        self._pace._session.is_in_step = True
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> bool:
-        self._pace._session.is_in_step = False
-        prepared = self._pace._prepared
-        if kind is None:
-            prepared.close()
-            return False
-        if not issubclass(kind, Superseded):
-            prepared.is_failing = True
-            if isinstance(error, RuntimeError | ValueError):
-                prepared.explain(error)
-            return False
-        self.was_superseded = True
-        prepared.superseded()
-        return True
 
 
 class Pace:
@@ -164,35 +106,35 @@ class Pace:
             script seeds itself counts from there on. A script that ``python`` runs is not seeded.
     """
 
-    def __init__(self, session: Exchange, context: Context) -> None:
-        self._session = session
+    def __init__(self, exchange: Exchange, context: Context) -> None:
+        self._exchange = exchange
         self._context = context
         self._prepared: Prepared
         self._passes = Passes(context.first_epoch, context.place)
-        session.place = lambda: self._passes.place
+        exchange.place = lambda: self._passes.place
         self._keeper = MemberState(
             Path(context.run_dir) if context.run_dir else None,
             Path(context.resume) if context.resume else None,
-            session.seat,
+            exchange.seat,
             context.run_identity,
         )
         self._best = -math.inf
         """What the best evaluation came to, where its parameters are kept."""
         if context.keep_best:
             self._keeper.add("best", lambda: self._best, self._go_on_with_best)
-        self.worker = session.seat
-        self.num_workers = session.num_workers
+        self.worker = exchange.seat
+        self.num_workers = exchange.num_workers
         self.seed = context.seed
-        self.device = find_device(context.device, session.seat)
+        self.device = find_device(context.device, exchange.seat)
 
     @property
     def is_main(self) -> bool:
-        return self._session.is_main
+        return self._exchange.is_main
 
     @property
     def version(self) -> int:
         """Number of updates in the parameters that the model holds."""
-        return self._session.version
+        return self._exchange.version
 
     def print(self, *values: object, **options: Any) -> None:
         """Print in the main worker only."""
@@ -208,7 +150,7 @@ class Pace:
         if odd := [name for name in values if not isinstance(name, str)]:
             raise ConfigError(f"pace.log takes numbers by name, got the name {odd[0]!r}")
         if self.is_main:
-            self._session.log({name: float(value) for name, value in values.items()})
+            self._exchange.log({name: float(value) for name, value in values.items()})
 
     def describe(self, *, task: str, source: str, notes: Sequence[str], epochs: int) -> None:
         """What the plan shows of the task; before ``prepare``."""
@@ -253,16 +195,19 @@ class Pace:
             raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
         if hasattr(self, "_prepared"):
             raise ConfigError("prepare() was called twice; prepare everything in one call")
-        self._prepared = Prepared(
-            self._session, self._context, objects, self.device, batch, self._keeper, (fast, forward)
+        exchange = self._exchange
+        self._prepared = prepared = Prepared(
+            exchange, self._context, objects, self.device, batch, self._keeper, (fast, forward)
         )
-        loader = PreparedLoader(self._prepared, self._passes)
-        if self._session.shared is not None:
-            self._prepared.attach(self._session.shared)
-            if self._session.begins[0]:  # it joins a run that is under way
-                loader.passes = self._passes = Passes(*self._session.begins)
+        loader = PreparedLoader(
+            prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
+        )
+        if exchange.shared is not None:
+            prepared.attach(exchange.shared)
+            if exchange.begins[0]:  # it joins a run that is under way
+                loader.passes = self._passes = Passes(*exchange.begins)
         else:
-            for line in self._prepared.settled.notes:
+            for line in prepared.settled.notes:
                 self.print(line)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
@@ -287,39 +232,37 @@ class Pace:
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
         passes = self._passes
         for position in range(passes.first_position, len(values)):
-            if self._session.is_stopped:
+            if self._exchange.is_stopped:
                 return
             passes.arrive(position)
             try:
                 yield values[position]
             except GeneratorExit:  # a break
-                self._session.hear_stop()
+                self._exchange.hear_stop()
                 raise
-            self._session.is_cut_short = False
+            self._exchange.is_cut_short = False
             self._finish_leaving()
         if hasattr(self, "_prepared"):
-            self._prepared.end_iteration()
+            self._prepared.loop.end_iteration()
         passes.arrive(len(values))
-        self._session.rest(passes.next)
+        self._exchange.rest(passes.next)
 
     def _finish_leaving(self) -> None:
         """Where an exception left the loop and was caught, others still count on this worker."""
         if hasattr(self, "_prepared"):
-            self._prepared.finish_leaving()
+            self._prepared.loop.finish_leaving()
 
     def step(self) -> Step:
         """One step on one mini-batch; left early when its work is superseded.
 
         Logging belongs inside the block, or after ``if step.was_superseded: continue``.
         """
-        self._prepared.begin_step()
-        return Step(self)
+        self._prepared.step.begin()
+        return Step(self._prepared.loop, self._prepared.explain)
 
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, outside autocast; in fp16 the loss is scaled. It is recorded."""
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise ConfigError(_no_loss(loss))
-        self._prepared.loss = self._prepared.amp.backward(loss).detach()
+        self._prepared.gradients.backward(loss)
 
     def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
         """Mixed precision for a forward pass: of ``--precision``, else bfloat16, or ``dtype``.
@@ -328,7 +271,7 @@ class Pace:
         ``optimizer.step()`` unscale the gradients, and an update that overflowed is skipped in all
         workers alike and counts for no scheduler.
         """
-        return self._prepared.amp.autocast(dtype)
+        return self._prepared.gradients.amp.autocast(dtype)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the *averaged* gradient of the update to ``max_norm``, after the last backward.
@@ -349,14 +292,14 @@ class Pace:
             ConfigError: it is given a part of the gradients, workers disagree, or somebody looks
                 at a norm that is not there yet.
         """
-        return self._prepared.clipping.by_norm(parameters, max_norm, norm_type)
+        return self._prepared.gradients.clip_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each element of the *averaged* gradient to [-clip_value, clip_value].
 
         With ``clip_grad_norm_`` in the same step it comes after it. Else as ``clip_grad_norm_``.
         """
-        self._prepared.clipping.by_value(parameters, clip_value)
+        self._prepared.gradients.clip_value(parameters, clip_value)
 
     @contextlib.contextmanager
     def edit_gradients(self) -> Iterator[None]:
@@ -372,7 +315,7 @@ class Pace:
                 for parameter in model.parameters():
                     parameter.grad -= parameter.grad.mean()
         """
-        edits = self._prepared.edits
+        edits = self._prepared.gradients.edits
         with contextlib.nullcontext() if edits is None else edits.allowed():
             yield
 
@@ -407,8 +350,9 @@ class Pace:
         """
         self._finish_leaving()
         prepared: Prepared | None = getattr(self, "_prepared", None)
-        is_alone = prepared is not None and prepared.is_iterating
-        found = Evaluation(self._session, prepared, self.seed).totals(fn, loader, self._to_device)
+        is_alone = prepared is not None and prepared.loop.is_iterating
+        evaluation = Evaluation(self._exchange, prepared, self.seed, self.device)
+        found = evaluation.totals(fn, loader)
         if self._context.keep_best and not is_alone:
             self._keep_best(found)
         return found
@@ -422,15 +366,10 @@ class Pace:
     def _go_on_with_best(self, value: float) -> None:
         self._best = value
 
-    def _to_device(self, batch: Any) -> Any:
-        if self.device.type == "cpu":
-            return batch
-        return apply(lambda tensor: tensor.to(self.device), batch)
-
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs."""
         self._finish_leaving()
-        return self._session.sum([float(value)])[0]
+        return self._exchange.sum([float(value)])[0]
 
     @contextlib.contextmanager
     def once(self) -> Iterator[bool]:
@@ -452,13 +391,13 @@ class Pace:
             with pace.once():
                 data = MNIST("data", download=True)
         """
-        if hasattr(self, "_prepared") and self._prepared.is_iterating:
+        if hasattr(self, "_prepared") and self._prepared.loop.is_iterating:
             raise ConfigError(
                 "pace.once() stands inside the loader's loop, where each worker has batches of its "
                 "own and not all come by; put it before the loop or between epochs, or write "
                 "if pace.is_main:"
             )
-        with self._session.once() as is_first:
+        with self._exchange.once() as is_first:
             yield is_first
 
     def save(self, name: str = "model.safetensors") -> Path:
@@ -499,4 +438,4 @@ class Pace:
 
     def stop(self) -> None:
         """End the whole run at the next step border."""
-        self._session.ask_to_stop()
+        self._exchange.ask_to_stop()

@@ -3,7 +3,8 @@
     files              a folder of ours, opened by what it is; no links
     streams            output that may go away; a log that is followed
     signals            who stops a run, softly first
-    limits, cores      what this process may take
+    limits             what this process may take
+    processors         cores and accelerators that it may compute on
     vitals             what another process does
 
 It must not know runs.

@@ -1,5 +1,6 @@
 """What may make a step faster: the contract of a candidate, and what it is tried on.
 
+    subject: a batch, and feed(speed) -> endless batches, as the user's loader makes them
     options(subject, speed) -> values worth trying here, none where it cannot help
     apply(objects, value)   -> put into effect on a model and its optimizer
 
@@ -10,13 +11,15 @@ what is there then, strides included. This module must not know which candidates
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, RandomSampler
 
+from ..data.feed import apply, fetch, plain_batches
 from ..speed import Speed, Value
 
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -95,3 +98,45 @@ class Candidate(abc.ABC):
     @abc.abstractmethod
     def words(self, value: Value) -> str:
         """The option for people: ``compile default``."""
+
+
+class Feed:
+    """Endless batches of the user's data set, as the loader makes them."""
+
+    def __init__(self, loader: DataLoader[Any], size: int, device: torch.device) -> None:
+        num_samples = len(loader.dataset)  # type: ignore[arg-type]
+        self._loader, self._size, self._device = loader, min(size, num_samples), device
+
+    def __call__(self, speed: Speed) -> Iterator[Any]:
+        user = self._loader
+        workers = user.num_workers if speed.loader_workers < 0 else speed.loader_workers
+        loader: DataLoader[Any] = DataLoader(
+            user.dataset, batch_size=self._size, sampler=RandomSampler(user.dataset),  # type: ignore[arg-type]
+            num_workers=workers, collate_fn=user.collate_fn, drop_last=True,
+            pin_memory=user.pin_memory and torch.accelerator.is_available(),
+            worker_init_fn=user.worker_init_fn,
+            multiprocessing_context=user.multiprocessing_context if workers else None,
+        )  # fmt: skip
+        as_it_is = replace(speed, loader_workers=-1)  # this loader has them
+        while True:
+            yield from plain_batches(loader, self._device, as_it_is)
+
+
+def host_batch(loader: DataLoader[Any], size: int) -> Any:
+    """The first samples of the data set, collated."""
+    dataset: Any = loader.dataset
+    num_samples = min(size, len(dataset))
+    return loader.collate_fn(fetch(dataset, list(range(num_samples))))
+
+
+def num_samples_of(batch: Any, size: int) -> int:
+    """Samples of a batch: what most of its tensors have as their first dimension."""
+    found: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.ndim:
+            found.append(len(tensor))
+        return tensor
+
+    apply(note, batch)
+    return max(set(found), key=found.count) if found else size

@@ -3,52 +3,26 @@
     given by hand -> [ trial, or what one found before ] -> Speed -> applied to model, optimizer
 
 It happens before memory is laid out, so the store takes over whatever strides there are then, and
-before the optimizer's step is replaced. This module must not know sessions or stores.
+before the optimizer's step is replaced. This module must not know exchanges or stores.
 """
 
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..context import Context
 from ..data.feed import apply, move
 from ..errors import ConfigError, FileError
 from ..speed import Outcome, Speed
-from ..system.cores import num_cores
-from .candidate import Forward, Objects, TrialSubject
+from ..system.processors import num_cores
+from .candidate import Feed, TrialSubject, host_batch, num_samples_of
 from .candidates import CANDIDATES
 from .remembered import folder, key_of, remembered
-from .supply import Feed, host_batch, num_samples_of
 from .trial import try_all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """What ``prepare`` was given, as far as speed depends on it.
-
-    Attributes:
-        sizes: samples of a mini-batch, but for an epoch's last ones.
-        steps_itself: whether the user's optimizer object makes the updates.
-        forward: (model, batch) -> loss; None: a loss is made up of the outputs.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    loader: DataLoader[Any]
-    device: torch.device
-    sizes: frozenset[int]
-    num_workers: int
-    steps_itself: bool
-    forward: Forward | None
-
-    @property
-    def objects(self) -> Objects:
-        return Objects(model=self.model, optimizer=self.optimizer, sizes=self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +48,11 @@ class Settled:
         )
 
 
-def settle(script: Script, context: Context, fast: str) -> Settled:
+def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fast: str) -> Settled:
     """Choose how to compute, and put it into effect on the script's objects.
+
+    Args:
+        subject: the objects, as they are; without a batch or a feed.
 
     Raises:
         ConfigError: what was chosen by hand cannot be had; or a trial cannot make a step.
@@ -84,7 +61,7 @@ def settle(script: Script, context: Context, fast: str) -> Settled:
     notes: tuple[str, ...] = ()
     could_try: tuple[str, ...] = ()
     if fast == "auto":
-        outcome, was_there = _found(script, context, given)
+        outcome, was_there = _found(subject, loader, context, given)
         given = outcome.speed
         notes = (*outcome.lines(), _source(outcome, was_there))
     elif context.precision == "auto":
@@ -93,9 +70,9 @@ def settle(script: Script, context: Context, fast: str) -> Settled:
             "auto, or name a precision: --precision bf16"
         )
     else:
-        could_try = _could_try(script, context, given)
+        could_try = _could_try(subject, given)
     for one in CANDIDATES:
-        one.apply(script.objects, getattr(given, one.name))
+        one.apply(subject.objects, getattr(given, one.name))
     return Settled(speed=given, notes=notes, could_try=could_try)
 
 
@@ -114,13 +91,15 @@ def given_by_hand(context: Context) -> Speed:
     )
 
 
-def _found(script: Script, context: Context, given: Speed) -> tuple[Outcome, bool]:
+def _found(
+    subject: TrialSubject, loader: DataLoader[Any], context: Context, given: Speed
+) -> tuple[Outcome, bool]:
     try:
-        subject = _subject(script, context, is_measured=True)
-        key = _key(script, context, given, subject)
+        subject = _measured_on(subject, loader)
+        key = _key(subject, loader, context, given)
     except RuntimeError as error:  # a batch that does not fit on the device, for one
         raise _no_step(error) from error
-    is_shared = script.num_workers > 1
+    is_shared = subject.num_workers > 1
     return remembered(key, lambda: _tried(subject, given), is_shared=is_shared)
 
 
@@ -149,31 +128,20 @@ def _no_step(error: BaseException) -> ConfigError:
     )
 
 
-def _subject(script: Script, context: Context, *, is_measured: bool) -> TrialSubject:
-    """What candidates look at; with a batch and a feed only where it is measured on."""
-    size = max(script.sizes)
-    batch, num_samples = None, size
-    if is_measured:
-        host = host_batch(script.loader, size)
-        batch, num_samples = move(host, script.device, is_pinned=False), num_samples_of(host, size)
-    return TrialSubject(
-        objects=script.objects,
-        device=script.device,
-        batch=batch,
-        num_samples=num_samples,
-        forward=script.forward or made_up_loss,
-        feed=Feed(script.loader, size, script.device) if is_measured else None,
-        loader_workers=script.loader.num_workers,
-        num_cores=num_cores(),
-        num_workers=script.num_workers,
-        steps_itself=script.steps_itself,
-        may_change_numbers=context.precision == "auto",
+def _measured_on(subject: TrialSubject, loader: DataLoader[Any]) -> TrialSubject:
+    """The same with a batch and a feed, which only a trial needs."""
+    size, device = subject.num_samples, subject.device
+    host = host_batch(loader, size)
+    return replace(
+        subject,
+        batch=move(host, device, is_pinned=False),
+        num_samples=num_samples_of(host, size),
+        feed=Feed(loader, size, device),
     )
 
 
-def _could_try(script: Script, context: Context, given: Speed) -> tuple[str, ...]:
+def _could_try(subject: TrialSubject, given: Speed) -> tuple[str, ...]:
     """The candidates that have something to try here; no batch is loaded to find out."""
-    subject = _subject(script, context, is_measured=False)
     rest = [one for one in CANDIDATES if not given.is_chosen(one.name)]
     names = {one.name: one.options(subject, given) for one in rest}
     return tuple(name.replace("_", " ") for name, values in names.items() if values)
@@ -215,7 +183,7 @@ def made_up_loss(model: nn.Module, batch: Any) -> Tensor:
     return torch.stack(squares).sum()
 
 
-def _key(script: Script, context: Context, given: Speed, subject: TrialSubject) -> str:
+def _key(subject: TrialSubject, loader: DataLoader[Any], context: Context, given: Speed) -> str:
     """Everything that the outcome depends on: the model, its shapes, torch, the machine."""
     shapes: list[tuple[object, ...]] = []
 
@@ -225,17 +193,19 @@ def _key(script: Script, context: Context, given: Speed, subject: TrialSubject) 
 
     apply(note, subject.batch)
     options = [(one.name, tuple(one.options(subject, given))) for one in CANDIDATES]
-    model, groups = script.model, script.optimizer.param_groups
+    model, optimizer = subject.objects.model, subject.objects.optimizer
     tensors = [(n, tuple(t.shape), str(t.dtype), t.stride()) for n, t in model.named_parameters()]
-    settings = [sorted(k for k, v in g.items() if k != "params" and v) for g in groups]
+    settings = [
+        sorted(k for k, v in g.items() if k != "params" and v) for g in optimizer.param_groups
+    ]
     modules = [type(one).__qualname__ for one in model.modules()]
-    device = script.device
+    device = subject.device
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return key_of((
-        tensors, modules, repr(model), type(script.optimizer).__qualname__, settings,
-        sorted(script.sizes), script.num_workers,
-        script.steps_itself, script.loader.num_workers, type(script.loader.dataset).__qualname__,
-        len(script.loader.dataset), given, context.precision == "auto",  # type: ignore[arg-type]
+        tensors, modules, repr(model), type(optimizer).__qualname__, settings,
+        sorted(subject.objects.sizes), subject.num_workers,
+        subject.steps_itself, loader.num_workers, type(loader.dataset).__qualname__,
+        len(loader.dataset), given, context.precision == "auto",  # type: ignore[arg-type]
         torch.__version__, importlib.metadata.version("paceline"), machine, str(device.type),
         num_cores(), torch.get_num_threads(), shapes, options,
     ))  # fmt: skip

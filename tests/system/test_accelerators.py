@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.replica import device
-from paceline.replica.device import count_accelerators, find_device
+from paceline.system import processors
+from paceline.system.processors import count_accelerators, find_device
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int) -> list[int]:
     """A torch that finds so many accelerators of one kind; the indices that were set."""
     found = None if kind is None else torch.device(kind)
     indices: list[int] = []
-    monkeypatch.setattr(device, "may_have_accelerator", lambda: True)
+    monkeypatch.setattr(processors, "may_have_accelerator", lambda: True)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: found)

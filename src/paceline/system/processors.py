@@ -1,10 +1,12 @@
-"""How many accelerators this machine offers, and which of them is a seat's.
+"""What may compute here: the cores that this process may use, and the machine's accelerators.
 
-The default number of workers follows from their number. Torch is imported only where the
-operating system shows that there may be one, because that takes seconds. This module must not
-know runs or settings.
+Cores are the machine's, less its affinity and the container's quota. Torch looks at the affinity
+only, so in a container with a quota it starts more threads than it has cores. The default number of
+workers follows from the number of accelerators. Torch is imported only where the operating system
+shows that there may be one, because that takes seconds. This module must not know runs or settings.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +16,31 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+_ROOT = Path("/sys/fs/cgroup")
 _NODES = ("nvidia0", "nvidiactl", "kfd", "dri/renderD128", "dxg")
 """Files under /dev of the drivers: NVIDIA, AMD, Intel, and all of them under WSL2."""
+
+
+def num_cores(root: Path = _ROOT) -> int:
+    """Whole cores, at least 1; ``root`` is where the control groups are mounted."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = _quota_cores(root)
+    return max(1, min(cores or 1, int(quota))) if quota else cores or 1
+
+
+def _quota_cores(root: Path) -> float | None:
+    """Cores that the control group allows (version 2, then 1); None without a limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else float(quota) / float(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota_us = float((root / "cpu" / "cpu.cfs_quota_us").read_text())
+        period_us = float((root / "cpu" / "cpu.cfs_period_us").read_text())
+        return quota_us / period_us if quota_us > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
 
 
 def count_accelerators(device: str = "auto") -> int:

@@ -1,8 +1,8 @@
-"""Leaving a step between two layers: hooks that look at one word.
+"""The layers of a model: leaving a step between two of them, and what the plan says of them.
 
-Backward is left in the post-accumulate hooks (replica/replica.py); here are the forward ones. In
-a compiled model module hooks would break the graph, so there a step is left between forward,
-backward and step only. This module must not know who cancels, or why.
+Forward is left in hooks that look at one word; backward in the post-accumulate hooks
+(replica/replica.py). In a compiled model module hooks would break the graph, so there a step is
+left between forward, backward and step only. This module must not know who cancels, or why.
 """
 
 import weakref
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 
@@ -70,3 +71,14 @@ def _check_layer(module: nn.Module, _: Any) -> None:
         check()
     elif not _checks and _installed:  # the models are gone
         _installed.pop().remove()
+
+
+def batch_norm_note(model: nn.Module, batch_size: int, parts: int) -> tuple[str, ...]:
+    """For the plan: how many samples batch norm sees, where that is not the whole batch."""
+    has_batch_norm = any(isinstance(one, _BatchNorm) and one.training for one in model.modules())
+    if parts < 2 or not has_batch_norm:
+        return ()
+    return (
+        f"batch norm normalises each mini-batch of {-(-batch_size // parts)} samples by itself, "
+        f"not the {batch_size} of an update; its running statistics are averaged",
+    )

@@ -1,0 +1,252 @@
+"""A script's loop over its prepared loader, and the work that it has in hand meanwhile.
+
+    next_lease -> the loop's batch -> differentiated -> [ weigh, skip ] -> close: pushed, if due
+        |                                  |
+        left early: leave,                 another's by now: superseded
+        finish_leaving
+
+This module must not know who iterates, what an optimizer's step does, nor how an exchange carries
+a push.
+"""
+
+import math
+import weakref
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from ..data.feed import move, plain_batches
+from ..data.loader import LeasedLoader
+from ..errors import ConfigError, WorkerError
+from ..events import Grant, Lease
+from ..exchange.base import Exchange, Stopped, Superseded, Work
+from ..speed import Speed
+from .gradients import LocalGradients
+from .holding import Holding
+
+
+class TrainingLoop:
+    """One member's loop over its prepared loader, and the work that it has in hand.
+
+    Args:
+        leased: makes a lease's batch; the user's loader is in it.
+        is_difference: the user's optimizer steps here, and a push is a difference.
+
+    Attributes:
+        is_iterating: whether the script is inside the loop.
+        iteration: of the loader's own loop, the newest.
+        num_nested: iterations inside its own loop that are not over.
+        has_nested: whether the loader was iterated inside its own loop since the last batch.
+        is_failing: whether an exception of the script's own has left a step block.
+        local_loss: of the last step of an optimizer that steps here.
+        batch, given_back: of the only worker, the last one, and those that it left undone.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        leased: LeasedLoader,
+        gradients: LocalGradients,
+        speed: Speed,
+        *,
+        is_difference: bool,
+    ) -> None:
+        self.exchange = exchange
+        self._member = exchange.shared
+        self.leased = leased
+        self._gradients = gradients
+        self.device = gradients.device
+        self._speed = speed
+        self._is_difference = is_difference
+        self.holding = Holding(is_local=is_difference)
+        self.is_iterating = self.has_nested = self.is_failing = False
+        self.iteration: weakref.ref[Generator[Any, None, None]] | None = None
+        self.num_nested = 0
+        self.local_loss = math.nan
+        self.batch: Any = None
+        self.given_back: list[Any] = []
+        self._has_left = False
+        self._error: ConfigError | WorkerError | None = None
+        self._has_accumulated = False
+        """Whether something lay in ``.grad`` when the last block ended; a gradient may be zero."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is plain PyTorch: one worker in its own process."""
+        return self._member is None
+
+    # -- mini-batches ---------------------------------------------------------------------------
+
+    def batches_alone(self) -> Iterator[Any]:
+        """The user's loader, on this worker's device; what was given back comes once more."""
+        plain = plain_batches(self.leased.loader, self.device, self._speed)
+        return _with_those_given_back(plain, self.given_back)
+
+    def next_lease(self) -> Lease | None:
+        """The next mini-batch of this worker; None: the epoch is over.
+
+        Asked for inside a step block, it is one more of that block.
+        """
+        member, holding = self._member, self.holding
+        assert member is not None
+        self._refuse_side_by_side()
+        self.is_failing = False
+        is_inside = member.is_in_step
+        if not is_inside:
+            self.close()
+        while (grant := member.grant()) is not None:
+            self._follow(grant)
+            if depth := self.leased.lookahead:
+                self.leased.reserve(member.upcoming(depth))
+            if (lease := holding.take()) is not None:
+                return lease
+            is_short = is_inside or holding.has_accumulated or self._is_difference
+            if is_short and (more := member.extend()) is not None:
+                holding.add(more)
+                continue
+            if is_inside:  # its block is still to step
+                self._has_left = True
+                return None
+            self._push_what_is_done()
+        holding.follow(None)
+        return None
+
+    def _refuse_side_by_side(self) -> None:
+        """Raise ConfigError where the loader is iterated twice at once: zip(loader, loader)."""
+        if self.num_nested:
+            raise ConfigError(
+                "the prepared loader is iterated a second time beside its own loop, and there it "
+                "gives every worker all samples; give the second stream a DataLoader of its own"
+            )
+
+    # -- what is done with them -----------------------------------------------------------------
+
+    def differentiated(self) -> None:
+        """A backward pass begins; what was accumulated may be gone: there is nothing now."""
+        holding, was_there = self.holding, self._has_accumulated
+        if holding.has_accumulated and was_there and not self._gradients.are_there():
+            holding.zeroed()
+        holding.differentiated()
+
+    def weigh(self, weight: float) -> None:
+        """See ``Step.weight``."""
+        if not (weight >= 0.0 and math.isfinite(weight)):
+            raise ConfigError(f"step.weight must be >= 0 and finite, got {weight}")
+        current = self.holding.current
+        if current is not None:
+            if current.is_used and not self._is_difference:
+                raise ConfigError("step.weight was set after optimizer.step(); set it before")
+            current.weight = float(weight)
+
+    def skip(self) -> None:
+        """See ``Step.skip``."""
+        self._forget()
+        if self._member is None:
+            self.given_back.append(self.batch)
+            return
+        self._member.give_back()
+        self._gradients.scaling.follow()
+
+    def _forget(self) -> None:
+        """The work does not count."""
+        self.holding.forget()
+        self._gradients.drop()
+
+    # -- pushes, and the loop's end -------------------------------------------------------------
+
+    def close(self) -> None:
+        """A step block has ended, or the next batch is asked for: the work on this one is done."""
+        if self._member is None:
+            return
+        is_due = self.holding.close()
+        if self.holding.has_accumulated:
+            self._has_accumulated = self._gradients.are_there()
+        if is_due:
+            self._push_what_is_done()
+        elif self.holding.is_owed:
+            self.push(Work())
+
+    def _push_what_is_done(self) -> None:
+        work = self.holding.work()
+        work.loss, self.local_loss = self.local_loss, math.nan
+        self.push(work)
+
+    def push(self, work: Work) -> bool:
+        """Push, wait for the release, pull; False: the work was called off before."""
+        assert self._member is not None
+        try:
+            self._member.push(work)
+        except Superseded:
+            if self._member.is_in_step:
+                raise
+            self.superseded()
+            return False
+        self.holding.pushed(work)
+        self._follow(self._member.grant())
+        return True
+
+    def _follow(self, grant: Grant | None) -> None:
+        if not self.holding.follow(grant):
+            self._gradients.drop()
+
+    def superseded(self) -> None:
+        """The work in flight is another's: forget it and wait for what comes next."""
+        self._forget()
+        self._gradients.scaling.reset()
+        self.exchange.superseded()
+        self._gradients.scaling.follow()
+
+    def leave(self) -> None:
+        """The loop was left before the epoch's end."""
+        self._has_left = True
+        if self.is_failing:
+            return  # the worker ends, and nobody is waited for
+        try:
+            self.finish_leaving()
+        except Stopped:
+            pass
+        except (ConfigError, WorkerError) as error:
+            self._error = error  # a generator that is closed cannot raise it
+
+    def end_iteration(self) -> None:
+        """The script has no more epochs: an iterator that it did not come to the end of ends."""
+        if self.is_alone:
+            return
+        iteration = None if self.iteration is None else self.iteration()
+        if self.is_iterating and iteration is not None:
+            iteration.close()
+        self.finish_leaving()
+
+    def finish_leaving(self) -> None:
+        """End the epoch for all workers, if this one has left it."""
+        member, holding = self._member, self.holding
+        if self._error is not None:
+            raise self._error
+        if member is None or not self._has_left:
+            return
+        self._has_left = False
+        self.close()
+        if member.grant() is not None and holding.work().weight:
+            self._push_what_is_done()
+        if member.grant() is not None:
+            rest = holding.work()
+            member.leave_epoch(rest.kept, is_look=not holding.has_worked)
+            holding.pushed(rest)
+        holding.follow(None)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch of a loader that is iterated beside the run."""
+    return batch if device.type == "cpu" else move(batch, device, is_pinned=False)
+
+
+def _with_those_given_back(batches: Iterator[Any], given_back: list[Any]) -> Iterator[Any]:
+    """Each once more after the batch that follows it, or at the end."""
+    for batch in batches:
+        waiting = given_back[:]
+        given_back.clear()
+        yield batch
+        yield from waiting
+    while given_back:
+        yield given_back.pop(0)

@@ -1,0 +1,108 @@
+"""One member's copy of the model: whose memory it is, and what leaves it."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.replica.layers import grain, watch_forward
+from paceline.replica.replica import Replica, refuse_hooks, refuse_what_cannot_be_carried
+from paceline.replica.seeding import kept_random_state, seed_all
+
+
+class Called(Exception):
+    """The work was called off."""
+
+
+def replica(model: nn.Module | None = None) -> Replica:
+    model = nn.Linear(2, 1) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Replica(model, optimizer, optimizer)
+
+
+def slot_of(one: Replica) -> Tensor:
+    return torch.zeros(one.layout.slot_bytes, dtype=torch.uint8)
+
+
+def test_gradients_lie_in_the_slot_as_soon_as_they_are_computed() -> None:
+    one = replica()
+    slot = slot_of(one)
+    one.push_into(slot, lambda: None)
+    one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    views = [place.view(slot) for place in one.layout.parameters.places]
+    assert [view.tolist() for view in views] == [[[3.0, 4.0]], [1.0]]
+    present = memoryview(bytearray(2))
+    one.parameters[0].grad = None
+    one.collect(present)
+    assert present.tolist() == [0, 1]
+    assert views[0].tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("is_forward", [True, False])
+def test_a_step_is_left_between_two_layers(is_forward: bool) -> None:
+    one = replica(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    num_checks = 0
+
+    def check() -> None:
+        nonlocal num_checks
+        num_checks += 1
+        if num_checks == 2:
+            raise Called
+
+    if is_forward:
+        watch_forward(one.model, check)
+    else:
+        one.push_into(slot_of(one), check)
+    with pytest.raises(Called):
+        one.model(torch.ones(1, 2)).sum().backward()
+    assert grain(one.model) == "between layers"
+    copy.deepcopy(one.model)(torch.ones(1, 2))  # takes nothing of it along
+
+
+def test_memory_of_equal_content_is_put_back_and_of_another_refused() -> None:
+    one = replica()
+    home = one.live_alone()
+    parameter = one.parameters[0]
+    place = one.layout.parameters.places[0].view(home).data_ptr()
+    parameter.data = parameter.data.clone()
+    one.held.check_parameters()
+    assert parameter.data_ptr() == place
+    parameter.data = parameter.data + 1.0
+    with pytest.raises(ConfigError, match="'weight' was changed after prepare"):
+        one.held.check_parameters()
+    parameter.data = parameter.data.double()
+    with pytest.raises(ConfigError, match=r"torch\.float64 of shape"):
+        one.held.check_kinds()
+
+
+def test_values_of_a_buffer_made_anew_go_where_the_old_one_lies() -> None:
+    norm = nn.BatchNorm1d(2)
+    one = replica(norm)
+    one.live_alone()
+    mean = norm.running_mean
+    norm.running_mean = torch.full((2,), 5.0)
+    one.held.take_buffers()
+    assert norm.running_mean is mean
+    assert norm.running_mean.tolist() == [5.0, 5.0]
+
+
+def test_what_no_exchange_carries_is_named() -> None:
+    embedding = nn.Embedding(3, 2, sparse=True)
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"module '' \(Embedding\) makes sparse"):
+        refuse_what_cannot_be_carried(embedding, optimizer)
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="SGD has step hooks"):
+        refuse_hooks(optimizer)
+
+
+def test_random_state_is_left_as_it_was() -> None:
+    seed_all(3)
+    expected = torch.rand(2).tolist()
+    seed_all(3)
+    with kept_random_state():
+        torch.rand(7)
+        seed_all(4)
+    assert torch.rand(2).tolist() == expected

@@ -1,0 +1,74 @@
+"""A script's objects: which of them are taken, what is replaced on them, what is refused."""
+
+import copy
+import pickle
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.errors import ConfigError
+from paceline.script.patches import SharedState, sort_out
+from paceline.script.unprepared import Strays, leaves_of
+
+
+def objects() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, DataLoader(range(4), batch_size=2)  # type: ignore[arg-type]
+
+
+def test_objects_are_found_in_any_order_and_each_once() -> None:
+    model, optimizer, loader = objects()
+    assert sort_out((loader, model, optimizer)) == (model, optimizer, loader)
+    with pytest.raises(ConfigError, match="needs one loader, got none; a loop that makes"):
+        sort_out((model, optimizer))
+    with pytest.raises(ConfigError, match="needs one optimizer, got SGD, SGD; a second"):
+        sort_out((model, optimizer, optimizer, loader))
+    with pytest.raises(ConfigError, match="got dict"):
+        sort_out((model, optimizer, loader, {}))
+
+
+def test_the_state_that_the_run_keeps_is_read_and_not_looked_into() -> None:
+    model, optimizer, _ = objects()
+    newest: dict[Any, dict[str, Any]] = {
+        model.get_parameter("bias"): {"momentum_buffer": torch.ones(1)}
+    }
+    has_begun = False
+    kept = SharedState(optimizer, lambda: newest, lambda: has_begun)
+    assert optimizer.state_dict()["state"][1]["momentum_buffer"] == 1
+    with pytest.raises(ConfigError, match=r"optimizer\.state is kept by the run"):
+        optimizer.state[model.get_parameter("bias")]
+    assert type(copy.deepcopy(optimizer.state)) is defaultdict
+    assert len(pickle.loads(pickle.dumps(optimizer.state))) == 1
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert kept.take_loaded() is not None
+    assert kept.take_loaded() is None
+    kept.check()
+    has_begun = True
+    with pytest.raises(ConfigError, match="before the first epoch"):
+        optimizer.load_state_dict({})
+    with pytest.raises(ConfigError, match="add_param_group"):
+        optimizer.add_param_group({"params": []})
+
+
+def test_a_parameter_that_is_trained_by_hand_is_found() -> None:
+    known, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    strays = Strays(known.parameters())
+
+    def loss() -> torch.Tensor:
+        result: torch.Tensor = other(known(torch.ones(1))).sum()
+        return result
+
+    assert {*leaves_of(loss())} == {*known.parameters(), *other.parameters()}
+    strays.look(loss())
+    with torch.no_grad():
+        known.weight += 1.0
+    strays.look(loss())
+    with torch.no_grad():
+        other.weight += 1.0
+    with pytest.raises(ConfigError, match=r"of shape \(1, 1\) is trained by hand"):
+        strays.look(loss())
