@@ -199,15 +199,9 @@ def numpy_and_torch(device: torch.device, num_rounds: int = 5) -> dict[str, Timi
 def render_asynchrony(found: Asynchrony, toy: Mapping[str, Timing], device: str) -> list[str]:
     """t1, t2, t3; n calls of both kinds beside their prediction; the chapter's toy."""
     parts = [
-        (
-            name,
-            three_figures(timing.mean_s),
-            three_figures(timing.median_s),
-            quartiles(timing),
-            text,
-        )
+        (name, three_figures(one.mean_s), three_figures(one.median_s), quartiles(one), text)
         for name, text in _SPANS
-        for timing in (getattr(found, name),)
+        for one in (getattr(found, name),)
     ]
     calls = [
         _row("blocking", "n (t1 + t2 + t3)", found.blocking_s, found.blocking_predicted_s),

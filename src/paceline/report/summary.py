@@ -1,8 +1,8 @@
 """The numbers of a run, computed from its trace alone.
 
 So ``paceline report RUN`` says tomorrow what the run said today, and a simulated run is
-summarised by the same code as a live one. This module must not know terminals, pictures or
-engines.
+summarised by the same code as a live one. Above 300 lines because every field of it is
+described where it stands. This module must not know terminals, pictures or engines.
 """
 
 import math

@@ -12,7 +12,7 @@
 The script is the same for one worker and for many; what differs is the exchange underneath. This
 module must not know processes, sockets or how a run is started.
 
-Longer than a file should be: it is the script's one door, and half of it is what its users read.
+Above 300 lines because it is the script's one door, and half of it is what its users read.
 """
 
 import contextlib

@@ -11,7 +11,8 @@ its files are opened relative to that, and it is the open descriptor that is loo
     to read    the file is regular: a pipe is not waited for; whose it is does not matter
 
 Folders that a group may write to are taken, since a usual umask (002) makes them; links and pipes
-are refused there, too. This module must not know what is in the files.
+are refused there, too. Above 300 lines because no file is opened past what stands here. This module
+must not know what is in the files.
 """
 
 import errno

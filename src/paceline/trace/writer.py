@@ -4,7 +4,8 @@
 
 Lines are formatted by hand. What the file does not take waits here until it does, so a disk that
 has room again has the whole trace; where too much waits, the trace ends for good. A file that
-somebody has deleted is written anew. This module must not know engines or reports.
+somebody has deleted is written anew. Above 300 lines because each kind of line has its writer here.
+This module must not know engines or reports.
 """
 
 import json

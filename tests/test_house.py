@@ -1,0 +1,151 @@
+"""What keeps the code readable: short files and functions, a test of its family for each module.
+
+The tables name what is otherwise, each with its reason; a reason that is out of date fails, too.
+"""
+
+import ast
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from test_layers import FILES, ROOT, module_of
+
+TESTS = Path(__file__).parent
+MOST_LINES, MOST_FUNCTION_LINES, MOST_LINES_OF_NINE_IN_TEN = 300, 40, 20
+MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 245, 18, 16
+
+LONG_FUNCTIONS = {
+    "script.prepared.Prepared.__init__": "every part of what a script prepared, made in one place",
+    "store.optimizer.Updater.__init__": "the state of every kind of optimizer, laid out",
+    "report.summary._summary": "one field a line",
+}
+"""Above 40 lines without their docstring, and why."""
+
+FAMILIES = {
+    "engines": ("engines", "contracts", "wire"),
+    "exchange": ("exchange", "contracts", "script"),
+    "replica": ("replica", "script"),
+    "system": ("system", "faults"),
+}
+"""Where tests of a folder lie, if not only in the folder of its name."""
+
+DRIVEN = {
+    "cli": "a command runs as one: tests/cli say its line to cli.app, which finds its file",
+    "run": "events go in and messages come out on paper: tests/run, through run.controller",
+    "protocols": "a protocol is reached by its name: tests/protocols, through protocols.parse",
+    "engines": "members are run: tests/contracts and tests/engines, by an engine's name",
+}
+"""Folders whose modules are reached through one door, and how."""
+
+ELSEWHERE: dict[str, str] = {
+    "exchange.inbox": "what a member hears, driven through StoreExchange in tests/exchange",
+    "exchange.model_copy": "what leaves a member, driven through StoreExchange in tests/exchange",
+    "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
+    "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
+    "store.sums": "a part of the store: tests/store add and undo through SharedStore",
+    "trace.reader": "tests/trace read through paceline.trace",
+}
+"""Modules that no test of their family imports, and what holds them."""
+
+MAY_HOLD_ANYTHING = {
+    "state", "load", "resume", "resting_state", "from_state", "remember", "go_on", "marks", "mark",
+    "write", "read", "header", "identity", "json", "random_states", "restore_random_states",
+    "groups_of", "set_groups", "read_state", "make_twin", "optimizer_state", "load_state_dict",
+    "state_for", "append", "sort_out", "work",
+}  # fmt: skip
+"""Functions that write or read a format, or take what is torch's or the user's."""
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Each function of a file, with its name in the package."""
+
+    def below(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.FunctionDef):
+                yield f"{name}.{inner.name}", inner
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef):
+                yield from below(inner, f"{name}.{inner.name}")
+            elif not isinstance(inner, ast.expr):
+                yield from below(inner, name)
+
+    yield from below(ast.parse(path.read_text()), module_of(path))
+
+
+def code_lines(function: ast.FunctionDef) -> int:
+    """Its lines without the docstring."""
+    first, end = function.body[0], function.end_lineno
+    assert end is not None
+    doc_lines = 0
+    if ast.get_docstring(function) is not None and first.end_lineno is not None:
+        doc_lines = first.end_lineno - first.lineno + 1
+    return end - function.lineno + 1 - doc_lines
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_long_file_says_why(path: Path) -> None:
+    text = path.read_text()
+    if text.count("\n") > MOST_LINES:
+        assert f"{MOST_LINES} lines" in (ast.get_docstring(ast.parse(text)) or "")
+
+
+def test_functions_are_short() -> None:
+    lines = {name: code_lines(node) for path in FILES for name, node in functions(path)}
+    long = {name for name, count in lines.items() if count > MOST_FUNCTION_LINES}
+    assert long == LONG_FUNCTIONS.keys()
+    assert statistics.quantiles(lines.values(), n=10)[-1] <= MOST_LINES_OF_NINE_IN_TEN
+
+
+def test_files_are_few_and_whole() -> None:
+    folders = [folder for folder in (ROOT, *ROOT.rglob("*")) if (folder / "__init__.py").is_file()]
+    counts = {folder: len(list(folder.glob("*.py"))) for folder in folders}
+    assert sum(counts.values()) <= MOST_FILES
+    assert counts.pop(ROOT) <= MOST_FILES_ON_TOP
+    assert max(counts.values()) <= MOST_FILES_OF_A_FOLDER
+
+
+def imported(path: Path) -> Iterator[str]:
+    """What of the package a test imports, or names as ``paceline.module:name``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value.partition(":")[0]]
+        yield from (name.removeprefix("paceline.") for name in names)
+
+
+def test_every_module_is_imported_by_a_test_of_its_family() -> None:
+    there = {module_of(path) for path in FILES if not path.stem.startswith("__")}
+    untested = set()
+    for module in there:
+        folder, _, rest = module.partition(".")
+        if not rest:
+            tests = list(TESTS.rglob("*.py"))
+        else:
+            families = FAMILIES.get(folder, (folder,))
+            tests = [path for family in families for path in (TESTS / family).rglob("*.py")]
+        if not any(module in imported(path) for path in tests):
+            untested.add(module)
+    for folder in DRIVEN:
+        inside = {module for module in there if module.startswith(f"{folder}.")}
+        assert inside & untested, f"the reason for {folder} is out of date"
+        untested -= inside
+    assert untested == ELSEWHERE.keys()
+
+
+def test_what_may_hold_anything_is_a_format() -> None:
+    """Across a border of modules, values have types and names."""
+    for path in FILES:
+        for name, node in functions(path):
+            own = name.rpartition(".")[2]
+            if own.startswith("_") or own in MAY_HOLD_ANYTHING:
+                continue
+            arguments = [*node.args.args, *node.args.kwonlyargs]
+            kinds = [one.annotation for one in arguments] + [node.returns]
+            words = " ".join(ast.unparse(one) for one in kinds if one is not None)
+            assert "dict[str, Any]" not in words, name
+            assert "tuple[Any" not in words, name
