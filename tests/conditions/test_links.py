@@ -16,14 +16,14 @@ def test_a_transfer_takes_its_bytes_over_the_slower_link_and_the_latency() -> No
 
 
 def test_the_server_takes_one_transfer_after_the_other() -> None:
-    lane = LinkQueue(Link(num_bytes=1e6, server_bytes_per_s=1e6))
-    assert [lane.there_s(0.0) for _ in range(3)] == [1.0, 2.0, 3.0]
-    assert lane.there_s(10.0) == 11.0, "it was free again"
+    link = LinkQueue(Link(num_bytes=1e6, server_bytes_per_s=1e6))
+    assert [link.there_s(0.0) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert link.there_s(10.0) == 11.0, "it was free again"
 
 
 def test_links_of_one_s_own_do_not_wait_for_each_other() -> None:
-    lane = LinkQueue(Link(num_bytes=1e6, bytes_per_s=1e6))
-    assert [lane.there_s(0.0) for _ in range(3)] == [1.0, 1.0, 1.0]
+    link = LinkQueue(Link(num_bytes=1e6, bytes_per_s=1e6))
+    assert [link.there_s(0.0) for _ in range(3)] == [1.0, 1.0, 1.0]
 
 
 def test_links_are_read() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batches import Batches, Cuts, express_rounds
+from paceline.core.batches import Batches, Cuts, peer_rounds
 from paceline.errors import ConfigError
 from paceline.events import Lease
 
@@ -62,11 +62,11 @@ def test_batches_of_the_users_own_sampler_are_kept() -> None:
 
 
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 3))
-def test_express_rounds_deal_out_every_lease_in_order(
+def test_rounds_of_peers_deal_out_every_lease_in_order(
     num_samples: int, num_members: int, num_steps: int
 ) -> None:
     leases = _all(Batches(num_samples, 2 * num_members, num_members))
-    rounds = express_rounds(leases, num_members, num_steps)
+    rounds = peer_rounds(leases, num_members, num_steps)
     assert [lease for row in rounds for own in row for lease in own] == leases
     assert all(len(row) == num_members for row in rounds)
     assert all(len(own) == num_steps for row in rounds[:-1] for own in row)

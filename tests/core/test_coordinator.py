@@ -6,7 +6,7 @@ import pytest
 
 from driver import Driver
 from ledger_places import LedgerPlace, counts
-from paceline.core.batches import express_rounds
+from paceline.core.batches import peer_rounds
 from paceline.core.coordinator import Coordinator
 from paceline.core.ledger import Dropped, Ledger
 from paceline.errors import ProtocolError
@@ -85,7 +85,7 @@ def test_k_batch_sync_is_full_sync_when_each_member_pushes_once_an_update() -> N
 @pytest.mark.parametrize("text", ["full-sync", "local-sgd:3"])
 @pytest.mark.parametrize("num_samples", [90, 91, 97, 59, 5])
 @pytest.mark.parametrize("depth", [0, 1, 2, 7])
-def test_grants_without_faults_are_the_express_rounds(
+def test_grants_without_faults_are_the_rounds_of_peers(
     text: str, num_samples: int, depth: int
 ) -> None:
     """Also where loaders fetch ahead."""
@@ -94,7 +94,7 @@ def test_grants_without_faults_are_the_express_rounds(
     for member in range(3):
         driver.look_ahead(member, depth)
     driver.open_epoch()
-    rounds = express_rounds(driver.ledger.cut_all(), 3, driver.protocol.num_steps)
+    rounds = peer_rounds(driver.ledger.cut_all(), 3, driver.protocol.num_steps)
     driver.finish_epoch(random.Random(1))
     granted: dict[int, list[list[Lease]]] = {0: [], 1: [], 2: []}
     for order in driver.log:

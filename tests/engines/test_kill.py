@@ -114,7 +114,7 @@ def test_the_new_main_workers_words_are_shown_from_its_turn_on(
 @pytest.mark.parametrize(("point", "worker"), BETWEEN_BARRIERS)
 def test_peers_put_back_what_a_dead_one_had_begun(tmp_path: Path, point: str, worker: int) -> None:
     run = _train(ADAM, tmp_path, Fault(worker=worker, point=point, call=3), path="peers")
-    assert "the express path was left" in run.notes
+    assert "peers go on through the store" in run.notes
     assert differ(run.state, plain_loop(ADAM)) < CLOSE
 
 

@@ -1,4 +1,4 @@
-"""One member, and a lane that says what a coordinator would: no process, no thread, no clock."""
+"""One member, and a channel that says what a coordinator would: no process, no thread, no clock."""
 
 import math
 from collections import deque
@@ -29,7 +29,7 @@ LEASES = [Lease(number, 0, 2 * number, 2 * number + 2) for number in range(4)]
 PATHS = pytest.mark.parametrize("path", ["store", "peers"])
 
 
-class Lane:
+class ToldChannel:
     """What the member will hear, in order, and what it has said."""
 
     def __init__(self) -> None:
@@ -66,20 +66,20 @@ class Rig:
         replica = Replica(self.model, self.optimizer, self.optimizer)
         self.control = Control(PrivateMemory(control_bytes(1)), 1)
         size = arena_bytes(replica.layout, 1, pins=True)
-        self.lane, carrier = Lane(), MemoryCarrier(self.control, PrivateMemory(size))
+        self.channel, carrier = ToldChannel(), MemoryCarrier(self.control, PrivateMemory(size))
         self.member = StoreExchange(
-            self.lane, carrier, seat=0, member=0,
+            self.channel, carrier, seat=0, member=0,
             averaging=partial(make_averaging, "peers", ""),
         )  # fmt: skip
         self.member.place = lambda: START
-        self.lane.to_come.append(said.Laid(size, 1, False, nonfinite_is_error, 0, 0.0, 0, START))
+        self.channel.to_come.append(said.Laid(size, 1, False, nonfinite_is_error, 0, 0.0, 0, START))
         shape = Shape(num_samples=8, batch_size=2, parts=1, keep_remainder=True)
         self.member.attach(replica, self.optimizer, shape, {})
 
     def open(self, path: str) -> None:
         self.path = path
         opened = said.OpenEpoch(0, path == "peers", -1, 0, (0,), 0.0)
-        self.lane.to_come += [opened] if path == "peers" else [opened, self.grant(0)]
+        self.channel.to_come += [opened] if path == "peers" else [opened, self.grant(0)]
         assert self.member.open_epoch(0, None)
 
     def grant(self, number: int) -> Grant:
@@ -92,7 +92,7 @@ class Rig:
             parameter.grad = torch.full_like(parameter, value)
         if self.path == "store":
             finish = said.Finish(version + 1, version + 1, 0, 1.0, UNCLIPPED)
-            self.lane.to_come += [finish, self.grant(version + 1)]
+            self.channel.to_come += [finish, self.grant(version + 1)]
         self.member.push(Work(num_samples=2, weight=2.0, loss=value))
 
     def step_alone(self, value: float = 1.0) -> None:
@@ -121,13 +121,13 @@ def test_a_member_comes_to_what_the_optimizer_does_alone(path: str) -> None:
 def test_an_epoch_between_peers_ends_in_rounds_that_are_told() -> None:
     rig = Rig()
     rig.open("peers")
-    rig.lane.to_come.append(said.EndEpoch(0, 4))
+    rig.channel.to_come.append(said.EndEpoch(0, 4))
     for _ in LEASES:
         rig.step()
     assert rig.member.grant() is None
-    told = [row for one in rig.lane.sent if isinstance(one, said.Rounds) for row in one.rows]
+    told = [row for one in rig.channel.sent if isinstance(one, said.Rounds) for row in one.rows]
     assert [row.entries[0].num_samples for row in told] == [2, 2, 2, 2]
-    rig.lane.to_come += [said.OpenEpoch(1, False, -1, 4, (0,), 0.0), rig.grant(3)]
+    rig.channel.to_come += [said.OpenEpoch(1, False, -1, 4, (0,), 0.0), rig.grant(3)]
     assert rig.member.open_epoch(1, None)
     for _ in LEASES:
         rig.step_alone()
@@ -154,11 +154,11 @@ def test_what_peers_cannot_do_is_done_through_the_store() -> None:
     rig = Rig()
     rig.open("peers")
     rig.step()
-    rig.lane.to_come += [said.Resume(7), said.Extended(LEASES[2])]
+    rig.channel.to_come += [said.Resume(7), said.Extended(LEASES[2])]
     assert rig.member.extend() == LEASES[2]
     assert rig.control[ALARM] == 1
-    assert rig.lane.last(said.PeersLeft) == said.PeersLeft(None, (), True)
-    assert rig.lane.last(said.Extend).serial == 7
+    assert rig.channel.last(said.PeersLeft) == said.PeersLeft(None, (), True)
+    assert rig.channel.last(said.Extend).serial == 7
     rig.step_alone()
     assert rig.is_as_alone()
 
@@ -177,9 +177,9 @@ def test_work_that_is_called_off_is_left_inside_a_step_only() -> None:
     with pytest.raises(Superseded):
         rig.member.check()
     before = rig.member.serial
-    rig.lane.to_come.append(rig.grant(1)._replace(ticket=Ticket(0, 1, 0)))
+    rig.channel.to_come.append(rig.grant(1)._replace(ticket=Ticket(0, 1, 0)))
     rig.member.superseded()
-    assert rig.lane.last(said.StepLeft).serial == 0
+    assert rig.channel.last(said.StepLeft).serial == 0
     assert rig.member.serial == before + 2
     rig.member.check()
 
@@ -187,7 +187,7 @@ def test_work_that_is_called_off_is_left_inside_a_step_only() -> None:
 def test_a_stop_where_work_is_waited_for_ends_the_epoch() -> None:
     rig = Rig()
     rig.open("store")
-    rig.lane.to_come.append(said.Stop(0))
+    rig.channel.to_come.append(said.Stop(0))
     rig.member.give_back()
     assert rig.member.grant() is None
     assert not rig.member.open_epoch(1, None)
@@ -200,7 +200,7 @@ def test_jobs_come_before_the_message_behind_them() -> None:
     rig.step()
     rig.step_alone()
     finish = said.Finish(2, 2, 0, 1.0, UNCLIPPED)
-    rig.lane.to_come += [finish, said.Summed((5.0,))]
+    rig.channel.to_come += [finish, said.Summed((5.0,))]
     assert rig.member.sum([2.0]) == [5.0]
     assert rig.control.version == 2
 
@@ -218,6 +218,6 @@ def test_who_is_the_main_one_goes_first_through_a_block() -> None:
 
 def test_a_newcomer_that_is_sent_away_ends() -> None:
     rig = Rig()
-    rig.lane.to_come.append(said.SentAway())
+    rig.channel.to_come.append(said.SentAway())
     with pytest.raises(Stopped):
         rig.member.open_epoch(0, None)

@@ -24,7 +24,7 @@ def line(**changes: float) -> Line:
 
 
 @pytest.fixture
-def boards() -> list[Barrier]:
+def barriers() -> list[Barrier]:
     control = Control(PrivateMemory(control_bytes(2)), 2)
     found = [Barrier(control, seat, Clock()) for seat in range(2)]
     for one in found:
@@ -32,30 +32,30 @@ def boards() -> list[Barrier]:
     return found
 
 
-def test_all_read_what_each_has_shown(boards: list[Barrier]) -> None:
+def test_all_read_what_each_has_shown(barriers: list[Barrier]) -> None:
     shown = [line(loss=0.25), line(loss=math.inf, snapshot=4.0)]
-    for board, one in zip(boards, shown, strict=True):
-        board.show(one)
-    assert boards[0].lines() == boards[1].lines() == shown
-    boards[1].show_norm(9.0)
-    boards[1].show_bad(5)
-    assert boards[0].squared_norms() == [0.0, 9.0]
-    assert boards[0].is_bad(5)
-    assert not boards[0].is_bad(4)
+    for barrier, one in zip(barriers, shown, strict=True):
+        barrier.show(one)
+    assert barriers[0].lines() == barriers[1].lines() == shown
+    barriers[1].show_norm(9.0)
+    barriers[1].show_bad(5)
+    assert barriers[0].squared_norms() == [0.0, 9.0]
+    assert barriers[0].is_bad(5)
+    assert not barriers[0].is_bad(4)
 
 
-def test_who_comes_last_waits_for_nobody(boards: list[Barrier]) -> None:
-    assert boards[0].arrive() == 4
-    boards[1].barrier()
+def test_who_comes_last_waits_for_nobody(barriers: list[Barrier]) -> None:
+    assert barriers[0].arrive() == 4
+    barriers[1].wait()
 
 
-def test_only_who_is_gone_before_a_barrier_is_given_up(boards: list[Barrier]) -> None:
-    control = boards[0]._control
+def test_only_who_is_gone_before_a_barrier_is_given_up(barriers: list[Barrier]) -> None:
+    control = barriers[0]._control
     control[control.gone[1]] = 1
-    boards[1].arrive()  # it had come this far
-    boards[0].barrier()
+    barriers[1].arrive()  # it had come this far
+    barriers[0].wait()
     with pytest.raises(GivenUp):
-        boards[0].barrier()
+        barriers[0].wait()
 
 
 def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
@@ -73,7 +73,7 @@ def test_who_pushed_must_agree_on_settings_and_clipping() -> None:
 
 def test_rounds_are_told_once() -> None:
     sent: list[said.Rounds] = []
-    told = RoundsTold(type("Lane", (), {"send": staticmethod(sent.append)})(), 2)
+    told = RoundsTold(type("Channel", (), {"send": staticmethod(sent.append)})(), 2)
     for number in range(3):
         told.note(number, [line().entry(0), line().entry(2)], snapshot=0)
     told.tell()
@@ -96,8 +96,8 @@ def test_ranges_cover_each_position_once() -> None:
 def test_shared_ranges_come_one_by_one_and_are_answered() -> None:
     sent: list[said.Counted] = []
     heard = iter([said.Range(4, 6), said.Range(-1, -1), said.CountTotals({"loss": (1.0, 6)})])
-    lane = type("Lane", (), {"send": staticmethod(sent.append)})()
-    ranges = SharedRanges(lane, type("Mail", (), {"expect": lambda *_: next(heard)})())
+    channel = type("Channel", (), {"send": staticmethod(sent.append)})()
+    ranges = SharedRanges(channel, type("Mail", (), {"expect": lambda *_: next(heard)})())
     assert ranges.next() == (4, 6)
     ranges.report({"loss": (0.5, 2)})
     assert sent == [said.Counted(4, {"loss": (0.5, 2)})]

@@ -20,7 +20,7 @@ INSIDE = Fault(point="inside an all-reduce", call=7)
 def test_in_a_step_the_others_do_its_mini_batch(tmp_path: Path) -> None:
     run = train(with_fault(TASK, Fault(call=4)), tmp_path, **COLLECTIVE)
     assert run.left == ["killed by signal 9"]
-    assert run.notes == ["the express path was left"]
+    assert run.notes == ["peers go on through the store"]
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, plain_loop(TASK)) < CLOSE
 

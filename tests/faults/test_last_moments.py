@@ -35,7 +35,7 @@ def test_a_checkpoint_that_nobody_pinned_is_waited_for_by_nobody(tmp_path: Path)
     settings = {"workers": 3, "path": "peers", "delay": ("30ms",), "checkpoint_every": "1 updates"}
     run = train(with_fault(LONG, death), tmp_path, **settings)
     assert run.left == ["killed by signal 9"]
-    assert run.notes == ["the express path was left"]
+    assert run.notes == ["peers go on through the store"]
     assert list((run.folder / "checkpoints").iterdir())
     assert differ(run.state, plain_loop(LONG)) < CLOSE
 

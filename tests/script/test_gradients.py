@@ -1,6 +1,6 @@
 """What a loop does to gradients between backward and step is as in plain PyTorch, or refused.
 
-One text each (tests/edited.py), with several workers and plainly. Clipping is of the average; what
+One text each (tests/support/edited.py), with several workers and plainly. Clipping is of the average; what
 acts on each worker's part is found however it is done, and nothing else is taken for it.
 """
 

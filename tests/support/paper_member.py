@@ -3,8 +3,8 @@
     Describe -> Laid -> [ Arrive -> OpenEpoch -> Grant -> Push ... -> EndEpoch ] -> Rested -> Done
 
 It is a generator that stops wherever a real member could wait or die, and says there what it waits
-for: ``yield Turn(place, is_ready)``. Its verbs are those of sessions/mediated.py, mailbox.py and
-duties.py, by the same names. It must not know who lets it go on, nor in which order.
+for: ``yield Turn(place, is_ready)``. Its verbs are those of exchange/through_store.py and
+inbox.py, by the same names. It must not know who lets it go on, nor in which order.
 """
 
 from collections import deque

@@ -3,14 +3,14 @@
     show | barrier | update own share | barrier | the next version stands       by nobody's message
     somebody dies, or needs the coordinator: Interrupted -> [ Mend -> Mended ] -> Resume
 
-Its verbs are those of sessions/express.py, by the same names. It must not know who lets it go on.
+Its verbs are those of exchange/peers.py, by the same names. It must not know who lets it go on.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.core.batches import Batches, express_rounds
+from paceline.core.batches import Batches, peer_rounds
 from paceline.events import Grant, Lease, Ticket
 from paceline.wire import messages as said
 from paceline.wire.messages import Entry, Row
@@ -71,7 +71,7 @@ class PeerMember(PaperMember):
         stand: called with a version that peers have made, and the leases in it.
     """
 
-    _is_express = False
+    _by_peers = False
 
     def share_with(
         self, board: Board, batches: Batches, stand: Callable[[int, Sequence[Lease]], None]
@@ -83,8 +83,8 @@ class PeerMember(PaperMember):
     # -- rounds ---------------------------------------------------------------------------------
 
     def _opened(self, opened: said.OpenEpoch) -> Doing[None]:
-        self._is_express = opened.is_express
-        if not opened.is_express:
+        self._by_peers = opened.by_peers
+        if not opened.by_peers:
             yield from self._await_grant()
             return
         self._seats = opened.seats
@@ -105,8 +105,7 @@ class PeerMember(PaperMember):
         num_seats = self._board.num_seats
         places = [opened.seats.index(seat) for seat in range(num_seats)]
         return [
-            [row[place] for place in places]
-            for row in express_rounds(rest, num_seats, self.num_steps)
+            [row[place] for place in places] for row in peer_rounds(rest, num_seats, self.num_steps)
         ]
 
     def _advance(self) -> Doing[None]:
@@ -124,7 +123,7 @@ class PeerMember(PaperMember):
         yield from self._await_grant()
 
     def _push(self, leases: Sequence[Lease]) -> Doing[None]:
-        if not self._is_express:
+        if not self._by_peers:
             yield from super()._push(leases)
         elif (yield from self._exchange(leases)):
             yield from self._advance()
@@ -192,22 +191,22 @@ class PeerMember(PaperMember):
     # -- the way out ----------------------------------------------------------------------------
 
     def _extend(self) -> Doing[Lease | None]:
-        if self._is_express:
+        if self._by_peers:
             yield from self._ask_to_leave()
         return (yield from super()._extend())
 
     def _give_back(self) -> Doing[None]:
-        if self._is_express:
+        if self._by_peers:
             yield from self._ask_to_leave()
         yield from super()._give_back()
 
     def _leave_epoch(self) -> Doing[None]:
-        if self._is_express:
+        if self._by_peers:
             yield from self._ask_to_leave()
         yield from super()._leave_epoch()
 
     def _superseded(self) -> Doing[None]:
-        if self._is_express:
+        if self._by_peers:
             yield from self._ask_to_leave()
             yield from self._await_grant()
         else:
@@ -245,7 +244,7 @@ class PeerMember(PaperMember):
             raise Stopped
         shares = self._board.shares
         assert max(shares.values()) <= self._version, f"shares at {shares}, not {self._version}"
-        self._serial, self._is_express = message.serial, False
+        self._serial, self._by_peers = message.serial, False
 
     def _restore(self, seat: int) -> None:
         """Put a share back to the version that stands."""

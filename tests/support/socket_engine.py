@@ -39,7 +39,7 @@ class SocketEngine(Engine):
         self.processes = LocalProcesses(
             self._signs, self._begins, [], "socket_member:exchange_over_sockets"
         )
-        self._board = Switchboard(self.processes.fileno(), _channel)
+        self._switchboard = Switchboard(self.processes.fileno(), _channel)
         self._alive: list[int] = []
         """Who hears what others write: a newcomer from when it is told of the store."""
         self._data: dict[int, bytes] = {}
@@ -56,11 +56,11 @@ class SocketEngine(Engine):
         return self.processes.start(specs, program)
 
     def events(self, timeout_s: float) -> Sequence[Event]:
-        said, is_ready = self._board.hear(timeout_s)
+        said, is_ready = self._switchboard.hear(timeout_s)
         events = self._relay(said)
         for member, happening in self.processes.events(is_ready=is_ready):
             if isinstance(happening, ProcessLeft):
-                events += self._relay(self._board.hang_up(member))
+                events += self._relay(self._switchboard.hang_up(member))
                 self._left(member)
             events.append((member, happening))
         return events
@@ -88,12 +88,12 @@ class SocketEngine(Engine):
         if not self._is_closed:
             self._is_closed = True
             self.processes.close()
-            self._board.close()
+            self._switchboard.close()
 
     # -- members --------------------------------------------------------------------------------
 
     def _begins(self, member: int, seat: int, end: socket.socket) -> None:
-        self._board.open(member, end)
+        self._switchboard.open(member, end)
         if not self._control[LAYOUT]:
             self._alive.append(member)
 
@@ -121,7 +121,7 @@ class SocketEngine(Engine):
         if member in self._waiting:
             self._waiting[member].append(message)
         else:
-            self._board.send([(member, message)])
+            self._switchboard.send([(member, message)])
 
     def _spread(self, holder: int, job: Job) -> None:
         """A job of one is done by all; only who holds it copies."""
@@ -175,7 +175,7 @@ class SocketEngine(Engine):
         elif message.member in self._waiting:
             self._donors.pop(message.member, None)
             messages = self._waiting.pop(message.member)
-            self._board.send([(message.member, one) for one in (message, *messages)])
+            self._switchboard.send([(message.member, one) for one in (message, *messages)])
 
 
 def _channel(end: socket.socket) -> SocketChannel[Any, Any]:

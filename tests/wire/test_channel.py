@@ -43,29 +43,29 @@ def test_where_the_last_piece_is_cut(over: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_piece_that_is_still_to_come_is_waited_for() -> None:
     ends = socket_pair()
-    lane = member_channel(ends[0])
+    channel = member_channel(ends[0])
     ends[1].send(b"+" + b"[")
-    assert lane.receive(False) == []
+    assert channel.receive(False) == []
     ends[1].close()
     with pytest.raises(ConnectionResetError):
-        lane.receive()
+        channel.receive()
 
 
 def test_who_does_not_read_holds_nobody_up() -> None:
     """Of a worker that is stopped the coordinator does not wait."""
     ours, theirs = socket_pair()
-    lane, reader = coordinator_channel(ours), member_channel(theirs)
+    channel, reader = coordinator_channel(ours), member_channel(theirs)
     sent = [Adopt(f"{number} " + "z" * 50_000) for number in range(100)]
     for message in sent:
-        lane.send(message)
-    assert lane.is_late
-    assert not lane.send_rest()
+        channel.send(message)
+    assert channel.is_late
+    assert not channel.send_rest()
     heard: list[ToMember] = []
     while len(heard) < len(sent):
         heard += reader.receive()
-        lane.send_rest()
+        channel.send_rest()
     assert heard == sent
-    assert not lane.is_late
+    assert not channel.is_late
 
 
 def test_who_hears_what_is_meant_for_the_other_side_says_so() -> None:

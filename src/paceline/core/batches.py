@@ -202,7 +202,7 @@ class Cuts:
         return cuts
 
 
-def express_rounds(
+def peer_rounds(
     leases: Sequence[Lease], num_members: int, num_steps: int
 ) -> list[list[list[Lease]]]:
     """The rounds of an epoch in which nobody is slow: per round, per member, its leases.

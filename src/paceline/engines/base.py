@@ -107,7 +107,7 @@ class StoreView:
         self._control[SNAPSHOT] = number
 
     def alarm(self) -> None:
-        """Make all members leave the express path at their next barrier."""
+        """Let peers go on through the store at their next barrier."""
         self._control[ALARM] = 1
         for index in self._control.arrived:
             self._control.wake(index)

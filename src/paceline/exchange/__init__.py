@@ -34,11 +34,11 @@ AVERAGINGS: Final = {
 
 
 def make_averaging(
-    path: str, rendezvous: str, copy: "ModelCopy", board: "Barrier", hooks: "ScriptHooks"
+    path: str, rendezvous: str, copy: "ModelCopy", barrier: "Barrier", hooks: "ScriptHooks"
 ) -> "Averaging":
     """How this member averages with its peers, see `Averaging`."""
     module, _, kind = AVERAGINGS.get(path, AVERAGINGS["peers"]).partition(":")
     averaging: Averaging = getattr(importlib.import_module(module), kind)(
-        copy, board, hooks, rendezvous
+        copy, barrier, hooks, rendezvous
     )
     return averaging

@@ -34,7 +34,7 @@ class Averaging(abc.ABC):
 
     Args:
         copy: this member's model, and the store.
-        board: what members show each other, and further barriers where one is needed.
+        barrier: what members show each other, and further barriers where one is needed.
         hooks: what the script's side is asked.
         rendezvous: path of a file that no other run has, where members may find each other.
 
@@ -44,9 +44,9 @@ class Averaging(abc.ABC):
     """
 
     def __init__(
-        self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks, rendezvous: str
+        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
     ) -> None:
-        self._copy, self._board, self._hooks = copy, board, hooks
+        self._copy, self._barrier, self._hooks = copy, barrier, hooks
         self._store, self._replica, self._seat = copy.store, copy.replica, copy.seat
         self.block = self._store.current
         self.kept_buffers = self._own_buffers.clone()

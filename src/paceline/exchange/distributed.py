@@ -39,9 +39,9 @@ class DistributedAveraging(Averaging):
     """Peers whose gradients are averaged by an all-reduce."""
 
     def __init__(
-        self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks, rendezvous: str
+        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
     ) -> None:
-        super().__init__(copy, board, hooks, rendezvous)
+        super().__init__(copy, barrier, hooks, rendezvous)
         replica = self._replica
         self._start_group(rendezvous)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)

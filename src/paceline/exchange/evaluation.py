@@ -60,8 +60,8 @@ class LocalRanges(EvaluationRanges):
 class SharedRanges(EvaluationRanges):
     """An evaluation whose ranges come from the coordinator."""
 
-    def __init__(self, lane: "Channel", mail: "Inbox") -> None:
-        self._lane = lane
+    def __init__(self, channel: "Channel", mail: "Inbox") -> None:
+        self._channel = channel
         self._mail = mail
         self._start = -1
 
@@ -71,7 +71,7 @@ class SharedRanges(EvaluationRanges):
         return None if start < 0 else (start, stop)
 
     def report(self, totals: Totals) -> None:
-        self._lane.send(Counted(self._start, totals))
+        self._channel.send(Counted(self._start, totals))
 
     def totals(self) -> Totals:
         return self._mail.expect(CountTotals).totals

@@ -153,7 +153,7 @@ class Inbox:
 
     def __init__(
         self,
-        lane: Channel,
+        channel: Channel,
         jobs: JobQueue,
         clock: Clock,
         snap: Callable[[Snap], None],
@@ -161,7 +161,7 @@ class Inbox:
         *,
         is_main: bool,
     ) -> None:
-        self._lane, self._jobs, self._clock = lane, jobs, clock
+        self._channel, self._jobs, self._clock = channel, jobs, clock
         self._snap, self._hooks = snap, hooks
         self._queue: deque[ToMember] = deque()
         self.is_main = is_main
@@ -243,7 +243,7 @@ class Inbox:
 
     def _hear(self, is_blocking: bool = True) -> None:
         """Take in what has come: jobs by their number, all else in order."""
-        for message in self._lane.receive(is_blocking):
+        for message in self._channel.receive(is_blocking):
             if isinstance(message, Job):
                 self._jobs.take(message)
             elif isinstance(message, BeMain):

@@ -1,6 +1,6 @@
 """What a member of a run has, however its updates are made: its work, its messages, its model.
 
-    lane -> mail (inbox.py) -> jobs of the store, orders -> grant
+    channel -> mail (inbox.py) -> jobs of the store, orders -> grant
     carrier -> control, store -> copy of the model (model_copy.py) -> checkpoints
 
 The exchange (through_store.py) has one, and so have the rounds between peers (peers.py): whoever
@@ -76,8 +76,8 @@ class Snapshot:
         hooks: write what this member remembers, and what lies where in the pinned block.
     """
 
-    def __init__(self, lane: Channel, hooks: ScriptHooks) -> None:
-        self._lane, self._hooks = lane, hooks
+    def __init__(self, channel: Channel, hooks: ScriptHooks) -> None:
+        self._channel, self._hooks = channel, hooks
         self.newest = 0
         """Number of the last one that this member took part in."""
 
@@ -104,14 +104,14 @@ class Snapshot:
                 self._hooks.write_layout(number)
         except OSError as error:
             fault = error.strerror or str(error)
-        self._lane.send(Copied(number, version, is_pinned, fault))
+        self._channel.send(Copied(number, version, is_pinned, fault))
 
 
 class MemberSide:
     """One member's life in a run.
 
     Args:
-        lane: both ways to the coordinator.
+        channel: both ways to the coordinator.
         is_main: whether it prints and saves from the start.
 
     Attributes:
@@ -123,16 +123,16 @@ class MemberSide:
     """
 
     def __init__(
-        self, lane: Channel, carrier: Carrier, *, seat: int, number: int, is_main: bool
+        self, channel: Channel, carrier: Carrier, *, seat: int, number: int, is_main: bool
     ) -> None:
-        self.lane, self._carrier = lane, carrier
+        self.channel, self._carrier = channel, carrier
         self.control = control = carrier.control
         self.seat, self.number = seat, number
         self.num_workers, self._beats = control.num_seats, control.beats[seat]
         self.clock, self.hooks = Clock(), ScriptHooks()
-        self.snapshots = Snapshot(lane, self.hooks)
+        self.snapshots = Snapshot(channel, self.hooks)
         self.jobs = JobQueue(control, seat, self.hooks, self._pin, self.clock)
-        self.mail = Inbox(lane, self.jobs, self.clock, self._snap, self.hooks, is_main=is_main)
+        self.mail = Inbox(channel, self.jobs, self.clock, self._snap, self.hooks, is_main=is_main)
         self.averaging: Averaging | None = None
         self.grant: Grant | None = None
         self.serial = self.step = -1
@@ -156,7 +156,7 @@ class MemberSide:
             check: called now and then while gradients are made.
         """
         self.shape = shape
-        self.lane.send(Describe(json.dumps(description)))
+        self.channel.send(Describe(json.dumps(description)))
         laid = self.mail.expect(Laid)
         self.store = store = self._carrier.open_store(replica.layout, laid.arena_bytes)
         self.copy = ModelCopy(self.seat, replica, rule, store, laid, self.hooks, check)
@@ -173,7 +173,7 @@ class MemberSide:
             return self.store.scale_once(number, lambda: 0.0)
         self.hooks.advance_schedule(self.store.version)
         scale = self.store.scale_once(number, lambda: self.copy.allowed_scale(limit))
-        self.lane.hold(PushScaled(self.serial, self.version, scale))
+        self.channel.hold(PushScaled(self.serial, self.version, scale))
         return scale
 
     @property

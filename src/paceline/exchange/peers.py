@@ -7,13 +7,13 @@ made of the pushes, and what becomes of the parameters, is the averaging's (aver
 member has died, where the run stops, or where one needs what peers cannot give (gradient
 accumulation), all leave at the same barrier and go on through the store (``through_store.py``),
 where the coordinator decides. This module must not know protocols; which leases are whose is the
-ledger's `express_rounds`.
+ledger's `peer_rounds`.
 """
 
 import time
 from collections.abc import Sequence
 
-from ..core.batches import express_rounds
+from ..core.batches import peer_rounds
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
@@ -36,7 +36,7 @@ class PeerRounds:
 
     def __init__(self, member: MemberSide, make: MakeAveraging | None) -> None:
         self._member, self._make = member, make
-        self._board = Barrier(member.control, member.seat, member.clock)
+        self._barrier = Barrier(member.control, member.seat, member.clock)
 
     @property
     def are_on(self) -> bool:
@@ -55,15 +55,15 @@ class PeerRounds:
         self._seats, updates_left = opened.seats, opened.updates_left
         rounds = self._plan_rounds(opened.position, opened.first_id)
         self._rounds, self._round = rounds if updates_left < 0 else rounds[:updates_left], 0
-        self._told = RoundsTold(member.lane, member.num_workers)
+        self._told = RoundsTold(member.channel, member.num_workers)
         self._first_version = member.store.version
         if not self.are_on:
             member.copy.pull(0)  # the first member may have loaded other weights since
             assert self._make is not None, "the coordinator opens such epochs where members can"
-            member.averaging = self._make(member.copy, self._board, member.hooks)
+            member.averaging = self._make(member.copy, self._barrier, member.hooks)
         else:
             self._averaging.come_back()
-        self._board.begin(opened.phase)
+        self._barrier.begin(opened.phase)
         self._advance()
         member.clock.begun_s = time.perf_counter()
 
@@ -76,7 +76,7 @@ class PeerRounds:
         leases = member.shape.batches(member.batch_ends).cut_all(member.epoch)
         rest = [one for one in leases if one.start >= position]
         rest = [one._replace(id=first_id + i) for i, one in enumerate(rest)]
-        rounds = express_rounds(rest, member.num_workers, member.num_steps)
+        rounds = peer_rounds(rest, member.num_workers, member.num_steps)
         places = [self._seats.index(seat) for seat in range(member.num_workers)]
         return [[row[place] for place in places] for row in rounds]
 
@@ -139,13 +139,13 @@ class PeerRounds:
         self._member.jobs.used_in = -1
         try:
             self._show(work)
-            self._board.barrier()
-            lines = self._board.lines()
+            self._barrier.wait()
+            lines = self._barrier.lines()
             if any(line.leaves for line in lines):
                 raise GivenUp
             is_updating = True
             averaging.update(lines)
-            self._board.barrier()
+            self._barrier.wait()
             fault = averaging.settle()
         except GivenUp:
             self._interrupted(work, is_updating=is_updating)
@@ -157,7 +157,7 @@ class PeerRounds:
         """Fill this seat's slot and its line; what is wrong with the gradient is found later."""
         member, clock, control = self._member, self._member.clock, self._member.control
         self._averaging.fill(work)
-        self._board.show(Line(
+        self._barrier.show(Line(
             num_samples=work.num_samples, weight=work.weight, loss=work.loss,
             fault=said.FOUND_INF if work.found_inf else said.OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
@@ -228,7 +228,7 @@ class PeerRounds:
         member.copy.unedited.check()  # what is on the block goes along
         member.control[ALARM] = 1
         self._show(Work())
-        self._board.arrive()
+        self._barrier.arrive()
         self._report_interruption(None, (), needs_store=True)
         self._leave_with_work()
 
@@ -242,7 +242,7 @@ class PeerRounds:
         self._averaging.give_up(work, is_updating=is_updating)
         entries: tuple[said.Entry, ...] = ()
         if is_updating:
-            lines = self._board.lines()
+            lines = self._barrier.lines()
             entries = tuple(
                 lines[seat].entry(self._fault(seat, lines[seat].fault)) for seat in self._seats
             )
@@ -266,14 +266,14 @@ class PeerRounds:
 
         From then on the others may make updates, so nothing that they share is written after it.
         """
-        lane, mail = self._member.lane, self._member.mail
+        channel, mail = self._member.channel, self._member.mail
         self._averaging.hand_over()
         self._let_stand()
         self._told.tell()
-        lane.send(said.PeersLeft(mine, entries, needs_store))
+        channel.send(said.PeersLeft(mine, entries, needs_store))
         while isinstance(message := mail.next(), said.Mend):
             self._averaging.restore_the_dead()
-            lane.send(said.Mended())
+            channel.send(said.Mended())
         if not isinstance(message, said.Resume):
             raise Stopped
         self._member.serial = message.serial

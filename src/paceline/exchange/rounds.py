@@ -117,7 +117,7 @@ class Barrier:
         self._control.set_and_wake(self._control.arrived[self._seat], self._phase)
         return self._phase
 
-    def barrier(self) -> None:
+    def wait(self) -> None:
         """Wait until all have arrived as often as this member; GivenUp when one never will.
 
         Only a member that is gone is given up: where it stands is final, so all others give up at
@@ -178,8 +178,8 @@ class RoundsTold:
         num_workers: entries of a round.
     """
 
-    def __init__(self, lane: Channel, num_workers: int) -> None:
-        self._lane = lane
+    def __init__(self, channel: Channel, num_workers: int) -> None:
+        self._channel = channel
         self._rows: deque[tuple[int, Row]] = deque(maxlen=_KEPT_ROUNDS)
         self._size = max(1, _SENT_ENTRIES // num_workers)
         self._next = 0
@@ -199,6 +199,6 @@ class RoundsTold:
         rows = [(number, row) for number, row in self._rows if number >= self._next]
         for start in range(0, len(rows), self._size):
             part = rows[start : start + self._size]
-            self._lane.send(Rounds(part[0][0], tuple(row for _, row in part)))
+            self._channel.send(Rounds(part[0][0], tuple(row for _, row in part)))
         if rows:
             self._next = rows[-1][0] + 1

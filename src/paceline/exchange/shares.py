@@ -172,9 +172,9 @@ class SharedAveraging(Averaging):
     """Peers that see one store: the weights are views into its current block."""
 
     def __init__(
-        self, copy: ModelCopy, board: Barrier, hooks: ScriptHooks, rendezvous: str
+        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
     ) -> None:
-        super().__init__(copy, board, hooks, rendezvous)
+        super().__init__(copy, barrier, hooks, rendezvous)
         self._share = self._share_of(self._seat)
         self.come_back()
 
@@ -214,7 +214,7 @@ class SharedAveraging(Averaging):
         """Mean of this member's share of all gradients, and the optimizer's step on it."""
         share, version = self._share, self._copy.version
         if not math.isfinite(share.average(weights)):
-            self._board.show_bad(version)
+            self._barrier.show_bad(version)
         if clip.has_norm:
             self._clip(clip)
         if clip.has_value:
@@ -228,20 +228,20 @@ class SharedAveraging(Averaging):
 
     def _clip(self, clip: Clip) -> None:
         """Clip the mean gradient by its whole norm: one barrier more."""
-        self._board.show_norm(self._share.squared_norm())
-        self._board.barrier()
-        self.norm = math.sqrt(sum(self._board.squared_norms()))
+        self._barrier.show_norm(self._share.squared_norm())
+        self._barrier.wait()
+        self.norm = math.sqrt(sum(self._barrier.squared_norms()))
         if (factor := clip.factor(self.norm)) != 1.0:
             self._share.scale(factor)
 
     def _undo_if_bad(self) -> bool:
-        is_bad = self._board.is_bad(self._copy.version)
+        is_bad = self._barrier.is_bad(self._copy.version)
         if is_bad and not self._is_skipped:
             self._share.restore(self._copy.version + 1)
             if not self._copy.is_difference:
                 self._copy.unedited.mark()
             self._refuse_if_mine()
-            self._board.barrier()
+            self._barrier.wait()
         return is_bad
 
     # -- the way out ----------------------------------------------------------------------------

@@ -33,10 +33,10 @@ from .turns import Beginning, Turns
 
 
 class StoreExchange(Exchange):
-    """One member that talks to a coordinator over a lane.
+    """One member that talks to a coordinator over a channel.
 
     Args:
-        lane: both ways to the coordinator.
+        channel: both ways to the coordinator.
         carrier: of words and bytes between members.
         seat, member: the worker's place, and this life on it.
         is_newcomer: whether it joins a run under way, whose main worker is another by now.
@@ -45,7 +45,7 @@ class StoreExchange(Exchange):
 
     def __init__(
         self,
-        lane: Channel,
+        channel: Channel,
         carrier: Carrier,
         *,
         seat: int,
@@ -53,10 +53,10 @@ class StoreExchange(Exchange):
         is_newcomer: bool = False,
         averaging: MakeAveraging | None = None,
     ) -> None:
-        self._lane, self._control, self.seat = lane, carrier.control, seat
+        self._channel, self._control, self.seat = channel, carrier.control, seat
         self._began_s = time.perf_counter()
         is_main = seat == 0 and not is_newcomer
-        self._own = own = MemberSide(lane, carrier, seat=seat, number=member, is_main=is_main)
+        self._own = own = MemberSide(channel, carrier, seat=seat, number=member, is_main=is_main)
         self._mail, self.num_workers = own.mail, own.num_workers
         self._beat, self._cancelled = own.beat, self._control.cancelled[seat]
         self._peers = PeerRounds(own, averaging)
@@ -118,7 +118,7 @@ class StoreExchange(Exchange):
         own.begin_epoch(epoch, batch_ends)
         ends = tuple(batch_ends) if batch_ends is not None else None
         digest = own.hooks.order_digest() if self.num_workers > 1 else ""
-        self._lane.send(said.Arrive(epoch, ends, digest, self.place()))
+        self._channel.send(said.Arrive(epoch, ends, digest, self.place()))
         while isinstance(message := self._mail.next(), said.Adopt):
             own.hooks.adopt(message.text)
         if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch
@@ -131,7 +131,7 @@ class StoreExchange(Exchange):
         if is_first:
             self._beginning.settle(self._loaded)
         self._began_s = time.perf_counter() - message.began_for_s
-        if message.is_express:
+        if message.by_peers:
             self._peers.open(message)
         else:
             self._peers.close()
@@ -182,7 +182,7 @@ class StoreExchange(Exchange):
         clocks = said.Clocks(clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
         own.jobs.used_in = -1
         if not own.is_dropped():
-            self._lane.send(said.Push(own.serial, self.version, told, clocks, hyper, work.clip))
+            self._channel.send(said.Push(own.serial, self.version, told, clocks, hyper, work.clip))
         clock.wait_s = clock.add_s = 0.0
         own.await_grant()
         clock.push_s = time.perf_counter() - start - clock.wait_s
@@ -191,13 +191,13 @@ class StoreExchange(Exchange):
     def extend(self) -> Lease | None:
         """One more mini-batch for the work in flight (gradient accumulation)."""
         self._peers.leave("gradient accumulation")
-        self._lane.send(said.Extend(self._own.serial))
+        self._channel.send(said.Extend(self._own.serial))
         return self._mail.answer(said.Extended).lease
 
     def give_back(self) -> None:
         """Return the work in flight undone."""
         self._peers.leave("step.skip()")
-        self._lane.send(said.GiveBack(self._own.serial))
+        self._channel.send(said.GiveBack(self._own.serial))
         self._own.await_grant()
 
     def leave_epoch(self, kept: Sequence[int], *, is_look: bool = False) -> None:
@@ -208,7 +208,7 @@ class StoreExchange(Exchange):
             is_look: nothing was done with any of its batches.
         """
         self._peers.leave("leaving the loop early")
-        self._lane.send(said.LeaveEpoch(tuple(kept), is_look))
+        self._channel.send(said.LeaveEpoch(tuple(kept), is_look))
         while isinstance(message := self._mail.next(), Grant):
             pass  # it was on its way
         self._own.end_at(message)
@@ -231,7 +231,7 @@ class StoreExchange(Exchange):
         self._num_called_off += 1
         left_s = time.perf_counter()
         own.copy.replica.held.drop_parameters()  # it may be left with others in their place
-        self._lane.hold(said.StepLeft(own.serial, left_s - own.clock.begun_s, left_s))
+        self._channel.hold(said.StepLeft(own.serial, left_s - own.clock.begun_s, left_s))
         own.await_grant()
         own.clock.push_s = 0.0
 
@@ -266,11 +266,11 @@ class StoreExchange(Exchange):
         return time.perf_counter() - self._began_s
 
     def inject(self, fault: Fault) -> None:
-        self._lane.send(said.FaultComes(str(fault)))
+        self._channel.send(said.FaultComes(str(fault)))
         if fault.kind is Kind.KILL:
-            self._lane.die()
+            self._channel.die()
         elif fault.kind is Kind.STOP:
-            self._lane.halt()
+            self._channel.halt()
         elif fault.kind is Kind.RAISE:
             raise RuntimeError(f"it was to fail here: {fault}")
         elif fault.kind is Kind.DROP:
@@ -280,11 +280,11 @@ class StoreExchange(Exchange):
 
     def tell_settings(self, text: str) -> None:
         """The optimizer's settings at an epoch's beginning, for members that come later."""
-        self._lane.send(said.SettingsNow(text))
+        self._channel.send(said.SettingsNow(text))
 
     def ask_to_stop(self) -> None:
         self._owes_stop = self._own.is_between
-        self._lane.send(said.AskStop())
+        self._channel.send(said.AskStop())
 
     def hear_stop(self) -> None:
         if self._owes_stop and not self._mail.has_stopped:
@@ -323,11 +323,11 @@ class StoreExchange(Exchange):
         self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
     ) -> EvaluationRanges:
         own = tuple(ends) if ends is not None else None
-        self._lane.send(said.Count(num_samples, batch_size, own, digest))
-        return SharedRanges(self._lane, self._mail)
+        self._channel.send(said.Count(num_samples, batch_size, own, digest))
+        return SharedRanges(self._channel, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        self._lane.send(said.SumValues(tuple(float(value) for value in values)))
+        self._channel.send(said.SumValues(tuple(float(value) for value in values)))
         return list(self._mail.expect(said.Summed).values)
 
     def once(self) -> AbstractContextManager[bool]:
@@ -348,15 +348,15 @@ class StoreExchange(Exchange):
 
     def say(self, text: str) -> None:
         """Have the run say this, once for all workers."""
-        self._lane.send(said.Note(text))
+        self._channel.send(said.Note(text))
 
     def log(self, values: dict[str, float]) -> None:
-        self._lane.send(said.LogValues(values))
+        self._channel.send(said.LogValues(values))
 
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""
         self.is_over = True
-        self._lane.send(said.Rested(epoch, self.place()))
+        self._channel.send(said.Rested(epoch, self.place()))
         self._mail.answer(said.Goodbye)
 
     def num_skipped(self) -> int:

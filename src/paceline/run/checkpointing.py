@@ -310,7 +310,7 @@ class Checkpointing:
         self._due.taken(now_s, version, run.script_epoch)
         self._last_place = (version, run.script_epoch)
         remembers_all = self._protocol.update_rule == "mean"
-        are_told = first is not None or not run.are_express
+        are_told = first is not None or not run.by_peers
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
         if remembers_all:

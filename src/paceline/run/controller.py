@@ -185,7 +185,7 @@ class Controller:
             return
         run.ending = reason
         self._shutdown.stopped(run.now_s())
-        if run.are_express:
+        if run.by_peers:
             run.dispatch.store.alarm()
         elif run.is_open:
             run.send_stop()

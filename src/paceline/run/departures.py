@@ -64,7 +64,7 @@ class Departures:
         run = self._run
         one = run.roster[member]
         one.is_done, one.is_over, one.end = True, True, "its script ended"
-        if run.is_open and not run.ending and not run.are_express:
+        if run.is_open and not run.ending and not run.by_peers:
             run.observer.note(
                 f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
                 "others go on without it"
@@ -116,7 +116,7 @@ class Departures:
     def _left_at_end(self, member: int) -> None:
         """It is gone after its script was over, or while the run ends."""
         run = self._run
-        if run.ending or run.are_express or member not in run.coordinator_members:
+        if run.ending or run.by_peers or member not in run.coordinator_members:
             self._note_end(member)
             if run.live:  # they may wait for the version that they stop at
                 run.hand_on(member)
@@ -130,7 +130,7 @@ class Departures:
         """It is gone in the midst of the run: its work returns."""
         run = self._run
         self._borders.left(member)
-        if run.are_express:
+        if run.by_peers:
             run.dispatch.store.alarm()
             self._peers.take_over_if_all_interrupted()
         else:

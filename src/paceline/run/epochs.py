@@ -184,16 +184,16 @@ class EpochBorders:
         run.watch.opened(run.now_s(), epoch)
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
         is_whole = position is not None and len(live) == run.plan.workers
-        is_express = run.plan.path != "store" and is_whole and not run.needs_store
-        run.go_by(run.plan.path if is_express else "store")
+        by_peers = run.plan.path != "store" and is_whole and not run.needs_store
+        run.go_by(run.plan.path if by_peers else "store")
         seats = tuple(run.roster[number].seat for number in live)
-        first_id = run.coordinator.first_lease_id(position or 0) if is_express else 0
+        first_id = run.coordinator.first_lease_id(position or 0) if by_peers else 0
         phase = run.dispatch.store.calm()
         run.tell_all(OpenEpoch(
-            epoch, is_express, run.updates_left, phase, seats, run.began_for_s,
+            epoch, by_peers, run.updates_left, phase, seats, run.began_for_s,
             position or 0, first_id,
         ))  # fmt: skip
-        if is_express:
+        if by_peers:
             self._peers.begin()
             run.note(orders, run.now_s())
         else:

@@ -101,7 +101,7 @@ class Liveness:
     def holds_up(self, member: int) -> bool:
         """Whether others cannot do what they have to before this member does something."""
         signs = self._run.processes.signs(member)
-        if self._peers.are_express:
+        if self._peers.by_peers:
             peers = self._peers.members
             return signs.arrived < max(self._run.processes.signs(one).arrived for one in peers)
         return self._run.dispatch.holds_next_job(member) or member in self._stopped
@@ -151,7 +151,7 @@ class Liveness:
         run = self._run
         if one.is_done or one.is_starting:
             return one.is_starting
-        if run.has_begun and self._peers.are_express:
+        if run.has_begun and self._peers.by_peers:
             arrived = [run.processes.signs(number).arrived for number in self._peers.members]
             is_behind = watched.signs.arrived < max(arrived)
             return is_behind or one.number in self._stopped or min(arrived) == max(arrived)
@@ -228,7 +228,7 @@ class Liveness:
         run = self._run
         if one.is_starting:
             return True
-        if not run.has_begun or self._peers.are_express or not run.is_open:
+        if not run.has_begun or self._peers.by_peers or not run.is_open:
             return True
         coordinator = run.coordinator
         if not one.has_arrived or one.number not in run.coordinator_members:

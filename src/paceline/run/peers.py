@@ -62,7 +62,7 @@ class RoundsBook:
 
 
 class Peers:
-    """The express epochs of one run.
+    """The epochs of one run that go between peers.
 
     Args:
         snapshot: told that members took this checkpoint after the round that was heard last.
@@ -74,7 +74,7 @@ class Peers:
         self._rounds: RoundsBook | None = None
 
     @property
-    def are_express(self) -> bool:
+    def by_peers(self) -> bool:
         """Whether the members run among themselves now."""
         return self._rounds is not None
 
@@ -86,9 +86,9 @@ class Peers:
         return [number for number in self._rounds.members if roster[number].is_alive]
 
     def begin(self) -> None:
-        """An epoch opens express."""
+        """An epoch opens that goes between peers."""
         self._rounds = RoundsBook(self._run.live)
-        self._run.are_express = True
+        self._run.by_peers = True
 
     def heard(self, member: int, message: Rounds) -> None:
         if self._rounds is not None:  # else another member has told it all
@@ -97,7 +97,7 @@ class Peers:
 
     def _end(self) -> None:
         self._rounds = None
-        self._run.are_express = False
+        self._run.by_peers = False
 
     def _hear_round(self, row: Row) -> None:
         """One round: the pushes of all members in member order."""
@@ -130,7 +130,7 @@ class Peers:
     # -- the way back ---------------------------------------------------------------------------
 
     def interrupted(self, member: int, message: PeersLeft) -> None:
-        """A peer left the express path; when all have, the coordinator takes over."""
+        """A peer left the path between peers; when all have, the coordinator takes over."""
         if self._rounds is not None:
             self._run.needs_store |= message.needs_store
             self._rounds.interrupted(member, message)
@@ -155,7 +155,7 @@ class Peers:
         assert rounds is not None
         peers = self.members
         self._end()
-        run.trace.note(run.now_s(), "the express path was left")
+        run.trace.note(run.now_s(), "peers go on through the store")
         run.go_by("store")
         for number in peers:
             ticket = run.roster[number].ticket

@@ -84,7 +84,7 @@ class Newcomers:
         arrived, self._arrived = self._arrived, []
         for member in arrived:
             self._enter_when_it_can(member)
-        if self._empty_seats and not self._peers.are_express:
+        if self._empty_seats and not self._peers.by_peers:
             seats, self._empty_seats = self._empty_seats, []
             for seat in seats:
                 number = max(run.roster.members) + 1
@@ -135,7 +135,7 @@ class Newcomers:
         one = run.roster[member]
         if not one.is_alive or not run.is_open or one.first_epoch != run.coordinator.epoch:
             return  # that epoch has ended meanwhile, and it was told
-        if self._peers.are_express or run.dispatch.needs(one.seat):
+        if self._peers.by_peers or run.dispatch.needs(one.seat):
             self._arrived.append(member)
         else:
             self._enter(member)

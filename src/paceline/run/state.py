@@ -89,7 +89,7 @@ class RunState:
         self.patience = Patience(settings.stall_after)
         self.happened: list[str] = []
         """Faults that were ordered and have come."""
-        self.are_express = False
+        self.by_peers = False
         self.needs_store = False
         """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch

@@ -52,13 +52,13 @@ class PeersWork(TrainingWork):
             task, protocol, batch_size=batch_size, lr=lr, seed=seed, nonfinite=nonfinite
         )
         self._num_workers = num_workers
-        self._is_express = False
+        self._by_peers = False
         self._parts: list[_Part] = []
         self._faults = OK
 
     def go_by(self, path: str) -> None:
         """From here on ``peers`` or ``store``."""
-        self._is_express = path == "peers"
+        self._by_peers = path == "peers"
 
     def rest(self) -> None:
         """The run was cut off here: what was pushed and is in no update is forgotten."""
@@ -66,7 +66,7 @@ class PeersWork(TrainingWork):
         self._jobs.forget()
 
     def carry_out(self, orders: Sequence[Order], fact: Fact) -> None:
-        if not self._is_express:
+        if not self._by_peers:
             super().carry_out(orders, fact)
             return
         if isinstance(fact, Pushed) and self._seat is not None:

@@ -33,7 +33,7 @@ both change at once (writer: who executes the update)."""
 JOBS: Final = _words()
 """Number of jobs done (writer: who executes them, one after the other)."""
 ALARM: Final = _words()
-"""Not 0: members leave the express path at their next barrier (writer: coordinator, any member)."""
+"""Not 0: peers go on through the store at their next barrier (writer: coordinator, any member)."""
 LAYOUT: Final = _words()
 """1 when the store holds the parameters as the main worker prepared them, 2 when as its script
 began the first epoch with them (writer: the main member)."""

@@ -41,7 +41,7 @@ class Channel(Protocol):
 
 
 class SocketChannel(Generic[Sent, Heard]):
-    """A lane over one end of a socket pair that keeps message borders.
+    """A channel over one end of a socket pair that keeps message borders.
 
     Messages of any size: a long frame goes in pieces, each with a byte that says whether it is the
     last.

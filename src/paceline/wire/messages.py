@@ -317,7 +317,7 @@ class OpenEpoch(NamedTuple):
     """The epoch begins.
 
     Attributes:
-        is_express: between peers; else through the store.
+        by_peers: between peers; else through the store.
         updates_left: until the run has all it was asked for; -1: nobody set a number.
         phase: barriers that members have passed.
         seats: of the members, in member order.
@@ -327,7 +327,7 @@ class OpenEpoch(NamedTuple):
     """
 
     epoch: int
-    is_express: bool
+    by_peers: bool
     updates_left: int
     phase: int
     seats: tuple[int, ...]

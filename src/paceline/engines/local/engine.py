@@ -174,7 +174,7 @@ class LocalEngine(Engine):
         self._control = Control(page, num_seats)
         shared = [page.fd, self._arena.fd]
         self.processes = LocalProcesses(self._signs, self._begins, shared, _EXCHANGE)
-        self._board = Switchboard(self.processes.fileno())
+        self._switchboard = Switchboard(self.processes.fileno())
         self._is_closed = False
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
@@ -182,17 +182,17 @@ class LocalEngine(Engine):
 
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
-        said, is_ready = self._board.hear(timeout_s)
+        said, is_ready = self._switchboard.hear(timeout_s)
         events += said
         for member, happening in self.processes.events(is_ready=is_ready):
             if isinstance(happening, ProcessLeft):
                 self._control[self._control.gone[self.processes.seats[member]]] = 1
-                events += self._board.hang_up(member)
+                events += self._switchboard.hang_up(member)
             events.append((member, happening))
         return events
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
-        self._board.send(messages)
+        self._switchboard.send(messages)
 
     def cancel(self, member: int, serial: int) -> None:
         index = self._control.cancelled[self.processes.seats[member]]
@@ -206,11 +206,11 @@ class LocalEngine(Engine):
         if not self._is_closed:
             self._is_closed = True
             self.processes.close()
-            self._board.close()
+            self._switchboard.close()
 
     def _begins(self, member: int, seat: int, end: socket.socket) -> None:
         """A member is about to begin: what the last life on its seat has left is no sign of it."""
-        self._board.open(member, end)
+        self._switchboard.open(member, end)
         control = self._control
         for words in (control.cancelled, control.marks, control.gone):
             control[words[seat]] = 0
