@@ -1,7 +1,8 @@
 """What a loop does to gradients between backward and step is as in plain PyTorch, or refused.
 
-One text each (tests/support/edited.py), with several workers and plainly. Clipping is of the average; what
-acts on each worker's part is found however it is done, and nothing else is taken for it.
+One text each (tests/support/edited.py), with several workers and plainly. Clipping is of the
+average; what acts on each worker's part is found however it is done, and nothing else is taken for
+it.
 """
 
 from pathlib import Path
