@@ -349,7 +349,10 @@ def test_a_script_that_ends_itself_says_where_and_names_its_log(paceline: Say, h
 
 
 def test_a_script_that_never_connects_is_shown_the_four_lines(paceline: Say, here: Path) -> None:
-    (here / "alone.py").write_text("print('trained alone')\n")
+    """And what one worker printed, also where the others come to their print later."""
+    (here / "alone.py").write_text(
+        "import os, time\ntime.sleep(int(os.environ['RANK']) / 2)\nprint('trained alone')\n"
+    )
     code, said = paceline("launch", "--workers", "2", "alone.py")
     assert code == 2
     assert said.count("trained alone") == 1

@@ -34,7 +34,7 @@ for epoch in pace.epochs(6):
             if pace.is_main and epoch == 3 and number == 2 and loop == loops - 1:
                 open("is-there", "w").close()
             with pace.step():
-                time.sleep(0.01)
+                time.sleep(0.06 if dies else 0.01)
                 optimizer.zero_grad()
                 model(x).sum().backward()
                 optimizer.step()

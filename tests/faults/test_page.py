@@ -85,11 +85,11 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "test_another_copies_the_end_when_the_worker_dies_that_was_to",
     ),
     "two runs in one folder": (
-        "faults/test_one_at_a_time.py",
+        "launch/test_one_at_a_time.py",
         "test_a_second_run_gets_one_sentence_and_changes_nothing",
     ),
     "a run is killed before": (
-        "faults/test_one_at_a_time.py",
+        "launch/test_one_at_a_time.py",
         "test_auto_begins_anew_after_a_kill_before_the_first_checkpoint",
     ),
 }

@@ -1,10 +1,15 @@
 """Who trains does not end because nobody reads what it says."""
 
 import errno
+import fcntl
 import io
+import os
+import resource
 from pathlib import Path
 
-from paceline.system.streams import Lasting, Tail
+import pytest
+
+from paceline.system.streams import Lasting, Tail, wait_for
 
 
 class Full(io.StringIO):
@@ -46,3 +51,18 @@ def test_a_log_is_shown_in_whole_lines_and_at_the_end_in_full(tmp_path: Path) ->
         log.write("three")
     tail.show(is_last=True)
     assert shown == ["one\n", "tw", "three"]
+
+
+def test_a_process_may_have_more_descriptors_than_select_knows() -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2000:
+        pytest.skip("this process may not open so many")
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD, 2000)
+    try:
+        assert wait_for([high], timeout_s=0.0) == set()
+        assert wait_for([high], [writer], 0.0) == {writer}
+        os.write(writer, b"x")
+        assert wait_for([high], timeout_s=5.0) == {high}
+    finally:
+        for one in (reader, writer, high):
+            os.close(one)

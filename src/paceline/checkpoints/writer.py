@@ -17,7 +17,6 @@ import json
 import math
 import mmap
 import os
-import select
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 from ..system.files import OpenFolder, open_to_read
 from ..system.signals import die_with_parent, held_back, leave_to_the_launcher
+from ..system.streams import wait_for
 from ..system.vitals import ProcessState, read_vitals
 from .folder import CheckpointFolder, number_of
 
@@ -139,9 +139,9 @@ class WriteQueue:
         self._send(self._process)
         assert self._process.stdin is not None
         waiting = [self._process.stdin.fileno()] if self._unsent else []
-        ready, writable, _ = select.select([descriptor], waiting, [], within_s)
-        if not ready:
-            if writable:
+        ready = wait_for([descriptor], waiting, within_s)
+        if descriptor not in ready:
+            if ready:
                 return ""
             if not self._is_stopped(self._process.pid):
                 return ""

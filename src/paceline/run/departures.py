@@ -98,11 +98,11 @@ class Departures:
         self._borders.has_no_rest(member)
         if run.has_begun:
             self._refuse_to_go_on_without(one)
-            self._borders.checkpointing.left(
-                member
-            )  # before: the main one may be busy from then on
-        if self._is_main(member) and not (one.is_done and (run.ending or run.has_said_goodbye)):
-            self._choose_main()
+            # Before another is the main one: that one may be busy from then on.
+            self._borders.checkpointing.left(member)
+            is_over = one.is_done and (run.ending or run.has_said_goodbye)
+            if self._is_main(member) and not is_over:
+                self._choose_main()
         if one.is_done or run.ending:
             one.is_done = True
             self._left_at_end(member)

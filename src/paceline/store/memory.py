@@ -93,6 +93,10 @@ class SharedMemory:
 
         return torch.frombuffer(self.buffer, dtype=torch.uint8)
 
+    def close_descriptor(self) -> None:
+        """Nobody will map it or inherit it any more; what is mapped here stays."""
+        os.close(self.fd)
+
     def close(self) -> None:
         """Let go of it; where nobody else holds it, the memory is free again."""
         if self._map is not None:

@@ -1,4 +1,4 @@
-"""Output that may go away: a closed pipe, a terminal that is gone, a disk that is full.
+"""Output that may go away (a closed pipe, a terminal, a full disk), and which stream is ready.
 
 Who trains does not end because nobody reads what it says. What the main worker prints is followed
 in its log (`Tail`). This module must not know what is said, nor processes.
@@ -6,6 +6,7 @@ in its log (`Tail`). This module must not know what is said, nor processes.
 
 import errno
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +17,24 @@ from .files import open_to_read
 
 _GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ENXIO}
 """The reader is gone, and does not come back."""
+
+
+def wait_for(
+    readers: Sequence[int], writers: Sequence[int] = (), timeout_s: float | None = None
+) -> set[int]:
+    """Those descriptors that can be read, or written to, or whose other end is gone.
+
+    As ``select``, which knows only the first 1,024 descriptors of a process.
+
+    Args:
+        timeout_s: {} after that; None: waits for as long as it takes.
+    """
+    poll = select.poll()
+    for descriptor in readers:
+        poll.register(descriptor, select.POLLIN)
+    for descriptor in writers:
+        poll.register(descriptor, select.POLLOUT)
+    return {found for found, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
 
 
 class Lasting:

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -33,6 +32,7 @@ from typing import Any
 from ...errors import AllGone, LinkError, WorkerError
 from ...system.limits import Toll, describe_limits
 from ...system.signals import die_with_parent, held_back
+from ...system.streams import wait_for
 from ...system.vitals import ProcessState, read_vitals
 from ...wire.channel import socket_pair
 
@@ -102,9 +102,8 @@ class ForkServerClient:
         end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
             self.woke_it()
-            ready, _, _ = select.select([self._end], [], [], 0.5)
             data = b""
-            if ready:
+            if wait_for([self._end.fileno()], timeout_s=0.5):
                 with contextlib.suppress(ConnectionError):  # it left without reading
                     data = self._end.recv(1 << 16)
             if data:

@@ -170,9 +170,10 @@ class LocalEngine(Engine):
 
     def __init__(self, num_seats: int) -> None:
         allow(num_seats)
-        page, self._arena = SharedMemory.create(control_bytes(num_seats)), SharedMemory.create()
-        self._control = Control(page, num_seats)
-        shared = [page.fd, self._arena.fd]
+        self._page = SharedMemory.create(control_bytes(num_seats))
+        self._arena = SharedMemory.create()
+        self._control = Control(self._page, num_seats)
+        shared = [self._page.fd, self._arena.fd]
         self.processes = LocalProcesses(self._signs, self._begins, shared, _EXCHANGE)
         self._switchboard = Switchboard(self.processes.fileno())
         self._is_closed = False
@@ -207,6 +208,8 @@ class LocalEngine(Engine):
             self._is_closed = True
             self.processes.close()
             self._switchboard.close()
+            self._page.close_descriptor()
+            self._arena.close_descriptor()
 
     def _begins(self, member: int, seat: int, end: socket.socket) -> None:
         """A member is about to begin: what the last life on its seat has left is no sign of it."""

@@ -22,7 +22,6 @@ import json
 import multiprocessing
 import multiprocessing.process
 import os
-import select
 import shutil
 import signal
 import socket
@@ -31,7 +30,7 @@ import sys
 from typing import Any, NoReturn
 
 from ...system.signals import die_with_parent, leave_to_the_launcher
-from ...system.streams import open_standard_streams
+from ...system.streams import open_standard_streams, wait_for
 from ...system.vitals import ProcessState, read_vitals
 from ..base import MemberSpec
 
@@ -116,12 +115,12 @@ class ForkServer:
             this._config = Config(this._config, tempdir=self._scratch)  # type: ignore[attr-defined]
             self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
             while True:
-                watched: list[Any] = [self._launcher, self._wake_in]
-                ready, _, _ = select.select(watched, [], [])
+                launcher = self._launcher.fileno()
+                ready = wait_for([launcher, self._wake_in])
                 if self._wake_in in ready:
                     os.read(self._wake_in, 4096)
                     self._reap()
-                if self._launcher in ready and not self._serve():
+                if launcher in ready and not self._serve():
                     return
         except ConnectionError:  # the launcher is gone already
             return
@@ -255,7 +254,7 @@ def main() -> None:
     # Until it has imported it dies with the launcher (see client.py), which could be gone already.
     open_standard_streams()
     launcher, scratch = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    if select.select([launcher], [], [], 0.0)[0] and not launcher.recv(1, socket.MSG_PEEK):
+    if wait_for([launcher.fileno()], timeout_s=0.0) and not launcher.recv(1, socket.MSG_PEEK):
         return
     server = ForkServer(launcher, scratch)
     try:
