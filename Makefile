@@ -16,6 +16,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip -qq --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+# Many processes begin in a test: none has to compile the modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test check data paper scripts venv
 .DEFAULT_GOAL := train
@@ -36,7 +38,7 @@ paper: $(CORE)
 
 # ARGS="NAME ..." runs these and writes nothing.
 scripts: $(DEV)
-	@cd tests && ../$(BIN)/python -m scripts $(ARGS)
+	@cd tests && PYTHONPATH=support ../$(BIN)/python -m scripts $(ARGS)
 
 test: $(DEV)
 	@$(BIN)/pytest $(ARGS)

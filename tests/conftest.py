@@ -1,4 +1,4 @@
-"""For all tests: live runs of one test process share a nursery, so that torch is imported once.
+"""For all tests: live runs of one test process share a fork server, so that torch is imported once.
 
 How a run begins by itself is tested where runs are commands: tests/cli, tests/faults.
 """
@@ -14,7 +14,7 @@ from paceline.engines.local.client import warm
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_nursery() -> Iterator[None]:
+def warm_fork_server() -> Iterator[None]:
     with warm():
         yield
 

@@ -74,7 +74,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_spare", [])
 
 
-def nurseries() -> set[int]:
+def fork_servers() -> set[int]:
     children = psutil.Process().children()
     return {
         one.pid
@@ -84,29 +84,29 @@ def nurseries() -> set[int]:
 
 
 def test_runs_in_the_block_share_one_and_after_it_there_is_none(tmp_path: Path) -> None:
-    before = nurseries()
+    before = fork_servers()
     with warm():
         train(TASK, tmp_path / "1", workers=2)
-        (kept,) = nurseries() - before
+        (kept,) = fork_servers() - before
         assert psutil.Process(kept).children() == []
         run = train(TASK, tmp_path / "2", workers=3, protocol="async")
-        assert nurseries() - before == {kept}
+        assert fork_servers() - before == {kept}
         assert run.summary.updates > 0
-    assert nurseries() == before
+    assert fork_servers() == before
 
 
 def test_one_that_died_is_replaced_and_without_the_block_it_ends_with_its_run(
     tmp_path: Path,
 ) -> None:
-    before = nurseries()
+    before = fork_servers()
     with warm():
         train(TASK, tmp_path / "1", workers=2)
-        (kept,) = nurseries() - before
+        (kept,) = fork_servers() - before
         os.kill(kept, signal.SIGKILL)
         os.waitid(os.P_PID, kept, os.WEXITED | os.WNOWAIT)
         client._is_warm = False  # as at the end of the block
         train(TASK, tmp_path / "2", workers=2)
-        assert nurseries() == before
+        assert fork_servers() == before
 
 
 def test_the_next_run_has_its_own_folder_and_environment(
@@ -184,7 +184,7 @@ def test_loaders_workers_leave_no_sockets(
     assert [one.name for one in left if not one.name.startswith("torch")] == []
 
 
-def test_what_a_killed_nursery_has_left_is_taken_away_at_once(
+def test_what_a_killed_fork_server_has_left_is_taken_away_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at the end of the run: the launcher may be killed, too."""

@@ -6,6 +6,7 @@ This module must not know the page.
 
 import contextlib
 import io
+import multiprocessing
 import time
 
 import torch
@@ -21,7 +22,11 @@ _kept = contextlib.ExitStack()
 
 
 def begin_process() -> None:
-    """One of the processes that scripts are run in, side by side."""
+    """One of the processes that scripts are run in, side by side.
+
+    It was spawned, and a loader's workers would be, too: under ``python`` they are forked.
+    """
+    multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     _kept.enter_context(warm())
 

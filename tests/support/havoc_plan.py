@@ -3,11 +3,11 @@
     draw(seed) -> Plan -> havoc_run.carry_out -> Outcome -> havoc_verdict.judge -> complaints
 
 A run is a launcher in a process of its own, with a script whose weights count (counted.py). Its
-workers, the launcher, the process that forks workers (the nursery) and the writer of checkpoints
-(the writer) are struck by signals: at a line of Paceline's code that a worker comes to, so each gap
-between two lines is as likely as any other, however short; or so long after a cue, a place in the
-script that a worker has come to. Between lines workers may dawdle, so that they meet in orders that
-an idle machine would never show. This module must not know what is inside a run.
+workers, the launcher, the process that forks workers (the fork server) and the writer of
+checkpoints (the writer) are struck by signals: at a line of Paceline's code that a worker comes to,
+so each gap between two lines is as likely as any other, however short; or so long after a cue, a
+place in the script that a worker has come to. Between lines workers may dawdle, so that they meet
+in orders that an idle machine would never show. This module must not know what is inside a run.
 """
 
 import json
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 PROTOCOLS = ("full-sync", "local-sgd:4", "k-sync:2", "k-batch-async:3", "async")
 OTHERS = ("k-batch-sync:2", "k-async:2", "stale-synchronous:1")
 SIGNALS = ("KILL", "STOP", "TERM", "INT", "HUP", "SEGV")
-TARGETS = ("worker", "worker", "launcher", "nursery", "writer")
+TARGETS = ("worker", "worker", "launcher", "forkserver", "writer")
 MOMENTS = ("before prepare", "training", "evaluation", "between epochs", "checkpoint", "end")
 WEIGHTS = (1, 3, 3, 3, 3, 3)
 """Of these moments: whom the first one ends the others do not meet."""
@@ -36,7 +36,7 @@ class Strike:
     """A signal to one process of a run, at a line of its own or so long after a cue.
 
     Attributes:
-        target: ``worker 2``, ``launcher``, ``nursery`` or ``writer``.
+        target: ``worker 2``, ``launcher``, ``forkserver`` or ``writer``.
         signal: its name.
         moment: one of `MOMENTS`, or ``a line``; for tables.
         cue: what has to have happened: ``start``, ``checkpoint`` or a place in the script.
@@ -54,7 +54,7 @@ class Strike:
 
     @property
     def kind(self) -> str:
-        """``worker``, ``launcher``, ``nursery`` or ``writer``."""
+        """``worker``, ``launcher``, ``forkserver`` or ``writer``."""
         return self.target.partition(" ")[0]
 
 

@@ -29,7 +29,7 @@ CALM = "HAVOC_IS_OVER"
 WAIT_S, AWAITED = 15.0, "nobody is left to go on without it"
 """A run that says so after a while would wait for ever for who is stopped: it is told to end."""
 _MODULES = {
-    "nursery": b"paceline.engines.local.forkserver",
+    "forkserver": b"paceline.engines.local.forkserver",
     "writer": b"paceline.checkpoints.writer",
 }
 _TO_END = ("TERM", "INT", "HUP")

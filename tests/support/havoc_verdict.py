@@ -92,7 +92,7 @@ def _of_end(plan: Plan, launch: Launch, struck: list[Strike]) -> str:
         return "" if code < 0 or "interrupted" in launch.screen else "it did not say why it ended"
     if code != 1 or "error: " not in launch.screen:
         return f"exit {code}: {launch.screen[-500:]}"
-    hit = [one for one in struck if one.signal in _DEADLY and one.kind in ("worker", "nursery")]
+    hit = [one for one in struck if one.signal in _DEADLY and one.kind in ("worker", "forkserver")]
     words = _WORDS if plan.respawn else ("",)
     if not hit or not any(one in launch.screen for one in words):
         return f"it need not have ended: {launch.screen[-800:]}"

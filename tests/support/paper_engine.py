@@ -1,6 +1,6 @@
 """An engine on paper: a whole run by a list of small numbers, without process, thread or sleep.
 
-    plan -> which member goes on, which of their messages is heard, when time passes -> Conductor
+    plan -> which member goes on, which of their messages is heard, when time passes -> Controller
 
 Everything above the engine is the code of a live run, and so are the jobs (core/jobs.py). What
 members share is a ledger: the samples that each version was made of. So at the end every sample can

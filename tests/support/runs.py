@@ -135,7 +135,7 @@ def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Assert that no process that was begun inside is alive afterwards, but a kept nursery."""
+    """Assert that no process that was begun inside is alive afterwards, but a kept fork server."""
     before = {one.pid for one in psutil.Process().children(recursive=True)}
     yield
     after = psutil.Process().children(recursive=True)
