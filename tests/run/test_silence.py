@@ -70,6 +70,20 @@ def test_a_little_time_now_and_then_is_sleep() -> None:
     assert told(TOLD, polls, 20.0)[1] < 6.5
 
 
+def test_who_is_given_no_core_computes_and_who_is_seen_awake_by_chance_does_not() -> None:
+    """On a machine that is too busy a worker of low priority uses next to nothing."""
+
+    def starves(now_s: float) -> Vitals:
+        return Vitals(ProcessState.AWAKE, 0.001 * now_s, is_running=True)
+
+    def polls(now_s: float) -> Vitals:
+        return Vitals(ProcessState.AWAKE, 0.001 * now_s, is_running=round(10 * now_s) % 20 == 0)
+
+    _, stalled_s, silence = told(TOLD, starves, 310.0)
+    assert (stalled_s, silence.doing) == (math.inf, Doing.COMPUTES)
+    assert told(TOLD, polls, 20.0)[1] < 6.5
+
+
 def test_a_compiler_that_ends_takes_its_seconds_along_and_is_no_sleep() -> None:
     def compiles(now_s: float) -> Vitals:
         return Vitals(ProcessState.AWAKE, 3.0 * (now_s % 3.0))

@@ -5,8 +5,9 @@
     sleeps, or nobody can tell       after named_s, and every again_s     after asleep_s
     is stopped                       when it has stalled, every again_s   after stopped_s
 
-It computes where it, with all that it has begun, takes a twentieth of a core or more; the seconds
-of `asleep_s` begin when it last did. Readings and times in, verdicts out (`Silence`). What is said:
+It computes where it, with all that it has begun, takes a twentieth of a core or more, or is seen to
+want one twice in a row: on a machine that is too busy to give it any; the seconds of `asleep_s`
+begin when it last did. Readings and times in, verdicts out (`Silence`). What is said:
 how long, where it is, what it does, who waits, what follows (`explain`):
 
     worker 3 has not pushed for 62 s (usual: 0.4 s): it sleeps at data.py:88 in __getitem__; the
@@ -77,7 +78,7 @@ class Silence:
     def _begin(self, now_s: float) -> None:
         self.since_s = self._idle_since_s = now_s
         self.doing = Doing.UNKNOWN
-        self._mark: tuple[float, float] | None = None  # when, and the CPU seconds until then
+        self._mark: tuple[float, Vitals] | None = None  # the reading that the next is compared with
         self._stopped_s = math.inf  # since when
         self._named_s = math.inf  # after how much silence it was named last
         self._next_look_s = now_s
@@ -143,23 +144,25 @@ class Silence:
         elif vitals.state is ProcessState.UNKNOWN:
             self.doing = Doing.UNKNOWN
         else:
-            self._compare(now_s, vitals.cpu_s, limits)
+            self._compare(now_s, vitals, limits)
             return
         self._mark = None
 
-    def _compare(self, now_s: float, cpu_s: float, limits: Limits) -> None:
-        """Whether it computes, by the seconds that it used since the last mark."""
+    def _compare(self, now_s: float, vitals: Vitals, limits: Limits) -> None:
+        """Whether it computes, by what it used, or wanted, since the last mark."""
         if self._mark is None:
-            self._mark = (now_s, cpu_s)
+            self._mark = (now_s, vitals)
             if self.doing in (Doing.STOPPED, Doing.TRACED):  # it has just been let go
                 self.doing, self._idle_since_s = Doing.COMPUTES, now_s
             return
-        passed_s, used_s = now_s - self._mark[0], cpu_s - self._mark[1]
+        before_s, before = self._mark
+        passed_s, used_s = now_s - before_s, vitals.cpu_s - before.cpu_s
         if passed_s < min(_LONGEST_S, max(_SHORTEST_S, limits.least_s / 8)):
             return
-        self._mark = (now_s, cpu_s)
+        self._mark = (now_s, vitals)
         # Less than before: somebody that it had begun has ended, whose time went with it.
-        if used_s < 0 or used_s >= max(_SHARE * passed_s, _LEAST_CPU_S):
+        is_busy = used_s < 0 or used_s >= max(_SHARE * passed_s, _LEAST_CPU_S)
+        if is_busy or (before.is_running and vitals.is_running):
             self.doing, self._idle_since_s = Doing.COMPUTES, now_s
         else:
             self.doing = Doing.SLEEPS
@@ -206,11 +209,12 @@ class Case:
         is_given = self.run.patience.given_s is not None
         if self.doing is Doing.TRACED:
             return "a debugger looks at it: it is left alone"
+        if self.is_first:
+            how = f"also with --stall-after (kill -9 {self.one.pid} ends it)"
+            return f"it is left alone in pace.once(), {how}"
         if self.doing is Doing.COMPUTES:
             hint = "" if is_given else "; --stall-after SECONDS ends who sleeps, not who computes"
             return f"it is left alone, since it computes (kill -9 {self.one.pid} ends it{hint})"
-        if self.is_first:
-            return f"it is left alone in pace.once() (kill -9 {self.one.pid} ends it)"
         if is_given and self.busy is not None:
             return f"it may wait for worker {self.busy.seat}, which is busy: it is left alone"
         if is_given:

@@ -36,11 +36,13 @@ class Vitals(NamedTuple):
     Attributes:
         cpu_s: seconds of CPU time, of the process and of all that descend from it.
         tracer: the process that traces it; 0: none does.
+        is_running: whether one of them runs, or would if it was given a core.
     """
 
     state: ProcessState
     cpu_s: float = 0.0
     tracer: int = 0
+    is_running: bool = False
 
 
 UNKNOWN = Vitals(ProcessState.UNKNOWN)
@@ -54,7 +56,8 @@ def read_vitals(pid: int) -> Vitals:
     if not fields:
         return Vitals(ProcessState.ENDED)
     tracer = int(_row(pid, "TracerPid") or 0)
-    return Vitals(_state(fields[0], tracer), _cpu_s(pid), tracer)
+    cpu_s, is_running = _use(pid)
+    return Vitals(_state(fields[0], tracer), cpu_s, tracer, is_running)
 
 
 def catches(pid: int, signal: int) -> bool:
@@ -94,15 +97,17 @@ def _rows(text: str) -> list[list[str]]:
     return [line.split(":", 1) for line in text.splitlines() if ":" in line]
 
 
-def _cpu_s(pid: int) -> float:
-    """Of a process, its children that have ended, and all that live."""
-    ticks, seen, ahead = 0, 0, [pid]
+def _use(pid: int) -> tuple[float, bool]:
+    """CPU time of a process, its children that have ended, and all that live; whether one runs."""
+    ticks, seen, ahead, is_running = 0, 0, [pid], False
     while ahead and seen < _MOST_PROCESSES:
         one = ahead.pop()
         seen += 1
-        ticks += sum(int(number) for number in _fields(one)[11:15])  # u, s, and those of children
+        fields = _fields(one)
+        ticks += sum(int(number) for number in fields[11:15])  # u, s, and those of children
+        is_running |= fields[:1] == ["R"]
         ahead += _children(one)
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK"), is_running
 
 
 def _children(pid: int) -> list[int]:
