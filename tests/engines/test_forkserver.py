@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -64,6 +65,25 @@ for epoch in pace.epochs(1):
             optimizer.zero_grad()
             model(x).sum().backward()
             optimizer.step()
+"""
+
+
+ENDS_LATE = """
+import multiprocessing, os, shutil
+from multiprocessing.connection import Listener
+from paceline.engines.local.forkserver import Config
+
+def end():
+    global kept
+    kept = Listener(family="AF_UNIX")
+    if not {is_there}:
+        shutil.rmtree({folder!r})
+
+Config.server = os.getpid()
+multiprocessing.process.current_process()._config = Config({{}}, tempdir={folder!r})
+one = multiprocessing.get_context("fork").Process(target=end)
+one.start()
+one.join()
 """
 
 
@@ -211,6 +231,15 @@ def test_the_folder_of_loaders_workers_is_made_when_it_is_needed(tmp_path: Path)
     (tmp_path / "link").symlink_to(folder)
     assert Config(tempdir=str(tmp_path / "link")).get("tempdir") is None
     assert Config().get("tempdir") is None
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_who_ends_after_its_folder_says_nothing(tmp_path: Path, is_there: bool) -> None:
+    """A loader's worker lives for a while after its run: the socket that it would take away."""
+    code = ENDS_LATE.format(folder=str(tmp_path / "mine"), is_there=is_there)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert list(tmp_path.glob("mine/*")) == []
 
 
 def test_none_is_made_where_nobody_is_left_to_take_it_away(

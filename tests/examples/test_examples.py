@@ -60,7 +60,7 @@ def test_the_second_example_is_the_first_with_four_lines_changed() -> None:
 
 @pytest.mark.parametrize("name", ["01_plain.py", "02_paceline.py"])
 def test_the_scripts_run_by_python(name: str) -> None:
-    assert run(name, *SMALL).startswith("epoch 1: test accuracy 0.")
+    assert "epoch 1: test accuracy 0." in run(name, *SMALL)
 
 
 @pytest.mark.parametrize(

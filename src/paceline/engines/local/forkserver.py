@@ -21,6 +21,7 @@ import contextlib
 import json
 import multiprocessing
 import multiprocessing.process
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -59,7 +60,10 @@ class Config(dict[str, Any]):
         if read_vitals(self.server).state is ProcessState.ENDED:
             _end_with_parent()
             return None
-        return found if _is_there(found) else None
+        if not _is_there(found):
+            return None
+        _prepare_end(found)
+        return found
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
         """For one that is begun anew, which may not know this class: the folder is there then."""
@@ -68,6 +72,24 @@ class Config(dict[str, Any]):
     def copy(self) -> "Config":
         """For a process that is begun by this one."""
         return Config(self)
+
+
+_prepared = 0
+"""The process that looks at its end whether the folder is still there."""
+
+
+def _prepare_end(folder: str) -> None:
+    """See ``_end_without``; before all that this process would take away by itself."""
+    global _prepared
+    if _prepared != os.getpid():
+        _prepared = os.getpid()
+        multiprocessing.util.Finalize(None, _end_without, (folder,), exitpriority=100)
+
+
+def _end_without(folder: str) -> None:
+    """End at once where the folder is gone: what this process would take away went with it."""
+    if not os.path.isdir(folder):
+        os._exit(1)
 
 
 def _end_with_parent() -> None:
