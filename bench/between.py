@@ -1,0 +1,147 @@
+"""Other benches at two commits, in turn: what a change has made faster or slower.
+
+    python bench/between.py BEFORE [--rounds 3] [--only NAME ...] [--write]
+
+Both commits are checked out beside each other and run by the same interpreter. A round is: before,
+after, after again, of one bench; then the next round. A row is a row that the bench itself prints
+at both commits, by the first figure in it. The ratio of a round is after to before; "again" is the
+second run of after to its first, which is what this machine does to a figure that nothing changed.
+Slower is what is on the worse side of 1 in every round, by more than "again" is off in any.
+Writes results/between.md.
+"""
+
+import argparse
+import compileall
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from table import machine, spread, write_table
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCHES = {
+    "step": ("--pairs", "2"),
+    "overhead": ("--quick",),
+    "startup": ("--quick",),
+    "simulator": ("--quick", "--only", "speed"),
+    "stragglers": ("--pairs", "2"),
+    "pushes": ("--quick",),
+    "kvstore": ("--pairs", "2"),
+}
+MORE_IS_BETTER = ("simulator", "pushes", "kvstore")
+_FIGURE = re.compile(r"-?[\d,]+(\.\d+)?( \(.* to .*\))?")
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of one bench: its figure in each run."""
+
+    bench: str
+    name: str
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        return [b / a for a, b in zip(self.before, self.after, strict=True)]
+
+    @property
+    def verdict(self) -> str:
+        """Whether every round says the same, and more than the machine would say by itself."""
+        worse = [1 / one for one in self.ratios] if self.bench in MORE_IS_BETTER else self.ratios
+        own = [b / a for a, b in zip(self.after, self.again, strict=True)]
+        margin = max(max(one, 1 / one) for one in own)
+        if min(worse) > margin:
+            return "slower"
+        return "faster" if max(worse) < 1 / margin else "as before"
+
+    def cells(self) -> list[str]:
+        own = [b / a for a, b in zip(self.after, self.again, strict=True)]
+        figures = [f"{statistics.median(one):,.4g}" for one in (self.before, self.after)]
+        return [self.bench, self.name, *figures, spread(self.ratios), spread(own), self.verdict]
+
+
+def check_out(commit: str, folder: Path) -> Path:
+    """This repository at a commit, with its modules compiled."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, folder], check=True)
+    subprocess.run(["git", "checkout", "--quiet", commit], cwd=folder, check=True)
+    compileall.compile_dir(folder / "src", quiet=2)
+    return folder
+
+
+def figures_of(place: Path, bench: str) -> dict[str, float]:
+    """What a bench prints there: the first figure of each row, by the cells before it."""
+    path = os.pathsep.join(str(place / one) for one in ("src", "tests/support"))
+    done = subprocess.run(
+        [sys.executable, f"bench/{bench}.py", *BENCHES[bench]],
+        cwd=place, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    found: dict[str, float] = {}
+    for line in done.stdout.splitlines():
+        name, figure = _read(line.split(" | "))
+        if figure is not None:
+            found[name] = figure
+    if not found:
+        sys.exit(f"{bench} at {place.name} printed no figures:\n{done.stdout}{done.stderr}"[-2000:])
+    return found
+
+
+def _read(cells: Sequence[str]) -> tuple[str, float | None]:
+    """The name of a row, and its figure: one with a spread, or else the first number."""
+    numbers = [i for i, cell in enumerate(cells) if i and _FIGURE.fullmatch(cell.strip())]
+    first = next((i for i in numbers if "(" in cells[i]), numbers[0] if numbers else 0)
+    if not first:
+        return "", None
+    return " | ".join(cells[:first]), float(cells[first].split()[0].replace(",", ""))
+
+
+def compare(before: Path, after: Path, bench: str, rounds: int) -> list[Row]:
+    """The rows of one bench that both commits print."""
+    rows: dict[str, Row] = {}
+    for number in range(rounds):
+        runs = [figures_of(place, bench) for place in (before, after, after)]
+        names = runs[0].keys() & runs[1].keys() & runs[2].keys()
+        for name in (one for one in runs[1] if one in names):
+            row = rows.setdefault(name, Row(bench, name))
+            for figures, run in zip((row.before, row.after, row.again), runs, strict=True):
+                figures.append(run[name])
+        print(f"{bench}: round {number + 1} of {rounds}", flush=True)
+    return [row for row in rows.values() if len(row.before) == rounds]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("before", help="the commit to compare with")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(BENCHES), choices=list(BENCHES))
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    note, rows = machine(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        before = check_out(options.before, Path(scratch) / "before")
+        after = check_out("HEAD", Path(scratch) / "after")
+        for bench in options.only:
+            found = compare(before, after, bench, options.rounds)
+            rows += [row.cells() for row in found]
+            for row in found:
+                print(" | ".join(row.cells()), flush=True)
+    if options.write:
+        header = ["bench", "row", "before", "after", "after : before", "again : after", "verdict"]
+        how = (
+            f"Before: {options.before}. {options.rounds} rounds of before, after, after again; "
+            "medians, ratios with least and most. More is better in "
+            f"{', '.join(MORE_IS_BETTER)}, less in the others. {note}"
+        )
+        write_table("between", "Two commits in turn", header, rows, how)
+
+
+if __name__ == "__main__":
+    main()
