@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -44,10 +45,18 @@ def paceline(here: Path, line: str) -> tuple[int, str]:
 TRAIN = "train quadratic --engine inline --device cpu --updates 3 --run-dir run"
 
 
-@pytest.fixture
-def run(here: Path) -> Path:
-    code, said = paceline(here, TRAIN + " --log csv")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended."""
+    folder = tmp_path_factory.mktemp("trained")
+    code, said = paceline(folder, TRAIN + " --log csv")
     assert code == 0, said
+    return folder / "run"
+
+
+@pytest.fixture
+def run(here: Path, trained: Path) -> Path:
+    shutil.copytree(trained, here / "run", symlinks=True)
     return here / "run"
 
 

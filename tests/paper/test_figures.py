@@ -13,10 +13,10 @@ from paceline import theory
 from paceline.conditions.delays import parse_delay
 from paceline.data.arrays import ArrayDataset
 from paper.bounds import speed_up
-from paper.figures import FIGURES, figure_05, figure_06, figure_08, table_facts
+from paper.figures import FIGURES, figure_05, figure_06, figure_08, figure_09, table_facts
 from paper.figures.base import Claim, Drawn, Effort, Figure, Workshop, number, reading, sentence
 from paper.page import Made, page
-from paper.tasks import CLASSES, Images, Repeated, Softmax, metrics, objective
+from paper.tasks import CLASSES, Images, Repeated, Softmax, grey, metrics, objective
 from paper.training import Measured, Run, Setting, train
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -36,7 +36,10 @@ def shop(images: Images) -> Workshop:
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: f"figure {figure.number}")
-def test_a_figure_draws_and_claims(figure: Figure, shop: Workshop) -> None:
+def test_a_figure_draws_and_claims(
+    figure: Figure, shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figure_09, "grey", lambda: grey(500))
     drawn = figure.draw(shop)
     assert drawn.claims
     assert figure.stated

@@ -4,8 +4,6 @@ Alone to the last bit; in step with others to the rounding of a mean; else as fa
 can: each sample is used as often as the script says, and every epoch ends.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from torch import Tensor
 
 import leasing
 import loops
+from alone import run_each_alone
 from paceline.errors import ConfigError
 from paceline.protocols import parse
 from paceline.run.describe import Description, _notes
@@ -41,10 +40,17 @@ def _run(case: str, folder: Path, **settings: object) -> tuple[Run, list[dict[st
     return run, results
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each case leaves where the script is run by itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    run_each_alone(SCRIPT, folder, leasing.CASES)
+    return folder
+
+
 @pytest.mark.parametrize("case", leasing.CASES)
-def test_one_worker_alone_is_plain_pytorch_to_the_last_bit(tmp_path: Path, case: str) -> None:
-    subprocess.run([sys.executable, str(SCRIPT), case, str(tmp_path)], check=True, timeout=60)
-    result, plain = torch.load(tmp_path / f"{case}-0.pt"), _plain(case)
+def test_one_worker_alone_is_plain_pytorch_to_the_last_bit(alone: Path, case: str) -> None:
+    result, plain = torch.load(alone / f"{case}-0.pt"), _plain(case)
     assert all(torch.equal(result[name], plain[name]) for name in plain)
 
 
