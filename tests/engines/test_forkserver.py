@@ -68,6 +68,24 @@ for epoch in pace.epochs(1):
 """
 
 
+OUTLIVES = """
+import multiprocessing, subprocess, sys
+from multiprocessing.connection import Listener
+from paceline.engines.local.forkserver import Config
+
+def end():
+    kept = Listener(family="AF_UNIX")
+    print("still here", flush=True)
+
+ended = subprocess.Popen(["true"])
+ended.wait()
+Config.server = ended.pid
+multiprocessing.process.current_process()._config = Config({{}}, tempdir={folder!r})
+one = multiprocessing.get_context("fork").Process(target=end)
+one.start()
+one.join()
+"""
+
 ENDS_LATE = """
 import multiprocessing, os, shutil
 from multiprocessing.connection import Listener
@@ -240,6 +258,17 @@ def test_who_ends_after_its_folder_says_nothing(tmp_path: Path, is_there: bool) 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert list(tmp_path.glob("mine/*")) == []
+
+
+def test_what_a_dying_worker_has_begun_makes_no_folder_of_its_own(tmp_path: Path) -> None:
+    """multiprocessing would make one (pymp-...), which nobody took away."""
+    code = OUTLIVES.format(folder=str(tmp_path / "mine"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_none_is_made_where_nobody_is_left_to_take_it_away(

@@ -57,13 +57,20 @@ class Config(dict[str, Any]):
         found = super().get(key, default)
         if key != "tempdir" or found is None:
             return found
-        if read_vitals(self.server).state is ProcessState.ENDED:
-            _end_with_parent()
+        is_there = not self._is_over() and _is_there(found)
+        if self._is_over():
+            with contextlib.suppress(OSError):
+                os.rmdir(found)  # made in the moment in which it ended
+            if multiprocessing.parent_process() is not None:
+                os._exit(1)  # begun by a member, which is dying: nobody waits for this process
             return None
-        if not _is_there(found):
+        if not is_there:
             return None
         _prepare_end(found)
         return found
+
+    def _is_over(self) -> bool:
+        return read_vitals(self.server).state is ProcessState.ENDED
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
         """For one that is begun anew, which may not know this class: the folder is there then."""
@@ -89,13 +96,6 @@ def _prepare_end(folder: str) -> None:
 def _end_without(folder: str) -> None:
     """End at once where the folder is gone: what this process would take away went with it."""
     if not os.path.isdir(folder):
-        os._exit(1)
-
-
-def _end_with_parent() -> None:
-    """End here if this is a process that a dead one has begun: what it made, nobody took away."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
         os._exit(1)
 
 
