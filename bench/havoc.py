@@ -34,7 +34,7 @@ NOTE = (
     "nobody. The last seven columns count runs. Hangs: no end within 60 s, waiting without saying "
     "for whom, or an end more than 10 s after TERM, INT or HUP. Other weights: not those that the "
     "updates in the trace make. Left behind: processes, and files in the temporary folder, after "
-    "3 s."
+    "3 s, but for the empty ones that torch opens for a moment where a loader's worker is gone."
 )
 
 
