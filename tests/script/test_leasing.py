@@ -12,7 +12,7 @@ from torch import Tensor
 
 import leasing
 import loops
-from alone import run_each_alone
+from each_alone import run_each_alone
 from paceline.errors import ConfigError
 from paceline.protocols import parse
 from paceline.run.describe import Description, _notes

@@ -1,49 +1,73 @@
-"""A script run by itself for each of several cases, in processes forked from one with torch in it.
+"""A protocol by itself: facts by hand, tickets counted, decisions as they come."""
 
-    python alone.py SCRIPT FOLDER CASE ...     as if: python SCRIPT CASE FOLDER, for each
-
-Exits with 1 where one of them failed.
-"""
-
-import os
-import runpy
-import subprocess
-import sys
-import traceback
-from collections.abc import Iterable
-from pathlib import Path
-
-
-def run_each_alone(script: Path, folder: Path, cases: Iterable[str]) -> None:
-    """Run the script for each case; what it wrote lies in the folder."""
-    words = [sys.executable, __file__, str(script), str(folder), *cases]
-    subprocess.run(words, check=True, timeout=120)
+from paceline.events import (
+    Apply,
+    Cancel,
+    Decision,
+    Exhausted,
+    Joined,
+    Left,
+    Pushed,
+    Release,
+    Stalled,
+    Ticket,
+)
+from paceline.protocols import parse
+from paceline.protocols.staleness import parse_staleness
 
 
-def main(script: str, folder: str, *cases: str) -> int:
-    import torch._dynamo  # noqa: F401  the first optimizer would import it, in every process
+class Alone:
+    """Says facts to a protocol and keeps who works, at which version."""
 
-    import paceline.script.worker  # noqa: F401
+    def __init__(self, text: str, num_members: int, staleness: str = "none") -> None:
+        self.protocol = parse(text, num_members)
+        self.protocol.staleness = parse_staleness(staleness)
+        self.version = 0
+        self.working: dict[int, Ticket] = {}
+        self._serials: dict[int, int] = {}
+        self.staleness_versions: list[int] = []
+        for member in range(num_members):
+            self.join(member)
 
-    sys.path.insert(0, str(Path(script).parent))
-    codes = []
-    for case in cases:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(_code_of(script, case, folder))
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    return int(any(codes))
+    def join(self, member: int) -> list[Decision]:
+        return self._carry_out(self.protocol.react(Joined(member, 0.0)))
+
+    def push(self, member: int, num_samples: int = 1, at_s: float = 0.0) -> list[Decision]:
+        fact = Pushed(self.working.pop(member), num_samples, 0.5, True, at_s)
+        return self._carry_out(self.protocol.answer(fact, self.version))
+
+    def leave(self, member: int) -> list[Decision]:
+        self.working.pop(member, None)
+        return self._carry_out(self.protocol.react(Left(member, 0.0)))
+
+    def stall(self, member: int) -> list[Decision]:
+        return self._carry_out(self.protocol.react(Stalled(member, 0.0)))
+
+    def exhaust(self) -> list[Decision]:
+        return self._carry_out(self.protocol.react(Exhausted(0.0)))
+
+    def _carry_out(self, decisions: list[Decision]) -> list[Decision]:
+        for decision in decisions:
+            if isinstance(decision, Apply):
+                self.staleness_versions += [self.version - t.version for t in decision.tickets]
+                self.version += 1
+            elif isinstance(decision, Cancel):
+                del self.working[decision.member]
+            elif isinstance(decision, Release):
+                member = decision.member
+                assert member not in self.working
+                self._serials[member] = self._serials.get(member, -1) + 1
+                self.working[member] = Ticket(member, self._serials[member], self.version)
+        return decisions
 
 
-def _code_of(script: str, *words: str) -> int:
-    sys.argv = [script, *words]
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+def updates(decisions: list[Decision]) -> list[Apply]:
+    return [decision for decision in decisions if isinstance(decision, Apply)]
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def released(decisions: list[Decision]) -> list[int]:
+    return [decision.member for decision in decisions if isinstance(decision, Release)]
+
+
+def cancelled(decisions: list[Decision]) -> list[int]:
+    return [decision.member for decision in decisions if isinstance(decision, Cancel)]
