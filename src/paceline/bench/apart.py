@@ -11,13 +11,14 @@ This module must not know what is measured.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from ..errors import ConfigError, PacelineError, WorkerError
@@ -125,8 +126,7 @@ def serve(target: str) -> None:
         request = json.loads(line)
         try:
             if made is None:
-                module, _, name = target.partition(":")
-                made = getattr(importlib.import_module(module), name)(**arguments)
+                made = _find(target)(**arguments)
             answer = getattr(made, request["do"])(**request["with"])
         except PacelineError as error:
             answer = {"refused": str(error)}
@@ -136,6 +136,17 @@ def serve(target: str) -> None:
             answer = {"failed": reason(error)}
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(answer), file=answers, flush=True)
+
+
+def _find(target: str) -> Callable[..., object]:
+    """Import it; nothing of what is imported is garbage, so none is looked for meanwhile."""
+    module, _, name = target.partition(":")
+    gc.disable()
+    try:
+        found: Callable[..., object] = getattr(importlib.import_module(module), name)
+    finally:
+        gc.enable()
+    return found
 
 
 if __name__ == "__main__":

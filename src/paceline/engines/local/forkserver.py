@@ -18,6 +18,7 @@ This module must not know what a member does.
 """
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import multiprocessing.process
@@ -199,6 +200,7 @@ class ForkServer:
         """In the child: never returns."""
         code = 70
         try:
+            gc.enable()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._launcher.close()
@@ -261,13 +263,16 @@ def _kill_group(pid: int) -> None:
 
 
 def _import_all() -> None:
-    """Before the fork: once for all members."""
+    """Before the fork, once for all members; none of it is garbage, none is looked for in it."""
+    gc.disable()
     import numpy  # noqa: F401
     import torch
     import torch._dynamo  # noqa: F401  the first optimizer would import it, in every member
 
     from ...script import worker  # noqa: F401
     from . import process  # noqa: F401
+
+    gc.freeze()  # so members do not get their own copy of each page that would be looked at
 
 
 def main() -> None:
