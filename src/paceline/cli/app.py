@@ -48,8 +48,8 @@ VERBS = (
     Verb("plan", "Predict", "Which protocol and which K, and why.", "protocols"),
     Verb("compare", "Predict", "Protocols under the same stragglers and seeds.", "protocols"),
     Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
-    Verb("report", "Look at a run", "Print the summary of a run again.", "recorded"),
-    Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "recorded"),
+    Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
+    Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
     Verb("data", "Machine", "Data sets here, and how to get them.", "machine"),
     Verb("config", "Machine", "Settings, and where each came from.", "machine"),
 )

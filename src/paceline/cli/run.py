@@ -1,18 +1,26 @@
-"""``paceline train`` and ``paceline launch``: a task, or a script, by several workers."""
+"""A run: ``train`` and ``launch`` make one, ``report`` and ``replay`` say what its trace tells."""
 
-import json
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import asdict, replace
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ..config import RunSettings
-from ..errors import Interrupted
+from ..errors import ConfigError, Interrupted
 from ..program import Program, ScriptProgram, TaskProgram
 from ..system.signals import ended_by_signals
-from .flags import NO_FLAGS, ConfigFile, RunFlags, settings_of
+from .flags import NO_FLAGS, ConfigFile, Json, RunFlags, num_columns, say, settings_of, show
+
+if TYPE_CHECKING:
+    from ..replay import Replayed
+
+_EVERY_S = 2.0
 
 
 def train(task: str, /, *, flags: RunFlags = NO_FLAGS, config: ConfigFile = None) -> None:
@@ -81,11 +89,132 @@ def _run(program: Program, settings: RunSettings, notes: Sequence[str]) -> None:
         summary = launch_run(program, settings, observer)
     except Interrupted as end:
         if settings.json:
-            print(json.dumps(end.summary.to_json(), allow_nan=False))
+            print(dumps(end.summary.to_json(), allow_nan=False))
         raise
     finally:
         observer.close()
     if settings.json:
         shown = summary if summary is not None else observer.shown_plan
         assert shown is not None
-        print(json.dumps(shown.to_json(), allow_nan=False))
+        print(dumps(shown.to_json(), allow_nan=False))
+
+
+def report(
+    run: Path = Path("runs/latest"),
+    /,
+    *,
+    sample: int | None = None,
+    position: int | None = None,
+    json: Json = False,
+) -> None:
+    """Print the summary of a run again, or what became of one sample.
+
+    Example: paceline report runs/latest --sample 123
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    sample
+        Which update used this sample of the data set, by which worker and how stale.
+    position
+        The same for a position in the order of the epochs, where a script has its own sampler.
+    """
+    if sample is not None or position is not None:
+        _report_sample(run, sample, position, is_json=json)
+        return
+    from ..report.summary import summarize
+    from ..report.terminal import render_summary
+
+    summary = summarize(run)
+    show(json, summary.to_json, lambda: render_summary(summary, num_columns()))
+
+
+def _report_sample(run: Path, sample: int | None, position: int | None, *, is_json: bool) -> None:
+    from ..data.order import redraw
+    from ..report.whereabouts import render_sample, report_sample
+    from ..trace.records import Header
+
+    if sample is not None and position is not None:
+        raise ConfigError("--sample and --position name the same thing twice; give one of them")
+
+    def draw(header: Header, epoch: int) -> Sequence[int]:
+        num_samples = header.number("num_samples")
+        if position is not None:
+            return range(num_samples)
+        kind = header.text("order", "own")
+        return redraw(kind, num_samples, header.number("seed"), epoch)
+
+    wanted = sample if sample is not None else position
+    assert wanted is not None
+    found = report_sample(run, wanted, draw)
+    show(is_json, lambda: asdict(found), lambda: render_sample(found))
+
+
+def replay(
+    run: Path = Path("runs/latest"),
+    /,
+    *,
+    until: int | None = None,
+    save: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Make a run again from its trace, in one process, and say whether it comes out equal.
+
+    Every decision and every gradient is made again, at the parameters that its worker held. On
+    the machine of the run it is equal in every bit; where it is not, the first difference is
+    named and the exit code is 1. For example: paceline replay runs/latest --until 400
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    until
+        Stop when so many updates are made, and show the metrics there.
+    save
+        Put the model as it is then into this file (safetensors).
+    """
+    from ..replay import replay as make_again
+
+    start_s = time.perf_counter()
+    found = make_again(run, until=until, save=save, on_progress=_Progress().progress)
+    seconds = time.perf_counter() - start_s
+    show(json, found.to_json, lambda: _lines(found, seconds, save))
+    if not found.is_equal:
+        sys.exit(1)
+
+
+def _lines(found: "Replayed", seconds: float, saved: Path | None) -> list[str]:
+    """The result in a few lines."""
+    lines = [f"{found.pushes:,} pushes, {found.version:,} updates made again in {seconds:.1f} s"]
+    if found.difference:
+        lines.append(f"different: {found.difference}")
+        lines.append(
+            "the run before it is equal; what changed is the code, the data, the number of "
+            "threads or the machine"
+        )
+    elif found.is_model_equal is False:
+        lines.append("different: every loss and decision is equal, but not the model that was left")
+    elif found.is_model_equal:
+        lines.append("equal: every decision, every loss, and every bit of the model that was left")
+    else:
+        lines.append("equal so far: every decision and every loss")
+    if found.metrics:
+        values = ", ".join(f"test {name} {value:.4f}" for name, value in found.metrics.items())
+        lines.append(f"at version {found.version:,}: {values}")
+    if saved is not None:
+        lines.append(f"model: {saved}")
+    return lines
+
+
+class _Progress:
+    """A line on standard error every two seconds, so that results stay clean."""
+
+    def __init__(self) -> None:
+        self._next_s = time.perf_counter() + _EVERY_S
+
+    def progress(self, version: int) -> None:
+        now_s = time.perf_counter()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _EVERY_S
+            say(f"version {version:,}")
