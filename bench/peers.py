@@ -74,7 +74,7 @@ def be_by_hand(turn: Turn, total: int, rank: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(make_model("lenet")[0], gradient_as_bucket_view=True)
+    model = DistributedDataParallel(make_model("lenet"), gradient_as_bucket_view=True)
     optimizer = sgd(model)
     loader = data(sampler=DistributedSampler(Tensors((1, 28, 28)), shuffle=True))
     done = 0
@@ -95,7 +95,7 @@ def be_accelerate(turn: Turn, total: int, rank: int) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    model = make_model("lenet")[0]
+    model = make_model("lenet")
     model, optimizer, loader = accelerator.prepare(model, sgd(model), data(shuffle=True))
     done = 0
     while done < total:
@@ -116,7 +116,7 @@ def be_lightning(turn: Turn, total: int, rank: int) -> None:
     class Lit(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = make_model("lenet")[0]
+            self.model = make_model("lenet")
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
             inputs, targets = batch
@@ -142,7 +142,7 @@ def be_paceline(turn: Turn, total: int, rank: int) -> None:
     import paceline
 
     pace = paceline.connect()
-    model = make_model("lenet")[0]
+    model = make_model("lenet")
     model, optimizer, loader = pace.prepare(model, sgd(model), data(BATCH, shuffle=True))
     done = 0
     for _ in pace.epochs(1_000_000):

@@ -4,7 +4,9 @@ A world is one or more processes that train the same model on the same batches. 
 waits for a number of steps on a pipe, makes them, and answers with the seconds; the others follow
 because they wait for it. So variants are interleaved (A B A B) on a machine that is noisy.
 
-Roles, one a process:  `ddp`  `pace`  `one` (one process, all threads)
+Roles:  `ddp`  `pace`  `one` (one process, all threads)
+        `bound` (each process its part of every batch, and no exchange at all)
+        `read` (each process reads what another has just written, as much as a gradient)
 """
 
 import argparse
@@ -16,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +33,81 @@ NUM_SAMPLES = 16384
 LEARNING_RATE = 0.0001
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is trained.
+
+    Attributes:
+        model: makes it, with torch's own initialisation.
+        shape: of one input.
+        tokens: 0 where inputs are numbers; else they are tokens below this one, and so are targets.
+    """
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+    num_samples: int = NUM_SAMPLES
+    tokens: int = 0
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def sgd(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9)
+
+
+def adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+
+
+def _mlp(*widths: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _cnn() -> nn.Module:
+    """Small, with batch norm: of 1 x 28 x 28."""
+    layers: list[nn.Module] = []
+    for before, after in ((1, 32), (32, 64)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 10))
+
+
+def _built_in(name: str) -> nn.Module:
+    from paceline.workloads import load_task
+
+    return load_task(name, 1, "default").model()
+
+
+IMAGE = (1, 28, 28)
+SUBJECTS = {
+    "mlp": Subject(lambda: _mlp(784, 2048, 2048, 10), (784,), sgd),
+    "mlp-adamw": Subject(lambda: _mlp(256, 1024, 1024, 10), (256,), adamw),
+    "lenet": Subject(lambda: _built_in("lenet"), IMAGE, sgd),
+    "cnn": Subject(_cnn, IMAGE, sgd),
+    "resnet18": Subject(lambda: _built_in("resnet18"), (1, 32, 32), sgd, 2048),
+    "gpt": Subject(lambda: _built_in("transformer"), (64,), adamw, 2400, tokens=256),
+}
+"""The GPT has 4 layers, 128 wide, and reads 64 tokens."""
+
+
 class Tensors(Dataset[Any]):
     """In memory; a batch is one index_select."""
 
-    def __init__(self, shape: tuple[int, ...], num_samples: int = NUM_SAMPLES) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], num_samples: int = NUM_SAMPLES, tokens: int = 0
+    ) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.inputs = torch.rand(num_samples, *shape, generator=generator)
-        self.targets = torch.randint(0, 10, (num_samples,), generator=generator)
+        if tokens:
+            self.inputs = torch.randint(0, tokens, (num_samples, *shape), generator=generator)
+            self.targets = torch.randint(0, tokens, (num_samples, *shape), generator=generator)
+        else:
+            self.inputs = torch.rand(num_samples, *shape, generator=generator)
+            self.targets = torch.randint(0, 10, (num_samples,), generator=generator)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -49,26 +121,21 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def make_model(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """The model and the shape of one input; torch's own initialisation, seed 0."""
+def make_model(name: str) -> nn.Module:
+    """Seed 0."""
     torch.manual_seed(0)
-    if name == "mlp":
-        layers = [nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(2048, 10)), (784,)
-    from paceline.workloads import load_task
-
-    task = load_task(name, 1, "default")
-    return task.model(), (1, 28, 28)
+    return SUBJECTS[name].model()
 
 
 class Part:
     """Positions of one rank in every batch, epoch after epoch: what Paceline hands to it, too."""
 
-    def __init__(self, batch_size: int, rank: int, world: int) -> None:
-        self.batch_size, self.rank, self.world = batch_size, rank, world
+    def __init__(self, num_samples: int, batch_size: int, rank: int, world: int) -> None:
+        self.num_samples, self.batch_size = num_samples, batch_size
+        self.rank, self.world = rank, world
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, NUM_SAMPLES, self.batch_size):
+        for start in range(0, self.num_samples, self.batch_size):
             first = start + self.batch_size * self.rank // self.world
             last = start + self.batch_size * (self.rank + 1) // self.world
             yield list(range(first, last))
@@ -79,17 +146,21 @@ def endless(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def plain_steps(model: nn.Module, shape: tuple[int, ...], part: Part) -> Step:
+def data_of(subject: Subject) -> Tensors:
+    return Tensors(subject.shape, subject.num_samples, subject.tokens)
+
+
+def plain_steps(model: nn.Module, subject: Subject, batch: int, rank: int, world: int) -> Step:
     """The bare loop: what everybody writes."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    loader = DataLoader(Tensors(shape), batch_sampler=part, collate_fn=as_it_is)  # type: ignore[arg-type]
+    optimizer = subject.optimizer(model.parameters())
+    part = Part(subject.num_samples, batch, rank, world)
+    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)  # type: ignore[arg-type]
     batches = endless(loader)
-    loss_fn = nn.CrossEntropyLoss()
 
     def step() -> None:
         inputs, targets = next(batches)
         optimizer.zero_grad()
-        loss_fn(model(inputs), targets).backward()
+        subject.loss(model(inputs), targets).backward()
         optimizer.step()
 
     return step
@@ -117,9 +188,50 @@ def answer(channel: socket.socket, step: Step, parameters: list[Tensor]) -> None
 
 def be_one(options: argparse.Namespace, channel: socket.socket) -> None:
     torch.set_num_threads(options.world)
-    model, shape = make_model(options.model)
-    step = plain_steps(model, shape, Part(options.batch, 0, 1))
+    model = make_model(options.model)
+    step = plain_steps(model, SUBJECTS[options.model], options.batch, 0, 1)
     answer(channel, step, list(model.parameters()))
+
+
+def be_bound(options: argparse.Namespace, channel: socket.socket) -> None:
+    torch.set_num_threads(1)
+    model = make_model(options.model)
+    subject = SUBJECTS[options.model]
+    step = plain_steps(model, subject, options.batch, options.rank, options.world)
+    answer(channel, step, list(model.parameters()))
+
+
+def be_reader(options: argparse.Namespace, channel: socket.socket) -> None:
+    """A step: write my own memory, wait until all have, add another's to a sum (this is timed)."""
+    torch.set_num_threads(1)
+    size = sum(one.numel() for one in make_model(options.model).parameters())
+    shared = torch.from_file(options.rendezvous, shared=True, size=options.world * (size + 16))
+    rows = shared.view(options.world, size + 16)
+    mine, others = rows[options.rank], rows[options.rank - 1]
+    total, counts = torch.zeros(size), rows[:, size]
+    file, count = channel.makefile("rw"), 0
+    for line in file:
+        order = json.loads(line)
+        if order["steps"] == 0:
+            torch.save([total], order["save"])
+            file.write("{}\n")
+            file.flush()
+            return
+        seconds = 0.0
+        for _ in range(order["steps"]):
+            mine[:size] = count
+            count += 1
+            mine[size] = count
+            while float(counts.min()) < count:
+                pass
+            start = time.perf_counter()
+            total += others[:size]
+            seconds += time.perf_counter() - start
+            mine[size + 1] = count  # nobody writes anew before all have read
+            while float(rows[:, size + 1].min()) < count:
+                pass
+        file.write(json.dumps({"seconds": seconds}) + "\n")
+        file.flush()
 
 
 def be_ddp(options: argparse.Namespace, channel: socket.socket | None) -> None:
@@ -131,14 +243,14 @@ def be_ddp(options: argparse.Namespace, channel: socket.socket | None) -> None:
         "gloo", init_method=f"file://{options.rendezvous}", rank=options.rank,
         world_size=options.world,
     )  # fmt: skip
-    part = Part(options.batch, options.rank, options.world)
+    subject = SUBJECTS[options.model]
 
     def build(cap: int, view: bool, static: bool) -> tuple[nn.Module, Step]:
-        model, shape = make_model(options.model)
+        model = make_model(options.model)
         wrapped = DistributedDataParallel(
             model, bucket_cap_mb=cap, gradient_as_bucket_view=view, static_graph=static
         )
-        return model, plain_steps(wrapped, shape, part)
+        return model, plain_steps(wrapped, subject, options.batch, options.rank, options.world)
 
     best, best_s = (25, True, False), float("inf")
     grid = [(c, v, s) for c in (1, 25, 100) for v in (False, True) for s in (False, True)]
@@ -174,18 +286,17 @@ def be_pace(options: argparse.Namespace) -> None:
     if "LOCAL_RANK" not in os.environ:
         torch.set_num_threads(options.world)
     pace = paceline.connect()
-    model, shape = make_model(options.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    loader = DataLoader(Tensors(shape), batch_size=options.batch, collate_fn=as_it_is)
+    model, subject = make_model(options.model), SUBJECTS[options.model]
+    optimizer = subject.optimizer(model.parameters())
+    loader = DataLoader(data_of(subject), batch_size=options.batch, collate_fn=as_it_is)
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
-    loss_fn = nn.CrossEntropyLoss()
 
     def loop() -> Iterator[None]:
         for _ in pace.epochs(1_000_000):
             for inputs, targets in loader:
                 with pace.step():
                     optimizer.zero_grad()
-                    loss_fn(model(inputs), targets).backward()
+                    subject.loss(model(inputs), targets).backward()
                     optimizer.step()
                 yield
 
@@ -209,6 +320,9 @@ def _connect(address: str) -> socket.socket:
 
 # -- the bench's side --------------------------------------------------------------------------
 
+SIDE_BY_SIDE = ("ddp", "bound", "read")
+"""Roles of several processes that are started one by one, each with its rank."""
+
 
 class World:
     """One variant, started and waiting for steps."""
@@ -222,7 +336,7 @@ class World:
         address = f"{self._folder.name}/socket"
         server = socket.socket(socket.AF_UNIX)
         server.bind(address)
-        server.listen(1)
+        server.listen(world)
         own = [
             str(HERE), "--role", role, "--model", model, "--batch", str(batch), "--total",
             str(total), "--world", str(world), "--tune", str(tune), "--answer-to", address,
@@ -235,36 +349,46 @@ class World:
                 "--run-dir", f"{self._folder.name}/run", *extra,
             ]  # fmt: skip
             commands = [[*python, *launch, *own]]
-        elif role == "ddp":
+        elif role in SIDE_BY_SIDE:
             commands = [[*python, *own, "--rank", str(rank)] for rank in range(world)]
         else:
             commands = [[*python, *own]]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"} if role == "ddp" else None
+        is_one_thread = role in SIDE_BY_SIDE
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"} if is_one_thread else None
         self._processes = [
             subprocess.Popen(one, stdout=subprocess.DEVNULL, env=environment) for one in commands
         ]
         server.settimeout(600)
-        self._channel, _ = server.accept()
-        self._file = self._channel.makefile("rw")
-        self.best = json.loads(self._file.readline())["best"] if role == "ddp" else None
+        told = world if role in SIDE_BY_SIDE and role != "ddp" else 1
+        self._channels = [server.accept()[0] for _ in range(told)]
+        self._files = [one.makefile("rw") for one in self._channels]
+        self.best = json.loads(self._files[0].readline())["best"] if role == "ddp" else None
 
     def steps(self, count: int) -> float:
-        """Make ``count`` steps; the seconds that they took."""
-        self._file.write(json.dumps({"steps": count}) + "\n")
-        self._file.flush()
-        return float(json.loads(self._file.readline())["seconds"])
+        """Make ``count`` steps; the seconds that they took, of the slowest who was asked."""
+        self._ask({"steps": count})
+        return max(float(json.loads(file.readline())["seconds"]) for file in self._files)
 
     def end(self) -> list[Tensor]:
         """The parameters at the end; all processes are gone."""
         path = f"{self._folder.name}/parameters.pt"
-        self._file.write(json.dumps({"steps": 0, "save": path}) + "\n")
-        self._file.flush()
-        self._file.readline()
+        self._ask({"steps": 0, "save": path})
+        for file in self._files:
+            file.readline()
         tensors: list[Tensor] = torch.load(path)
         for process in self._processes:
             process.wait(60)
         self._folder.cleanup()
         return tensors
+
+    def _ask(self, order: dict[str, Any]) -> None:
+        for file in self._files:
+            file.write(json.dumps(order) + "\n")
+            file.flush()
+
+
+ALONE = {"one": be_one, "bound": be_bound, "read": be_reader}
+"""Roles whose processes are all asked."""
 
 
 def main() -> None:
@@ -277,8 +401,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.role == "pace":
         be_pace(options)
-    elif options.role == "one":
-        be_one(options, _connect(options.answer_to))
+    elif options.role in ALONE:
+        ALONE[options.role](options, _connect(options.answer_to))
     else:
         be_ddp(options, _connect(options.answer_to) if options.rank == 0 else None)
 

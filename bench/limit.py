@@ -1,0 +1,96 @@
+"""How near to the limit: a step of Paceline beside DDP at its best and beside no exchange at all.
+
+    python bench/limit.py [--blocks 7] [--only NAME] [--write]
+
+Two workers of one thread each, full-sync, eager, fp32. Beside them, in turn, block by block:
+
+    again   Paceline once more: what this machine does to a figure that nothing changed
+    DDP     two processes over gloo, with the best of twelve settings, found before
+    one     one process with two threads
+    bound   two processes, each with its half of every batch, and no exchange: nobody is faster
+    read    two processes, each adds the other's fresh gradient to a sum once
+
+An exchange has to read the other's gradient at least once, so the limit of a step is bound + read.
+Writes results/limit.md.
+"""
+
+import argparse
+import statistics
+
+import torch
+
+from table import interval, machine, spread, write_table
+from worlds import World
+
+CASES = {
+    ("lenet", 256): 30, ("mlp", 32): 40, ("mlp", 128): 30, ("mlp", 256): 20, ("mlp-adamw", 64): 80,
+    ("resnet18", 64): 3, ("cnn", 64): 30, ("gpt", 24): 12,
+}  # fmt: skip
+"""(model, global batch) -> steps a block."""
+ROLES = {"pace": "pace", "again": "pace", "ddp": "ddp", "one": "one", "bound": "bound",
+         "read": "read"}  # fmt: skip
+MOST_OF_LIMIT = 1.08
+
+
+def measure(model: str, batch: int, steps: int, blocks: int) -> list[str]:
+    total = steps * (blocks + 1)
+    worlds = {
+        name: World(role, model=model, batch=batch, total=total, tune=steps // 4 or 1)
+        for name, role in ROLES.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in worlds}
+    for number in range(blocks + 1):
+        for name in worlds if number % 2 else reversed(worlds):
+            seconds = worlds[name].steps(steps)
+            if number:  # the first block warms up
+                times[name].append(1000 * seconds / steps)
+    best = worlds["ddp"].best
+    for world in worlds.values():
+        world.end()
+    return _row(f"{model} {batch}", times, f"{best[0]} MB, view {best[1]}, static {best[2]}")
+
+
+def _row(name: str, times: dict[str, list[float]], best: str) -> list[str]:
+    def ratios(above: str, below: str) -> list[float]:
+        return [a / b for a, b in zip(times[above], times[below], strict=True)]
+
+    limits = [a + b for a, b in zip(times["bound"], times["read"], strict=True)]
+    against = interval(ratios("ddp", "pace"))
+    over = [a / b for a, b in zip(times["pace"], limits, strict=True)]
+    is_reached = against[2] >= 1.0 and statistics.median(over) <= MOST_OF_LIMIT
+    return [
+        name, *(spread(times[one]) for one in ("pace", "ddp")), best,
+        *(spread(times[one]) for one in ("one", "bound", "read")), spread(ratios("again", "pace")),
+        f"{against[0]:.2f} [{against[1]:.2f}, {against[2]:.2f}]", spread(over),
+        "yes" if is_reached else "no",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--only", default="", help="rows whose name begins so")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    note, rows = machine(), []
+    for (model, batch), steps in CASES.items():
+        if f"{model} {batch}".startswith(options.only):
+            rows.append(measure(model, batch, steps, options.blocks))
+            print(" | ".join(rows[-1]), flush=True)
+    if options.write:
+        header = [
+            "model, global batch", "Paceline ms a step", "DDP ms", "DDP's best settings",
+            "one process, 2 threads, ms", "bound ms", "read ms", "again : Paceline",
+            "DDP : Paceline [95 %]", "Paceline : (bound + read)", "reached",
+        ]  # fmt: skip
+        how = (
+            f"Reached: DDP : Paceline does not lie below 1, and Paceline takes at most "
+            f"{MOST_OF_LIMIT} of bound + read. {options.blocks} blocks of each in turn; median "
+            "(least to most). "
+        )
+        write_table("limit", "How near to the limit", header, rows, how + note)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
