@@ -1,8 +1,10 @@
-"""For all tests: live runs of one test process share a fork server, so that torch is imported once.
+"""For all tests: live runs of one test process share a fork server, so that torch is imported once;
+a test process computes in one thread, as there are several of them.
 
 How a run begins by itself is tested where runs are commands: tests/cli, tests/faults.
 """
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,9 +21,9 @@ def warm_fork_server() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads of several tests at once would wait for each other's cores."""
+    """Threads of several tests at once would wait for each other's cores; some set their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -36,7 +38,7 @@ def say(
     monkeypatch.chdir(tmp_path)
 
     def run(line: str) -> tuple[int, str, str]:
-        code = command.run(line.split())
+        code = command.run(shlex.split(line))
         return code, *capsys.readouterr()
 
     return run

@@ -2,12 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
@@ -30,15 +29,6 @@ PROTOCOLS = (
     "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
     "stale-synchronous:1", "local-sgd:2", "adaptive",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a loaded machine cost more than these tests' work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(folder: Path, task: str = "tiny:WITH_BATCH_NORM", **settings: Any) -> Run:

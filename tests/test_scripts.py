@@ -19,12 +19,12 @@ EACH = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name
 TWO = SEVERAL[0]
 
 
-def test_a_script_that_computes_something_else_differs(one_thread: None) -> None:
+def test_a_script_that_computes_something_else_differs() -> None:
     assert cell(Script(sgd, like=adam), PLAIN).verdict == DIFFERS
     assert cell(Script(sgd, like=adam), TWO).words.startswith("weights 0.weight, entry 0: ")
 
 
-def test_a_refusal_counts_only_by_its_sentence_and_when_it_was_announced(one_thread: None) -> None:
+def test_a_refusal_counts_only_by_its_sentence_and_when_it_was_announced() -> None:
     assert cell(Script(two_optimizers, refused=several("one optimizer")), TWO).verdict == REFUSED
     assert cell(Script(two_optimizers, refused=several("one model")), TWO).verdict == DIFFERS
     assert cell(Script(two_optimizers), TWO).verdict == DIFFERS
@@ -38,9 +38,7 @@ def for_ever(record: Record) -> None:
         record.noted.facts["numbers"] = [network()[0].weight * number]
 
 
-def test_a_script_that_does_not_end_is_a_finding(
-    one_thread: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_does_not_end_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "LIMIT_S", 0.2)
     assert "did not end within 0.2 s" in cell(Script(for_ever), PLAIN).words
 
@@ -51,12 +49,12 @@ def test_names_tell_scripts_apart() -> None:
 
 
 @EACH
-def test_a_script_alone_is_its_plain_twin(script: Script, one_thread: None) -> None:
+def test_a_script_alone_is_its_plain_twin(script: Script) -> None:
     found = cell(script, PLAIN)
     assert found.verdict != DIFFERS, found.words
 
 
 @EACH
-def test_a_script_by_several_workers_is_right_or_refused(script: Script, one_thread: None) -> None:
+def test_a_script_by_several_workers_is_right_or_refused(script: Script) -> None:
     found = cell(script, SEVERAL[SCRIPTS.index(script) % len(SEVERAL)])
     assert found.verdict != DIFFERS, found.words

@@ -1,17 +1,18 @@
 """Scripts that go over their loader more than once for a value of ``pace.epochs`` go on rightly."""
 
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from meanwhile import stopped_at
 from paceline.report.summary import summarize
 from runs import Run
+
+Say = Callable[[str], tuple[int, str, str]]
+Launch = Callable[..., tuple[int, str]]
 
 SAMPLES, EPOCHS = 48, 6
 SCRIPT = """
@@ -60,18 +61,17 @@ SLEEPS_AT_3 = """\
 """
 
 
-def launch(
-    folder: Path, *words: str, workers: int = 2, script: str = SCRIPT
-) -> "subprocess.Popen[str]":
-    (folder / "train.py").write_text(script)
-    command = [sys.executable, "-m", "paceline", "launch", "--device", "cpu"]
-    return subprocess.Popen(
-        [*command, "--workers", str(workers), *words],
-        cwd=folder,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+@pytest.fixture
+def launch(say: Say, tmp_path: Path) -> Launch:
+    """The script's run from the command line: its code, and all that it said."""
+
+    def run(words: str, habits: tuple[int, ...], *, script: str = SCRIPT) -> tuple[int, str]:
+        (tmp_path / "train.py").write_text(script)
+        code, out, err = say(f"launch --device cpu {words} train.py {' '.join(map(str, habits))}")
+        assert "Traceback" not in out + err
+        return code, out + err
+
+    return run
 
 
 def assert_all_was_trained(folder: Path, loops: int) -> None:
@@ -87,52 +87,39 @@ def assert_all_was_trained(folder: Path, loops: int) -> None:
 
 @HABITS
 def test_a_run_that_was_stopped_goes_on_where_it_was(
-    tmp_path: Path, habits: tuple[int, int, int], path: str
+    launch: Launch, tmp_path: Path, habits: tuple[int, int, int], path: str
 ) -> None:
-    words = ["train.py", *map(str, habits), "0"]
-    run = launch(tmp_path, "--run-dir", "run", "--path", path, *words)
-    while not (tmp_path / "is-there").exists():
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.01)
-    run.send_signal(signal.SIGTERM)
-    said = run.communicate(timeout=30)[0]
-    assert run.returncode == 143, said
-    again = launch(tmp_path, "--resume", "run", *words)
-    said = again.communicate(timeout=60)[0]
-    assert again.returncode == 0, said
+    with stopped_at(tmp_path / "is-there"):
+        code, said = launch(f"--workers 2 --run-dir run --path {path}", (*habits, 0))
+    assert code == 143, said
+    code, said = launch("--workers 2 --resume run", (*habits, 0))
+    assert code == 0, said
     assert_all_was_trained(tmp_path, habits[2])
 
 
 @HABITS
 def test_a_worker_that_comes_back_is_where_the_others_are(
-    tmp_path: Path, habits: tuple[int, int, int], path: str
+    launch: Launch, tmp_path: Path, habits: tuple[int, int, int], path: str
 ) -> None:
-    words = ["train.py", *map(str, habits), "2"]
-    run = launch(tmp_path, "--run-dir", "run", "--respawn", "--path", path, *words)
-    said = run.communicate(timeout=60)[0]
-    assert run.returncode == 0, said
+    code, said = launch(f"--workers 2 --run-dir run --respawn --path {path}", (*habits, 2))
+    assert code == 0, said
     assert "worker 1 is gone" in said
     assert "worker 1 is back" in said or path == "peers"
     assert_all_was_trained(tmp_path, habits[2])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_who_looks_at_a_batch_after_a_stop_is_no_failure(tmp_path: Path, workers: int) -> None:
+def test_who_looks_at_a_batch_after_a_stop_is_no_failure(
+    launch: Launch, tmp_path: Path, workers: int
+) -> None:
     """The stop comes between the epoch's number and the look."""
-    habits = ("0", "1", "1", "0")
     slow = SCRIPT.replace("    for _ in range(each):", SLEEPS_AT_3 + "    for _ in range(each):")
-    run = launch(tmp_path, "--run-dir", "run", "train.py", *habits, workers=workers, script=slow)
-    while not (tmp_path / "sleeps").exists():
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.01)
-    run.send_signal(signal.SIGTERM)
-    said = run.communicate(timeout=30)[0]
-    assert run.returncode == 143, said
-    assert "Traceback" not in said
+    with stopped_at(tmp_path / "sleeps"):
+        code, said = launch(f"--workers {workers} --run-dir run", (0, 1, 1, 0), script=slow)
+    assert code == 143, said
     assert re.search(
         r"ended in <module> at train.py:\d+ \(StopIteration\): the run was stopped", said
     )
-    again = launch(tmp_path, "--resume", "run", "train.py", *habits, workers=workers)
-    said = again.communicate(timeout=60)[0]
-    assert again.returncode == 0, said
+    code, said = launch(f"--workers {workers} --resume run", (0, 1, 1, 0))
+    assert code == 0, said
     assert_all_was_trained(tmp_path, 1)

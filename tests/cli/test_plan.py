@@ -1,11 +1,13 @@
 """``paceline plan``: a profile, forecasts, a race, an advice; and what it refuses."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from paceline.cli import app as command
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
 from paceline.predict import advice
@@ -16,10 +18,19 @@ Say = Callable[[str], tuple[int, str, str]]
 PROFILE = "train quadratic --engine inline --workers 2 --protocol async --updates 60 --name profile"
 
 
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profile of two workers."""
+    folder = tmp_path_factory.mktemp("profiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert command.run(PROFILE.split()) == 0
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def _profile(say: Say) -> None:
-    """The folder holds a profile of two workers."""
-    assert say(PROFILE)[0] == 0
+def _profile(profiled: Path, tmp_path: Path) -> None:
+    shutil.copytree(profiled / "runs", tmp_path / "runs", symlinks=True)
 
 
 def plan_of(say: Say, flags: str) -> str:
@@ -77,7 +88,7 @@ def test_with_a_target_who_is_there_first_is_advised_and_when_is_said(say: Say) 
 
 
 def test_a_target_that_nobody_reaches_is_said_with_the_best(say: Say) -> None:
-    line = plan_of(say, "--seconds 1 --protocols full-sync,async --target-loss=-1")
+    line = plan_of(say, "--seconds 0.4 --protocols full-sync,async --target-loss=-1")
     code, out, _ = say(line)
     assert code == 0
     assert "loss -1: not reached in" in out
@@ -85,7 +96,7 @@ def test_a_target_that_nobody_reaches_is_said_with_the_best(say: Say) -> None:
 
 
 def test_a_target_where_all_diverge_has_no_best(say: Say) -> None:
-    line = plan_of(say, "--seconds 1 --protocols full-sync,async --target-loss 0.1 --lr 1e6")
+    line = plan_of(say, "--seconds 0.4 --protocols full-sync,async --target-loss 0.1 --lr 1e6")
     code, out, err = say(f"{line} --json")
     assert (code, "Traceback" in err) == (0, False)
     assert json.loads(out)["target"]["best"] is None

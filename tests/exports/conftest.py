@@ -1,4 +1,4 @@
-"""The command line in a folder where nets.py can be imported; all of it in one thread."""
+"""The command line in a folder where nets.py can be imported."""
 
 import shutil
 from collections.abc import Callable
@@ -7,11 +7,6 @@ from pathlib import Path
 import pytest
 
 Say = Callable[[str], tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def _alone(one_thread: None) -> None:
-    """Every test here computes in one thread."""
 
 
 @pytest.fixture

@@ -7,16 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from meanwhile import meanwhile, stop
 from paceline.checkpoints.folder import CheckpointFolder
 from paceline.report.summary import summarize
 
+Say = Callable[[str], tuple[int, str, str]]
 SCRIPT = """
 import os, sys, time, torch, paceline
 from torch import nn
@@ -144,13 +147,13 @@ def test_a_terminal_that_goes_away_ends_the_run_with_a_checkpoint(folder: Path) 
 
     ours, theirs = pty.openpty()
     alone = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGHUP, 0)}
-    with begun(folder, stdout=theirs, stderr=theirs, **alone) as process:
+    with begun(folder, epochs=400, stdout=theirs, stderr=theirs, **alone) as process:
         os.close(theirs)
         os.close(ours)
         process.send_signal(signal.SIGHUP)
         go_on(folder, process)
     assert process.returncode == 128 + signal.SIGHUP
-    assert version_of(folder / "run") == summarize(folder / "run").updates < 6 * UPDATES
+    assert version_of(folder / "run") == summarize(folder / "run").updates < 400 * UPDATES
     assert summarize(folder / "run").ended == "interrupted: its terminal is gone"
 
 
@@ -165,54 +168,82 @@ def test_nohup_goes_on(folder: Path) -> None:
     assert version_of(folder / "run") == 6 * UPDATES
 
 
-def test_a_folder_that_was_deleted_is_there_again_at_the_end(folder: Path) -> None:
+# -- its folder ------------------------------------------------------------------------------------
+
+
+def launched(say: Say, *flags: str, epochs: int = 6) -> tuple[int, str]:
+    """The same run from here: code and what it said of faults."""
+    words = " ".join(flags)
+    code, out, errors = say(f"launch --workers 2 --device cpu {words} train.py {epochs}")
+    assert "Traceback" not in out + errors
+    return code, errors
+
+
+@contextlib.contextmanager
+def halfway(folder: Path, do: Callable[[], object]) -> Iterator[None]:
+    """When both workers have done their third epoch; then they go on."""
+
+    def act() -> None:
+        do()
+        (folder / "go").touch()
+
+    with meanwhile(act, folder / "began-0", folder / "began-1"):
+        yield
+
+
+def test_a_folder_that_was_deleted_is_there_again_at_the_end(say: Say, folder: Path) -> None:
     """With the whole trace, from its first line, and the model."""
-    with begun(folder, "--checkpoint-every", "1 epoch") as process:
-        shutil.rmtree(folder / "run")
-        go_on(folder, process)
-    assert process.returncode == 0
+    with halfway(folder, lambda: shutil.rmtree(folder / "run")):
+        code, _ = launched(say, "--run-dir", "run", "--checkpoint-every", "'1 epoch'")
+    assert code == 0
     assert version_of(folder / "run") == 6 * UPDATES
     assert summarize(folder / "run").updates == 6 * UPDATES
 
 
 @pytest.mark.parametrize("path", ["store", "peers"])
 def test_a_folder_that_was_deleted_is_there_again_at_the_next_checkpoint(
-    folder: Path, path: str
+    say: Say, folder: Path, path: str
 ) -> None:
     """Inside an epoch, where nobody waits while it is written."""
     (folder / "train.py").write_text(
         SCRIPT.replace("randn(48", "randn(2400").replace("epoch == 2", "epoch == 0")
     )
-    flags = ("--checkpoint-every", "50 updates", "--path", path)
-    with begun(folder, *flags, epochs=400) as process:
+
+    def act() -> None:
         shutil.rmtree(folder / "run")
         (folder / "go").touch()
         end_s = time.monotonic() + 20
         while not (folder / "run" / "checkpoints" / "latest").exists():
-            assert process.poll() is None
             assert time.monotonic() < end_s
             time.sleep(0.01)
-        process.kill()
-        _, errors = process.communicate(timeout=20)
-    assert errors == ""
-    assert version_of(folder / "run") <= summarize(folder / "run").updates
+        stop()
+
+    with meanwhile(act, folder / "began-0", folder / "began-1"):
+        flags = ("--run-dir", "run", "--checkpoint-every", "'50 updates'", "--path", path)
+        code, errors = launched(say, *flags, epochs=400)
+    assert (code, errors) == (143, "interrupted\n")
+    assert version_of(folder / "run") == summarize(folder / "run").updates
 
 
-def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(folder: Path) -> None:
+def test_where_the_folder_takes_nothing_the_end_lies_elsewhere_and_goes_on(
+    say: Say, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The folder has become a file: what no right of the super-user can write into."""
-    with begun(folder) as process:
+
+    def act() -> None:
         shutil.rmtree(folder / "run")
         (folder / "run").write_text("mine\n")
-        _, errors = go_on(folder, process)
-    assert process.returncode == 1
+
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "temporary"))
+    with halfway(folder, act):
+        code, errors = launched(say, "--run-dir", "run")
+    assert code == 1
     found = re.search(r"it lies in (\S+); what goes on from it: --resume", errors)
     assert found is not None, errors
     assert (folder / "run").read_text() == "mine\n"
     assert version_of(Path(found[1])) == 6 * UPDATES
-    again = [sys.executable, "-m", "paceline", "launch", "--workers", "2", "--device", "cpu",
-             "--resume", found[1], "train.py", "8"]  # fmt: skip
-    done = subprocess.run(again, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    code, errors = launched(say, "--resume", found[1], epochs=8)
+    assert code == 0, errors
     assert summarize(Path(found[1])).updates == 8 * UPDATES
 
 

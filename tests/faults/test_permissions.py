@@ -4,42 +4,56 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from paceline.cli import app as command
 from paceline.data import fetch as fetch_module
 from paceline.errors import ConfigError
 from paceline.tuning import remembered as remembered_module
 from paceline.tuning.remembered import folder, remembered
 
-_DROP, _OVERRIDE, _SEARCH = 24, 1, 2
-"""Of <linux/prctl.h> and <linux/capability.h>."""
+Say = Callable[[str], tuple[int, str, str]]
+_VERSION, _OVERRIDE, _SEARCH = 0x20080522, 1, 2
+"""Of <linux/capability.h>."""
+Paceline = Callable[[str], tuple[int, str]]
 
 
-def obey_modes() -> None:
-    """From the next program on root may open what its files' modes allow, as anybody else."""
-    if os.geteuid() == 0:
-        for right in (_OVERRIDE, _SEARCH):
-            assert ctypes.CDLL(None).prctl(_DROP, right, 0, 0, 0) == 0
+@contextmanager
+def obeying_modes() -> Iterator[None]:
+    """In here root may open what its files' modes allow, as anybody else."""
+    libc, header = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(_VERSION, 0)
+    before, fewer = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, before) == 0
+    fewer[:] = before[:]
+    fewer[0] &= ~(1 << _OVERRIDE | 1 << _SEARCH)  # in effect; they stay permitted
+    assert libc.capset(header, fewer) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, before) == 0
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path
     subprocess.run(["chmod", "-R", "u+rwX", str(tmp_path)], check=True)
 
 
-def paceline(here: Path, line: str) -> tuple[int, str]:
-    """Run the command: exit code, and what it said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *line.split()], cwd=here, text=True, timeout=60,
-        env={**os.environ, "XDG_CACHE_HOME": str(here / "cache")}, preexec_fn=obey_modes,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+@pytest.fixture
+def paceline(here: Path, say: Say) -> Paceline:
+    """The command as somebody whose rights are those of the files: exit code, what it said."""
+
+    def run(line: str) -> tuple[int, str]:
+        with obeying_modes():
+            code, out, err = say(line)
+        return code, out + err
+
+    return run
 
 
 TRAIN = "train quadratic --engine inline --device cpu --updates 3 --run-dir run"
@@ -48,10 +62,10 @@ TRAIN = "train quadratic --engine inline --device cpu --updates 3 --run-dir run"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has ended."""
-    folder = tmp_path_factory.mktemp("trained")
-    code, said = paceline(folder, TRAIN + " --log csv")
-    assert code == 0, said
-    return folder / "run"
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train = TRAIN.replace("--run-dir run", f"--run-dir {folder}")
+    assert command.run([*train.split(), "--log", "csv"]) == 0
+    return folder
 
 
 @pytest.fixture
@@ -77,37 +91,37 @@ def run(here: Path, trained: Path) -> Path:
     ],
 )
 def test_what_may_not_be_opened_is_named(
-    here: Path, run: Path, name: str, mode: int, verb: str, words: str
+    paceline: Paceline, run: Path, name: str, mode: int, verb: str, words: str
 ) -> None:
     (run / name).chmod(mode)
-    code, said = paceline(here, verb)
+    code, said = paceline(verb)
     assert code in (1, 2), said
     assert "Traceback" not in said
     (line,) = [one for one in said.splitlines() if one.startswith("error: ")]
     assert words in line
 
 
-def test_a_folder_that_cannot_be_made(here: Path) -> None:
+def test_a_folder_that_cannot_be_made(here: Path, paceline: Paceline) -> None:
     here.chmod(0o500)
-    code, said = paceline(here, TRAIN)
+    code, said = paceline(TRAIN)
     assert code == 2
     assert said.strip().splitlines()[-1] == "error: run: Permission denied"
 
 
-def test_a_settings_file_that_may_not_be_read(here: Path) -> None:
+def test_a_settings_file_that_may_not_be_read(here: Path, paceline: Paceline) -> None:
     (here / "paceline.toml").write_text("workers = 1")
     (here / "paceline.toml").chmod(0)
-    code, said = paceline(here, TRAIN)
+    code, said = paceline(TRAIN)
     assert code == 2
     assert "the settings file paceline.toml cannot be read: Permission denied" in said
 
 
-def test_a_cache_that_may_not_be_read(here: Path) -> None:
+def test_a_cache_that_may_not_be_read(here: Path, paceline: Paceline) -> None:
     (here / "cache").mkdir()
     (here / "cache").chmod(0)
-    code, said = paceline(here, "data")
+    code, said = paceline("data")
     assert code == 0, said
-    code, said = paceline(here, "data get mnist")
+    code, said = paceline("data get mnist")
     assert code == 2
     assert "Traceback" not in said
 

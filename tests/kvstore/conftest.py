@@ -1,19 +1,10 @@
-"""One thread a test process, and a store that is closed again."""
+"""A store that is closed again."""
 
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from paceline import KVStore
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

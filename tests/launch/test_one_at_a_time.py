@@ -70,30 +70,32 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
 
 
+TAKEN = ("another run is at work in", "exists already", "holds a run")
+
+
 @pytest.mark.parametrize(
-    "flags",
+    ("place", "folder", "others"),
     [
-        ("--run-dir", "out"), ("--run-dir", "out", "--resume", "auto"),
-        ("--resume", "out"), ("--name", "one"), ("--name", "one", "--resume", "auto"),
+        (("--run-dir", "out"), "out", [(), ("--resume", "auto")]),
+        (("--name", "one"), "runs/one", [(), ("--resume", "auto")]),
     ],
-    ids=" ".join,
-)  # fmt: skip
+    ids=["dir", "name"],
+)
 def test_a_second_run_gets_one_sentence_and_changes_nothing(
-    tmp_path: Path, flags: tuple[str, ...]
+    tmp_path: Path, place: tuple[str, ...], folder: str, others: list[tuple[str, ...]]
 ) -> None:
-    place = ("--name", "one") if "--name" in flags else ("--run-dir", "out")
     first = waiting(tmp_path, *place, "--checkpoint-every", "1 epoch", epoch=1)
-    folder = tmp_path / ("runs/one" if "--name" in flags else "out")
-    before = contents(folder)
-    code, said = ended(tmp_path, *flags)
-    assert code == 2
-    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert "another run is at work in" in line or "exists already" in line or "holds a run" in line
-    assert contents(folder) == before
+    before = contents(tmp_path / folder)
+    for flags in [*((*place, *more) for more in others), ("--resume", folder)]:
+        code, said = ended(tmp_path, *flags)
+        assert code == 2
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert any(words in line for words in TAKEN), line
+        assert contents(tmp_path / folder) == before
     (tmp_path / "go").touch()
     _, words = first.communicate(timeout=60)
     assert first.returncode == 0, words
-    assert not (folder / "lock").exists()
+    assert not (tmp_path / folder / "lock").exists()
 
 
 def test_a_killed_run_holds_nobody_up(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def comes(is_there: Callable[[], bool]) -> bool:
     """Whether it does within a while."""
     end_s = time.monotonic() + 20.0
     while not is_there() and time.monotonic() < end_s:
-        os.sched_yield()
+        time.sleep(0.002)
     return is_there()
 
 

@@ -21,9 +21,7 @@ OPTIONS = [
 
 @pytest.fixture(autouse=True)
 def same_process() -> Iterator[None]:
-    before = torch.get_num_threads()
     yield
-    torch.set_num_threads(before)
     allocator.restore(False)
 
 
