@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..conditions.faults import Fault, Kind
 from ..events import Grant, Lease
 from ..replica.replica import Replica
+from ..store.control import ALARM
 from ..store.versions import LossScale, RhythmWords
 from ..wire import messages as said
 from ..wire.channel import Channel
@@ -283,8 +284,11 @@ class StoreExchange(Exchange):
         self._channel.send(said.SettingsNow(text))
 
     def ask_to_stop(self) -> None:
-        self._owes_stop = self._own.is_between
+        own = self._own
+        self._owes_stop = own.is_between
         self._channel.send(said.AskStop())
+        if self._peers.are_on and own.grant is not None:
+            self._control[ALARM] = 1  # no round comes after, however late this is heard
 
     def hear_stop(self) -> None:
         if self._owes_stop and not self._mail.has_stopped:
