@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from paceline.launch.lives import claim
 from paceline.run_dir import make_folder
 from paceline.trace import FILE_NAME, Trace
 
+Say = Callable[[str], tuple[int, str, str]]
+Ended = Callable[..., tuple[int, str]]
 LONG = """
 import os, time, torch, paceline
 from torch import nn
@@ -45,10 +48,16 @@ def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "paceline", "launch", *own, *flags, "train.py"]
 
 
-def ended(folder: Path, *flags: str) -> tuple[int, str]:
-    done = subprocess.run(command(*flags), cwd=folder, capture_output=True, text=True, timeout=60)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def ended(say: Say) -> Ended:
+    """A run from its beginning to its end, in this process: code, and what it said."""
+
+    def run(*flags: str) -> tuple[int, str]:
+        code, out, err = say(" ".join(command(*flags)[3:]))
+        assert "Traceback" not in err
+        return code, out + err
+
+    return run
 
 
 def waiting(folder: Path, *flags: str, epoch: int = 0) -> "subprocess.Popen[str]":
@@ -82,12 +91,16 @@ TAKEN = ("another run is at work in", "exists already", "holds a run")
     ids=["dir", "name"],
 )
 def test_a_second_run_gets_one_sentence_and_changes_nothing(
-    tmp_path: Path, place: tuple[str, ...], folder: str, others: list[tuple[str, ...]]
+    tmp_path: Path,
+    ended: Ended,
+    place: tuple[str, ...],
+    folder: str,
+    others: list[tuple[str, ...]],
 ) -> None:
     first = waiting(tmp_path, *place, "--checkpoint-every", "1 epoch", epoch=1)
     before = contents(tmp_path / folder)
     for flags in [*((*place, *more) for more in others), ("--resume", folder)]:
-        code, said = ended(tmp_path, *flags)
+        code, said = ended(*flags)
         assert code == 2
         (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
         assert any(words in line for words in TAKEN), line
@@ -98,12 +111,12 @@ def test_a_second_run_gets_one_sentence_and_changes_nothing(
     assert not (tmp_path / folder / "lock").exists()
 
 
-def test_a_killed_run_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_killed_run_holds_nobody_up(tmp_path: Path, ended: Ended) -> None:
     first = waiting(tmp_path, "--run-dir", "out", "--checkpoint-every", "1 epoch", epoch=2)
     first.kill()
     first.communicate()
     (tmp_path / "go").touch()
-    code, said = ended(tmp_path, "--resume", "out")
+    code, said = ended("--resume", "out")
     assert code == 0, said
     assert "going on with out at version" in said
 
@@ -131,7 +144,7 @@ def test_workers_of_a_killed_launcher_do_not_hold_the_folder(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("place", [("--run-dir", "out"), ("--name", "one")], ids=["dir", "name"])
 def test_auto_begins_anew_after_a_kill_before_the_first_checkpoint(
-    tmp_path: Path, place: tuple[str, str]
+    tmp_path: Path, ended: Ended, place: tuple[str, str]
 ) -> None:
     first = waiting(tmp_path, *place, "--resume", "auto")
     first.send_signal(signal.SIGKILL)
@@ -139,7 +152,7 @@ def test_auto_begins_anew_after_a_kill_before_the_first_checkpoint(
     (tmp_path / "go").touch()
     folder = tmp_path / ("out" if place[0] == "--run-dir" else "runs/one")
     assert (folder / "trace.jsonl").exists()
-    code, said = ended(tmp_path, *place, "--resume", "auto")
+    code, said = ended(*place, "--resume", "auto")
     assert code == 0, said
     (note,) = [line for line in said.splitlines() if "was cut off before its first" in line]
     assert note.endswith("cut-off-1")
@@ -161,13 +174,13 @@ def test_an_end_in_words_before_the_first_checkpoint_cuts_off_too(
     assert "was cut off before its first checkpoint: it begins anew" in said[0]
 
 
-def test_a_run_that_is_over_is_not_begun_again(tmp_path: Path) -> None:
+def test_a_run_that_is_over_is_not_begun_again(tmp_path: Path, ended: Ended) -> None:
     (tmp_path / "go").touch()
     (tmp_path / "train.py").write_text(LONG.replace("EPOCH", "0"))
     never = ("--run-dir", "out", "--checkpoint-every", "never", "--resume", "auto")
-    assert ended(tmp_path, *never)[0] == 0
+    assert ended(*never)[0] == 0
     before = contents(tmp_path / "out")
-    code, said = ended(tmp_path, *never)
+    code, said = ended(*never)
     assert code == 2
     assert "out already holds a run, which has ended" in said
     assert contents(tmp_path / "out") == before

@@ -4,8 +4,6 @@ Each sample says in which process it was made.
 """
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import fetching
+from each_alone import run_each_alone
 from paceline.data.loader import LeasedLoader
 from paceline.events import Lease
 from runs import assert_each_sample_once, nothing_left, run_script
@@ -66,11 +65,21 @@ def test_every_batch_is_made_by_loader_workers(
     assert not set.union(*every) & {int(one["own"]) for one in results}
 
 
-@pytest.mark.parametrize("case", ["two", "accumulating"])
-def test_a_script_alone_has_loader_workers_too(tmp_path: Path, case: str) -> None:
+ALONE = ("two", "accumulating")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each case leaves where the script is run by itself."""
+    folder = tmp_path_factory.mktemp("alone")
     with nothing_left():
-        subprocess.run([sys.executable, str(SCRIPT), case, str(tmp_path)], check=True)
-    result = torch.load(tmp_path / f"{case}-0.pt")
+        run_each_alone(SCRIPT, folder, ALONE)
+    return folder
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_script_alone_has_loader_workers_too(alone: Path, case: str) -> None:
+    result = torch.load(alone / f"{case}-0.pt")
     _assert_given_once_an_epoch([result])
     for epoch in range(EPOCHS):
         assert len(_makers(result, epoch)) == 2
