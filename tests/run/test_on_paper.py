@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.checkpoints.writer import Request
 from paceline.engines import base
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, LinkError, PacelineError
 from paceline.events import Grant, Lease, Ticket
 from paceline.passes import START, ScriptPlace
 from paceline.protocols import parse
@@ -20,7 +21,7 @@ from paceline.store.clip import UNCLIPPED
 from paceline.wire import messages as said
 from paceline.wire.codec import FROM_MEMBER
 from paceline.wire.messages import FromMember, Job, ToMember
-from paper_engine import Fault, PaperEngine
+from paper_engine import Fault, PaperEngine, PaperQueue
 from paper_member import PLACES, Script
 from paper_run import Plan, carry_out, conduct, judge, make_engine
 
@@ -175,6 +176,22 @@ def test_an_epoch_of_two_workers_message_for_message() -> None:
     engine.check()
     assert outcome.error is None
     assert outcome.version == 1
+
+
+def test_an_end_that_no_disk_takes_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a file is refused while it is written, not before: the run ends, and says so."""
+    tried: list[Request] = []
+
+    def refuse(queue: PaperQueue, request: Request, *, is_last: bool) -> None:
+        tried.append(request)
+        assert len(tried) < 10, "it is tried for ever"
+        queue._answers.append({"failed": "no room"})
+
+    monkeypatch.setattr(PaperQueue, "hand_in", refuse)
+    outcome = carry_out(replace(PLAN, checkpoint_every="100 epochs"))
+    assert [one["files"]["run.json"]["version"] for one in tried] == [1]
+    assert isinstance(outcome.error, LinkError)
+    assert "no room; it is in no checkpoint" in str(outcome.error)
 
 
 # -- any run ---------------------------------------------------------------------------------------

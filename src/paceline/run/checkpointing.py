@@ -95,6 +95,8 @@ class Checkpointing:
         self._last_place = (run.coordinator.version, run.script_epoch) if has_one else (-1, -1)
         """Version and epoch of the last one that was taken."""
         self._retry_at_s = 0.0
+        self._lost_at = (-1, -1)
+        """Where the last one could not be written: what failed there is not tried for ever."""
         if run.resumption is not None:
             try:
                 self._places.folder.rewind(run.resumption.checkpoint.number)
@@ -163,7 +165,8 @@ class Checkpointing:
 
     def at_stop(self) -> None:
         """The run ends here: what was in flight has returned, and all members wait."""
-        if self._draft is None or not self._draft.is_last:
+        is_lost = self._lost_at == (self._run.coordinator.version, self._run.script_epoch)
+        if not is_lost and (self._draft is None or not self._draft.is_last):
             self._snap(is_last=True)
 
     # -- who ------------------------------------------------------------------------------------
@@ -370,6 +373,7 @@ class Checkpointing:
 
     def _lose(self, reason: str) -> None:
         """The last one is nowhere."""
+        self._lost_at = (self._run.coordinator.version, self._run.script_epoch)
         self._places.lost = self._places.lost or reason
         self._places.leave_elsewhere()
 
