@@ -298,7 +298,7 @@ SCRIPTS = (
     Script(results_ignored),
     Script(loader_not_prepared, refused=several(OUTSIDE, is_early=True)),
     Script(stepped_before_the_loop, refused=several(OUTSIDE, is_early=True)),
-    Script(complex_weights, refused=several("complex", is_sure=False)),
+    Script(complex_weights, refused=several("complex128", is_early=True)),
     Script(kept_things),
     Script(written_once),
 )

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,12 @@ def _write_tensors(aside: OpenFolder, memory: Any) -> None:
     for name, sections in _FILES.items():
         rows = [row for section in sections for row in layout[section]]
         _write_safetensors(aside.fresh(name), rows, memory, layout["at"])
+
+
+def unwritable(rows: Mapping[str, Sequence[Sequence[Any]]]) -> tuple[str, str] | None:
+    """Name and dtype of the first tensor that the format cannot hold; rows as ``Layout.rows``."""
+    every = (row for section in rows.values() for row in section)
+    return next(((name, dtype) for name, dtype, *_ in every if dtype not in _DTYPES), None)
 
 
 def _write_safetensors(fd: int, rows: list[list[Any]], memory: Any, at: int) -> None:

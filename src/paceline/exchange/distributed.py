@@ -21,6 +21,7 @@ from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
 from ..store.optimizer import Updater
+from ..store.sums import wide
 from .averaging import Averaging
 from .base import ScriptHooks, Work
 from .model_copy import ModelCopy
@@ -110,7 +111,7 @@ class DistributedAveraging(Averaging):
         ]
         for run in runs:
             self._reduce(run, weight)
-        norm = math.sqrt(math.fsum(float(run.square().sum()) for run in runs))
+        norm = math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
         self._is_bad = not math.isfinite(norm)
         if self._is_bad:
             return

@@ -122,7 +122,7 @@ class Share:
         shares = [weights[seat] for seat in used]
         for i, mean in enumerate(self._mean):
             average_into(mean, [self._slots[seat][i] for seat in used], shares)
-            check += float(mean.sum(dtype=wide(mean)))
+            check += abs(mean.sum(dtype=wide(mean)).item())
         return check
 
     def squared_norm(self) -> float:

@@ -186,7 +186,7 @@ class Replica:
 
     def scale_gradients(self, factor: float) -> None:
         for view in self._grads:
-            if view.is_floating_point():
+            if view.is_floating_point() or view.is_complex():
                 view.mul_(factor)
 
     def drop_gradients(self) -> None:

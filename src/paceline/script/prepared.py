@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ..checkpoints.writer import unwritable
 from ..context import Context
 from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
@@ -154,8 +155,9 @@ class Prepared:
         rule = self.optimizer
         if self._context.is_difference:
             # Frozen ones as well, whose difference is 0: they may thaw.
-            floating = [one for one in self.model.parameters() if one.is_floating_point()]
-            rule = torch.optim.SGD(floating, lr=1.0)
+            every = self.model.parameters()
+            moving = [one for one in every if one.is_floating_point() or one.is_complex()]
+            rule = torch.optim.SGD(moving, lr=1.0)
         self._keeper.load(self.model, self.optimizer, is_difference=self._context.is_difference)
         self._remember()
         replica = Replica(self.model, self.optimizer, rule)
@@ -203,6 +205,11 @@ class Prepared:
 
     def _describe(self, replica: Replica) -> dict[str, object]:
         layout, context = replica.layout, self._context
+        if context.checkpoints and (odd := unwritable(layout.rows())):
+            raise ConfigError(
+                f"a checkpoint cannot hold {odd[0]!r}, which is of {odd[1]}: safetensors knows no "
+                "such numbers; to train without any: --checkpoint-every never"
+            )
         rates = [float(group.get("lr", math.nan)) for group in self.optimizer.param_groups]
         return {
             "digest": f"{layout.digest()}-{self.shape}",
