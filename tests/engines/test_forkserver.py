@@ -104,6 +104,30 @@ one.start()
 one.join()
 """
 
+HANDS_ON_LATE = """
+import multiprocessing, os, shutil
+from multiprocessing.util import get_temp_dir
+from paceline.engines.local.forkserver import lay_down_in
+
+class Batch:
+    def __reduce__(self):
+        get_temp_dir()
+        if not {is_there}:
+            shutil.rmtree({folder!r})
+        raise FileNotFoundError(2, "No such file or directory")  # as the socket's bind() does
+
+def end():
+    queue = multiprocessing.Queue()
+    queue.put(Batch())
+    queue.close()
+    queue.join_thread()
+
+lay_down_in({folder!r})
+one = multiprocessing.get_context("fork").Process(target=end)
+one.start()
+one.join()
+"""
+
 
 @pytest.fixture(autouse=True)
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +282,17 @@ def test_who_ends_after_its_folder_says_nothing(tmp_path: Path, is_there: bool) 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert list(tmp_path.glob("mine/*")) == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_who_hands_on_a_batch_without_its_folder_says_nothing(
+    tmp_path: Path, is_there: bool
+) -> None:
+    """A loader's worker, between asking for the folder and laying its socket there."""
+    code = HANDS_ON_LATE.format(folder=str(tmp_path / "mine"), is_there=is_there)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ("FileNotFoundError" in done.stderr) == is_there, done.stderr
+    assert is_there or done.stderr == ""
 
 
 def test_what_a_dying_worker_has_begun_makes_no_folder_of_its_own(tmp_path: Path) -> None:

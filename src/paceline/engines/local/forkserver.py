@@ -14,7 +14,8 @@ request: its number cannot be another's by then, since the fork server has not l
                            {"stopped": member}            {"continued": member}
                            {"ended": member, "code": exit code}      {"emptied": 0}
 
-This module must not know what a member does.
+Above 300 lines since the folder that its members' own processes use stands here, too: it is the
+fork server's, from its first moment to its last. This module must not know what a member does.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import gc
 import json
 import multiprocessing
 import multiprocessing.process
+import multiprocessing.queues
 import multiprocessing.util
 import os
 import shutil
@@ -29,6 +31,7 @@ import signal
 import socket
 import stat
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ...system.signals import die_with_parent, leave_to_the_launcher
@@ -82,15 +85,15 @@ class Config(dict[str, Any]):
         return Config(self)
 
 
-_prepared = 0
-"""The process that looks at its end whether the folder is still there."""
+_user = 0
+"""The process that has used the folder: it looks whether it is there, at its end and on failure."""
 
 
 def _prepare_end(folder: str) -> None:
     """See ``_end_without``; before all that this process would take away by itself."""
-    global _prepared
-    if _prepared != os.getpid():
-        _prepared = os.getpid()
+    global _user
+    if _user != os.getpid():
+        _user = os.getpid()
         multiprocessing.util.Finalize(None, _end_without, (folder,), exitpriority=100)
 
 
@@ -98,6 +101,17 @@ def _end_without(folder: str) -> None:
     """End at once where the folder is gone: what this process would take away went with it."""
     if not os.path.isdir(folder):
         os._exit(1)
+
+
+def _but_for_folder_gone(say: Callable[[Exception, object], None], folder: str) -> Any:
+    """What says that a batch cannot be handed on, but for: its socket's folder went in between."""
+
+    def on_error(error: Exception, item: object) -> None:
+        if _user == os.getpid() and multiprocessing.parent_process() is not None:
+            _end_without(folder)
+        say(error, item)
+
+    return staticmethod(on_error)
 
 
 def _is_there(folder: str) -> bool:
@@ -109,6 +123,15 @@ def _is_there(folder: str) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def lay_down_in(folder: str) -> None:
+    """Let multiprocessing use this folder, here and in all that is forked from here."""
+    this: Any = multiprocessing.process.current_process()
+    Config.server = os.getpid()
+    this._config = Config(this._config, tempdir=folder)
+    queue: Any = multiprocessing.queues.Queue
+    queue._on_queue_feeder_error = _but_for_folder_gone(queue._on_queue_feeder_error, folder)
 
 
 class ForkServer:
@@ -133,9 +156,7 @@ class ForkServer:
     def run(self) -> None:
         """Serve until the launcher is gone."""
         try:
-            this = multiprocessing.process.current_process()
-            Config.server = os.getpid()
-            this._config = Config(this._config, tempdir=self._scratch)  # type: ignore[attr-defined]
+            lay_down_in(self._scratch)
             self._launcher.send(json.dumps({"ready": os.getpid()}).encode())
             while True:
                 launcher = self._launcher.fileno()
