@@ -13,6 +13,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -215,14 +216,15 @@ class Striker:
 def _left(scratch: Path, own: Path) -> tuple[str, ...]:
     """Processes of a run, its temporary files, and what it wrote where it was called.
 
-    Torch's own are not counted: where a loader's worker is gone it opens ten empty files, to see
-    whether it may (`_try_get_data` in torch/utils/data/dataloader.py), and who is killed then
-    leaves them.
+    Two kinds that whoever is killed at the moment leaves are not counted: the ten empty files that
+    torch opens where a loader's worker is gone, to see whether it may (`_try_get_data` in
+    torch/utils/data/dataloader.py), and the file of four bytes by which Python looks for a folder
+    where it can write (`tempfile._get_default_tempdir`).
     """
     end_s = time.monotonic() + LEAVE_S
     while True:
         files = [one for folder in (scratch, own) for one in folder.iterdir()]
-        files = [one for one in files if not _is_torchs(one)]
+        files = [one for one in files if not _is_a_try(one)]
         left = [*_alive(scratch), *(f"file {one.parent.name}/{one.name}" for one in files)]
         if not left or time.monotonic() > end_s:
             break
@@ -233,9 +235,12 @@ def _left(scratch: Path, own: Path) -> tuple[str, ...]:
     return tuple(f"process {one}" if isinstance(one, int) else one for one in left)
 
 
-def _is_torchs(path: Path) -> bool:
+def _is_a_try(path: Path) -> bool:
     with contextlib.suppress(OSError):  # it has just gone
-        return path.name.startswith("tmp") and path.is_file() and path.stat().st_size == 0
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        word = path.read_bytes()[:5]
+        return (word == b"" and path.name.startswith("tmp")) or word == b"blat"
     return True
 
 
