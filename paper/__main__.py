@@ -8,6 +8,7 @@ import argparse
 import functools
 import os
 import platform
+import subprocess
 import sys
 import time
 from functools import partial
@@ -20,7 +21,7 @@ from paceline.errors import PacelineError
 
 from .figures import FIGURES
 from .figures.base import Effort, Figure, Workshop
-from .page import Made, write_page
+from .page import Made, counted, write_page
 from .tasks import digits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,8 +52,7 @@ def main() -> int:
         return 1
     command = f"python -m paper --only {' '.join(names)}" if given.only else "make paper"
     write_page(path, made, _machine(), command)
-    claims = [claim for one in made for claim in one.drawn.claims if claim.is_comparable]
-    print(f"{sum(one.agrees for one in claims)} of {len(claims)} comparisons agree: {path}")
+    print("\n".join([*counted(made), str(path)]))
     return 0
 
 
@@ -76,9 +76,12 @@ def _say(name: str, start_s: float, text: str) -> None:
 
 
 def _machine() -> str:
+    words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return (
         f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python "
-        f"{platform.python_version()}, torch {torch.__version__}"
+        f"{platform.python_version()}, torch {torch.__version__}, commit "
+        f"{commit.strip() or 'unknown'}"
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .figures.base import Claim, Drawn, Figure
+from .figures.base import Claim, Drawn, Figure, Source
 
-HEADER = "| what | paper | ours | off by | tolerance | agrees |"
+HEADER = "| what | {} | ours | off by | tolerance | agrees |"
 COLUMNS = 6
 INTRODUCTION = (
     'Dutta, Joshi, Ghosh, Dube, Nagpurkar, "Slow and Stale Gradients Can Win the Race", AISTATS',
@@ -48,7 +48,6 @@ def write_page(path: Path, made: Sequence[Made], machine: str, command: str) -> 
 def page(made: Sequence[Made], machine: str, command: str) -> list[str]:
     """The lines of the page."""
     wall_s, cpu_s = sum(one.wall_s for one in made), sum(one.cpu_s for one in made)
-    claims = [claim for one in made for claim in one.drawn.claims]
     lines = [
         "# The paper's figures, made again",
         "",
@@ -56,22 +55,28 @@ def page(made: Sequence[Made], machine: str, command: str) -> list[str]:
         "",
         *INTRODUCTION,
         "",
-        *_counted(claims),
+        *counted(made),
     ]
     for one in made:
         lines += ["", *_section(one)]
     return lines
 
 
-def _counted(claims: Sequence[Claim]) -> list[str]:
-    comparable = [one for one in claims if one.is_comparable]
-    held = sum(one.agrees for one in comparable)
-    lines = [f"**{held} of {len(comparable)}** comparisons agree within their tolerance."]
-    other = len(claims) - len(comparable)
-    if other:
-        lines.append(
-            f"{other} more were measured on other data than the paper's and prove nothing."
-        )
+def counted(made: Sequence[Made]) -> list[str]:
+    """How many agree, by who says it; before them, what does not."""
+    claims = [(one.figure, claim) for one in made for claim in one.drawn.claims]
+    lines = [
+        f"**Not so here**, figure {figure.number}: {claim.what}: the {claim.source.value} has "
+        f"{claim.theirs}, ours is {claim.ours}.\n"
+        for figure, claim in claims
+        if claim.is_comparable and not claim.agrees
+    ]
+    for source, words in ((Source.PAPER, "what the paper prints"), (Source.THEORY, "theory")):
+        found = [one for _, one in claims if one.is_comparable and one.source is source]
+        held = sum(one.agrees for one in found)
+        lines.append(f"- beside {words}: **{held} of {len(found)}** within their tolerance")
+    if other := sum(not one.is_comparable for _, one in claims):
+        lines.append(f"- measured on other data than the paper's, which proves nothing: {other}")
     return lines
 
 
@@ -85,11 +90,12 @@ def _section(one: Made) -> list[str]:
         lines += ["", f"Data: {drawn.data}."]
     if drawn.svg:
         lines += ["", f"![{name}]({picture_name(figure)})"]
-    lines += ["", HEADER, "|" + "---|" * COLUMNS]
-    lines += [_row(claim) for claim in drawn.claims]
+    for source in Source:
+        if rows := [_row(claim) for claim in drawn.claims if claim.source is source]:
+            lines += ["", HEADER.format(source.value), "|" + "---|" * COLUMNS, *rows]
     return [*lines, "", f"({one.wall_s:.0f} s, computing {one.cpu_s:.0f} s)"]
 
 
 def _row(claim: Claim) -> str:
-    cells = (claim.what, claim.paper, claim.ours, claim.off, claim.tolerance, claim.verdict)
+    cells = (claim.what, claim.theirs, claim.ours, claim.off, claim.tolerance, claim.verdict)
     return "| " + " | ".join(cells) + " |"

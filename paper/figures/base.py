@@ -1,7 +1,7 @@
 """The contract of a figure: what it draws, what the paper says, what we found, whether they agree.
 
     Figure.draw(Workshop) -> Drawn = a chart and its claims
-    Claim                          = the paper's value, ours, the tolerance, the verdict
+    Claim                          = the paper's value or theory's, ours, the tolerance, the verdict
 
 It must not know any figure.
 """
@@ -9,23 +9,35 @@ It must not know any figure.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from ..tasks import Images
 
-EQUAL, PLOT = 0.02, 0.1
-"""Relative, for numbers that are computed; absolute in ln(loss), for what is read off a plot."""
+EQUAL = 0.02
+"""Relative, for numbers that are computed."""
+
+
+class Source(Enum):
+    """Where a value that ours stands beside comes from."""
+
+    PAPER = "paper"
+    """It prints it: a number, a sentence, a curve of a plot."""
+    THEORY = "theory"
+    """Closed forms, integrals, and drawn order statistics: the paper does not print it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One number, or one sentence, of the paper beside ours.
+    """One number, or one sentence, beside ours.
 
     Args:
+        source: who says it; what is not the paper's is not counted as agreeing with it.
         is_comparable: False where ours was measured on other data than the paper's.
     """
 
     what: str
-    paper: str
+    source: Source
+    theirs: str
     ours: str
     off: str
     tolerance: str
@@ -41,46 +53,50 @@ class Claim:
 
 
 def number(
-    what: str, paper: float, ours: float, *, error: float = math.nan, tolerance: float = EQUAL
+    what: str, theory: float, ours: float, *, error: float = math.nan, tolerance: float = EQUAL
 ) -> Claim:
-    """A number that is to be equal to the paper's but for a relative ``tolerance``.
+    """A number that is to be equal to theory's but for a relative ``tolerance``.
 
     Args:
         error: standard error of ours; nan: not shown.
     """
-    off = ours / paper - 1.0
+    off = ours / theory - 1.0
     spread = "" if math.isnan(error) else f" ± {_digits(error, 2)}"
     return Claim(
-        what=what, paper=_digits(paper), ours=f"{_digits(ours)}{spread}", off=f"{100 * off:+.2f} %",
-        tolerance=f"{100 * tolerance:g} %", agrees=abs(off) <= tolerance,
+        what=what, source=Source.THEORY, theirs=_digits(theory), ours=f"{_digits(ours)}{spread}",
+        off=f"{100 * off:+.2f} %", tolerance=f"{100 * tolerance:g} %", agrees=abs(off) <= tolerance,
     )  # fmt: skip
 
 
 def reading(
-    what: str, paper: tuple[float, float], values: list[float], *, is_comparable: bool
-) -> Claim:
-    """ln(loss) that is to lie in a range of the paper's plot, but for `PLOT`.
+    what: str, paper: tuple[float, float], values: list[float], *, band: float, why: str,
+    is_comparable: bool,
+) -> Claim:  # fmt: skip
+    """ln(loss) that is to lie in a range of the paper's plot, but for a band.
 
     Args:
         paper: least and most that the plot shows; equal: one value.
+        band: how far beside it ours may lie, and ``why``: from the paper's own curves.
         values: of the seeds; their mean is compared, their least and most are shown.
     """
     low, high = paper
     ours = sum(values) / len(values)
     off = max(low - ours, ours - high, 0.0)
     return Claim(
-        what=what, paper=f"about {low:g}" if low == high else f"about {low:g} to {high:g}",
+        what=what, source=Source.PAPER,
+        theirs=f"about {low:g}" if low == high else f"about {low:g} to {high:g}",
         ours=f"{ours:.3f} ({min(values):.3f} to {max(values):.3f})", off=f"{off:.3f}",
-        tolerance=f"{PLOT:g}, off a plot", agrees=off <= PLOT, is_comparable=is_comparable,
+        tolerance=f"{band:g}: {why}", agrees=off <= band, is_comparable=is_comparable,
     )  # fmt: skip
 
 
 def sentence(
-    what: str, paper: str, ours: str, agrees: bool, *, is_comparable: bool = True
-) -> Claim:
+    what: str, theirs: str, ours: str, agrees: bool, *, source: Source = Source.PAPER,
+    is_comparable: bool = True,
+) -> Claim:  # fmt: skip
     """Something that is so or is not so."""
     return Claim(
-        what=what, paper=paper, ours=ours, off="", tolerance="", agrees=agrees,
+        what=what, source=source, theirs=theirs, ours=ours, off="", tolerance="", agrees=agrees,
         is_comparable=is_comparable,
     )  # fmt: skip
 

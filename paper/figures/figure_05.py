@@ -11,7 +11,7 @@ from ..timing import update_time
 from .base import Claim, Drawn, Figure, Workshop, number
 
 MOST_WORKERS = 20
-PAPER = {
+THEORY = {
     "exp(1)": ("exp:1s", 10_000, {5: 11.42, 10: 29.29, 20: 71.95}),
     "1 + exp(1)": ("1s+exp:1s", 5_000, {5: 8.21, 10: 19.64, 20: 45.98}),
     "Pareto(2, 1)": ("pareto:2,1s", 80_000, {5: 10.16, 10: 28.38, 20: 79.76}),
@@ -24,7 +24,7 @@ A worker makes a quarter as many steps under async. Pareto(2, 1) has no variance
 def draw(shop: Workshop) -> Drawn:
     """Speed-up E[T_sync] / E[T_async] = P E[X_{P:P}] / E[X] for P = 1..20."""
     curves, claims = [], []
-    for name, (delay, full, paper) in PAPER.items():
+    for name, (delay, full, known) in THEORY.items():
         shop.say(f"speed-up, {name}")
         found = {
             num_workers: _speed_up(delay, num_workers, shop.effort.updates(full))
@@ -33,7 +33,7 @@ def draw(shop: Workshop) -> Drawn:
         closed = {p: speed_up(parse_delay(delay), p) for p in found}
         claims += [
             number(f"{name}, P = {p}", value, found[p][0], error=found[p][1])
-            for p, value in paper.items()
+            for p, value in known.items()
         ]
         claims.append(_furthest(name, found, closed))
         curves.append(

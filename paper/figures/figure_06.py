@@ -67,8 +67,8 @@ def _claims(name: str, found: dict[str, dict[int, Timed]]) -> list[Claim]:
     return claims
 
 
-def _claim(what: str, paper: float, one: Timed) -> Claim:
-    return number(what, paper, UPDATES * one.seconds, error=UPDATES * one.error_s)
+def _claim(what: str, known_s: float, one: Timed) -> Claim:
+    return number(what, known_s, UPDATES * one.seconds, error=UPDATES * one.error_s)
 
 
 def _curve(protocol: str, times: dict[int, Timed]) -> Curve:

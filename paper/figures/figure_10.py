@@ -5,8 +5,8 @@ from paceline.conditions.delays import parse_delay
 from paceline.report.chart import Diagram, draw_chart
 
 from ..training import Run
-from .base import Claim, Drawn, Figure, Workshop, number, sentence
-from .figure_08 import ONE_RUN, SETTING, UPDATES, curves_of, runs_of
+from .base import Claim, Drawn, Figure, Source, Workshop, number, sentence
+from .figure_08 import SETTING, THREE_RUNS, UPDATES, curves_of, runs_of
 
 K = 4
 PROTOCOLS = tuple(f"{name}:{K}" for name in ("k-sync", "k-batch-sync", "k-async", "k-batch-async"))
@@ -47,7 +47,7 @@ def _time(name: str, found: tuple[Run, ...], updates: int) -> Claim:
     assert expected_s is not None
     mean_s = sum(run.virtual_s for run in found) / len(found)
     what = f"{name}: time of {updates} updates, mean of {len(found)} runs"
-    return number(what, updates * expected_s, mean_s, tolerance=ONE_RUN)
+    return number(what, updates * expected_s, mean_s, tolerance=THREE_RUNS)
 
 
 def _mean_final(found: tuple[Run, ...]) -> float:
@@ -59,6 +59,7 @@ def _same_error(runs: dict[str, tuple[Run, ...]]) -> Claim:
     return sentence(
         f"ln(loss) at the end: K-sync and K-batch-sync, within {SAME:g}",
         "one error bound for both", f"{one:.3f} and {other:.3f}", abs(one - other) <= SAME,
+        source=Source.THEORY,
     )  # fmt: skip
 
 
@@ -69,8 +70,9 @@ def _batches_are_faster(runs: dict[str, tuple[Run, ...]]) -> Claim:
     )
     ours = ", ".join(f"{name} {whole_s / len(runs[name]):.0f}" for name, whole_s in times_s.items())
     return sentence(
-        "time of all updates", "each batch variant takes less time than its other", ours, agrees
-    )
+        "time of all updates", "each batch variant takes less time than its other", ours, agrees,
+        source=Source.THEORY,
+    )  # fmt: skip
 
 
 FIGURE = Figure(

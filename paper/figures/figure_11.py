@@ -10,6 +10,8 @@ SETTING = Setting(num_workers=8, delay="1s+exp:1s", mini_batch_size=1, eta=0.05,
 UPDATES = 2_000
 FLOORS = {"k-sync:2": -0.2, "k-sync:4": -0.33, "k-sync:8": -0.4}
 """ln(loss) at the end, read off the plot."""
+BANDS = {"k-sync:2": 0.065, "k-sync:4": 0.035, "k-sync:8": 0.035}
+WHY = "half the way to the nearest other K"
 STATED = (
     "MNIST, softmax regression, lambda = 0.01, K-sync, P = 8, m = 1, eta = 0.05, K = 2, 4, 8, "
     "2,000 updates, X ~ m + exp(mu)."
@@ -25,14 +27,17 @@ def draw(shop: Workshop) -> Drawn:
     for name, floor in FLOORS.items():
         what = f"{name}: ln(loss) at the end"
         claims.append(
-            reading(what, (floor, floor), finals[name], is_comparable=images.is_the_papers)
-        )
+            reading(
+                what, (floor, floor), finals[name], band=BANDS[name], why=WHY,
+                is_comparable=images.is_the_papers,
+            )
+        )  # fmt: skip
     means = [sum(values) / len(values) for values in finals.values()]
     claims.append(
         sentence(
             "the floor", "lower with a larger K",
             " > ".join(f"{value:.3f}" for value in means),
-            means == sorted(means, reverse=True),
+            means == sorted(means, reverse=True), is_comparable=images.is_the_papers,
         )
     )  # fmt: skip
     diagram = Diagram(

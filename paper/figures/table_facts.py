@@ -1,7 +1,7 @@
 """No figure: the times and staleness that our notes on the paper hold, P = 8 and P = 20."""
 
 from ..timing import Timed, update_time
-from .base import Claim, Drawn, Figure, Workshop, number, sentence
+from .base import Claim, Drawn, Figure, Source, Workshop, number, sentence
 
 UPDATES = 40_000
 SHIFTED = "1s+exp:1s"
@@ -27,8 +27,8 @@ def draw(shop: Workshop) -> Drawn:
         for k, values in TIMES.items() for name, value in values.items()
     ]  # fmt: skip
     shop.say("heavy tails and staleness")
-    for (num_workers, k), paper in HEAVY.items():
-        claims += _heavy(num_workers, k, paper, updates)
+    for (num_workers, k), drawn in HEAVY.items():
+        claims += _heavy(num_workers, k, drawn, updates)
     for (num_workers, k), values in STALENESS.items():
         for name, versions in zip(("k-async", "k-batch-async"), values, strict=True):
             found = update_time(f"{name}:{k}", num_workers, "exp:1s", updates)
@@ -39,22 +39,23 @@ def draw(shop: Workshop) -> Drawn:
     return Drawn(svg="", claims=tuple(claims))
 
 
-def _heavy(num_workers: int, k: int, paper: tuple[float, float], updates: int) -> list[Claim]:
+def _heavy(num_workers: int, k: int, drawn: tuple[float, float], updates: int) -> list[Claim]:
     where = f"P = {num_workers}, K = {k}, Pareto(2, 1)"
     lazy = update_time(f"k-async:{k}", num_workers, "pareto:2,1s", updates)
     strict = update_time(f"k-sync:{k}", num_workers, "pareto:2,1s", updates)
     return [
-        _time(f"K-async, {where}: time an update", paper[0], lazy),
-        _time(f"K-sync, {where}: time an update", paper[1], strict),
+        _time(f"K-async, {where}: time an update", drawn[0], lazy),
+        _time(f"K-sync, {where}: time an update", drawn[1], strict),
         sentence(
             f"{where}", "cancelling is faster: K-sync before K-async",
             f"{strict.seconds:.3f} and {lazy.seconds:.3f}", strict.seconds < lazy.seconds,
+            source=Source.THEORY,
         ),
     ]  # fmt: skip
 
 
-def _time(what: str, paper: float, one: Timed) -> Claim:
-    return number(what, paper, one.seconds, error=one.error_s)
+def _time(what: str, drawn_s: float, one: Timed) -> Claim:
+    return number(what, drawn_s, one.seconds, error=one.error_s)
 
 
 FIGURE = Figure(

@@ -1,4 +1,4 @@
-"""The paper's figures: what the paper says is what theory says, and each figure keeps the contract.
+"""The paper's figures: what stands for theory is theory, and each figure keeps the contract.
 
 Sizes are small here, so whether simulations agree is not asked; `make paper` asks it.
 """
@@ -13,8 +13,26 @@ from paceline import theory
 from paceline.conditions.delays import parse_delay
 from paceline.data.arrays import ArrayDataset
 from paper.bounds import speed_up
-from paper.figures import FIGURES, figure_05, figure_06, figure_08, figure_09, table_facts
-from paper.figures.base import Claim, Drawn, Effort, Figure, Workshop, number, reading, sentence
+from paper.figures import (
+    FIGURES,
+    figure_05,
+    figure_06,
+    figure_08,
+    figure_09,
+    figure_11,
+    table_facts,
+)
+from paper.figures.base import (
+    Claim,
+    Drawn,
+    Effort,
+    Figure,
+    Source,
+    Workshop,
+    number,
+    reading,
+    sentence,
+)
 from paper.page import Made, page
 from paper.tasks import CLASSES, Images, Repeated, Softmax, grey, metrics, objective
 from paper.training import Measured, Run, Setting, train
@@ -60,14 +78,14 @@ def test_a_figure_draws_and_claims(
                 assert 0 <= y <= height
 
 
-def test_the_papers_speed_ups_are_the_closed_form() -> None:
-    for delay, _, values in figure_05.PAPER.values():
+def test_the_speed_ups_of_figure_5_are_the_closed_form() -> None:
+    for delay, _, values in figure_05.THEORY.values():
         for num_workers, value in values.items():
             found = speed_up(parse_delay(delay), num_workers)
             assert found == pytest.approx(value, abs=0.006)
 
 
-def test_the_papers_runtimes_are_the_closed_form() -> None:
+def test_the_runtimes_of_figure_6_are_the_closed_form() -> None:
     workers, updates = figure_06.WORKERS, figure_06.UPDATES
     for name, values in figure_06.K_SYNC.items():
         delay = parse_delay(figure_06.DELAYS[name])
@@ -80,9 +98,9 @@ def test_the_papers_runtimes_are_the_closed_form() -> None:
         assert updates * one_s == pytest.approx(figure_06.AN_UPDATE_OF_K_BATCH_ASYNC)
 
 
-def test_the_papers_times_of_figure_8_are_the_closed_form() -> None:
+def test_the_times_of_figure_8_are_the_closed_form() -> None:
     delay = parse_delay(figure_08.SETTING.delay)
-    for text, whole_s in figure_08.PAPER_S.items():
+    for text, whole_s in figure_08.THEORY_S.items():
         name, _, k = text.partition(":")
         pushes = int(k) if k else {"full-sync": 8, "async": 1}[name]
         one_s = theory.update_s(name, delay, 8, pushes)
@@ -101,32 +119,50 @@ def test_a_number_agrees_within_its_tolerance(ours: float, agrees: bool) -> None
     claim = number("time", 100.0, ours, error=0.5)
     assert claim.agrees is agrees
     assert claim.verdict == ("yes" if agrees else "**no**")
-    assert (claim.paper, claim.tolerance) == ("100.0", "2 %")
+    assert (claim.theirs, claim.tolerance) == ("100.0", "2 %")
     assert claim.ours == f"{ours:.4g} ± 0.50"
 
 
 def test_a_reading_off_a_plot_may_lie_beside_its_range() -> None:
-    inside = reading("end", (-0.05, 0.0), [-0.14, -0.10], is_comparable=True)
-    assert (inside.agrees, inside.off) == (True, "0.070")
-    assert not reading("end", (-0.05, 0.0), [-0.16], is_comparable=True).agrees
-    assert not reading("end", (-0.2, -0.2), [-0.05], is_comparable=True).agrees
+    def read(paper: tuple[float, float], *values: float) -> Claim:
+        return reading("end", paper, list(values), band=0.1, why="so", is_comparable=True)
+
+    inside = read((-0.05, 0.0), -0.14, -0.10)
+    assert (inside.agrees, inside.off, inside.tolerance) == (True, "0.070", "0.1: so")
+    assert not read((-0.05, 0.0), -0.16).agrees
+    assert not read((-0.2, -0.2), -0.05).agrees
+
+
+def test_a_band_tells_the_curves_of_the_paper_apart() -> None:
+    floors = figure_11.FLOORS
+    for name, floor in floors.items():
+        nearest = min(abs(floor - other) for one, other in floors.items() if one != name)
+        assert figure_11.BANDS[name] <= nearest / 2 + 1e-9
+    assert (figure_08.END[1] - figure_08.END[0]) / 2 >= figure_08.BAND
 
 
 def test_other_data_proves_nothing_and_is_not_counted() -> None:
     other = sentence("floor", "low", "high", False, is_comparable=False)
     assert other.verdict == "other data"
-    claims = (number("a", 1.0, 1.0), number("b", 1.0, 2.0), other)
+    plot = reading("end", (-0.2, -0.2), [0.3], band=0.1, why="so", is_comparable=True)
+    claims = (number("a", 1.0, 1.0), number("b", 1.0, 2.0), plot, other)
     made = Made(figure=FIGURES["facts"], drawn=Drawn(svg="", claims=claims), wall_s=1.0, cpu_s=1.0)
     lines = page([made], "a machine", "make paper")
-    assert "**1 of 2** comparisons agree within their tolerance." in lines
-    assert any(line.startswith("1 more were measured on other data") for line in lines)
+    first = next(number for number, line in enumerate(lines) if "**1 of 2**" in line)
+    assert lines[first] == "- beside theory: **1 of 2** within their tolerance"
+    assert lines[first - 1] == "- beside what the paper prints: **0 of 1** within their tolerance"
+    assert [line[:15] for line in lines[first - 3 : first - 1]] == ["**Not so here**"] * 2
+    assert lines[first + 1].endswith("proves nothing: 1")
     assert "| floor | low | high |  |  | other data |" in lines
+    assert lines.index("| what | paper | ours | off by | tolerance | agrees |") < lines.index(
+        "| what | theory | ours | off by | tolerance | agrees |"
+    )
 
 
 def test_a_table_has_a_cell_a_column() -> None:
     claim = Claim(
-        what="a", paper="1", ours="2", off="3", tolerance="4", agrees=True, is_comparable=True
-    )
+        what="a", source=Source.PAPER, theirs="1", ours="2", off="3", tolerance="4", agrees=True,
+    )  # fmt: skip
     figure = FIGURES["facts"]
     made = Made(figure=figure, drawn=Drawn(svg="", claims=(claim,)), wall_s=0.0, cpu_s=0.0)
     rows = [line for line in page([made], "", "") if line.startswith("|")]
