@@ -381,7 +381,8 @@ def check_copies(model: Any, optimizer: Any) -> None:
         for other in (load(data), copy.deepcopy(optimizer)):
             mine, its = optimizer.state_dict(), other.state_dict()
             assert mine["param_groups"] == its["param_groups"]
-            assert mine["state"].keys() == its["state"].keys()  # others may be a version further
+            # Others may have made an update since, also the first one.
+            assert its["state"].keys() in (mine["state"].keys(), set())
             assert not {"step", "state_dict", "add_param_group"} & set(vars(other))
 
 
