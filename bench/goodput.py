@@ -9,22 +9,31 @@ updates over those, both from the first step on; nothing is credited for new liv
 """
 
 import argparse
+import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chaos import Outcome, draw_plan, outcome
-from paceline.events import Apply, Grant
+from havoc_run import left_behind
+from paceline.events import Apply, EpochEnd, Grant, Joined
 from paceline.trace import FILE_NAME, read_trace
-from paceline.trace.records import Ordered, Record
+from paceline.trace.records import Heard, Ordered, Record, Struck
 from table import machine, write_table
 
 WORKERS = 8
 PROTOCOLS = ("k-sync:6", "k-batch-async:8", "full-sync")
 WANTED = {"k-sync:6": 0.977, "k-batch-async:8": 0.977}
 FAULTS_PER_MINUTE, KILLS = 6.2, 0.75
+STOP_S = 5.0
+BACK_S = 3.0
+"""How long a killed worker is taken to be impaired when the plan is drawn."""
+MOST_IMPAIRED = 2
 SCRIPT = """
 import time, torch, paceline
 from torch.utils.data import DataLoader, TensorDataset
@@ -45,13 +54,38 @@ for epoch in pace.epochs(1):
 HEADER = (
     "protocol", "updates a second without faults", "with faults", "goodput", "wanted",
     "faults fired", "kill to new life, s (median, most)", "kill to next update, s (median, most)",
-    "each sample once",
+    "each sample once", "left behind",
 )  # fmt: skip
 NOTE = (
     "Both runs at the same time; updates from the first step on, for as long as both went. A stop "
     "lasts 5 s where nobody ends the worker before: one that the others wait for is ended after 3 "
-    "usual steps, and replaced."
+    "usual steps, and replaced. Left behind are processes, whoever their parent is, files, and "
+    "names in /dev/shm."
 )
+
+
+def draw_plan(seconds: float, num_faults: int, seed: int) -> list[str]:
+    """Faults at random moments, never more than two workers impaired at once."""
+    rng = random.Random(seed)
+    kinds = ["kill"] * round(num_faults * KILLS)
+    kinds += ["stop"] * (num_faults - len(kinds))
+    lasts_s = {"kill": BACK_S, "stop": STOP_S}
+    rng.shuffle(kinds)
+    impaired: list[tuple[float, float, int]] = []
+    lines = []
+    for kind in sorted(kinds, key=lambda one: -lasts_s[one]):  # the longest find room first
+        while True:
+            start_s = rng.uniform(2.0, seconds - lasts_s[kind] - 2.0)
+            stop_s = start_s + lasts_s[kind]
+            meanwhile = [one for one in impaired if one[0] < stop_s and start_s < one[1]]
+            if len(meanwhile) < MOST_IMPAIRED:
+                break
+        busy = {one[2] for one in meanwhile}
+        worker = rng.choice([one for one in range(WORKERS) if one not in busy])
+        impaired.append((start_s, stop_s, worker))
+        lasting = f" for {STOP_S:g}s" if kind == "stop" else ""
+        lines.append(f"{kind} worker {worker} at {start_s:.3f}s{lasting}")
+    return lines
 
 
 def launch(folder: Path, protocol: str, seconds: float, faults: list[str]) -> subprocess.Popen[str]:
@@ -63,8 +97,75 @@ def launch(folder: Path, protocol: str, seconds: float, faults: list[str]) -> su
         "--checkpoint-every", "never", "--run-dir", "run",
         *(word for fault in faults for word in ("--fault", fault)), "train.py",
     ]  # fmt: skip
-    screen = (folder / "screen").open("w")
-    return subprocess.Popen(command, cwd=folder, stdout=screen, stderr=screen, text=True)
+    screen, scratch = (folder / "screen").open("w"), folder / "tmp"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    return subprocess.Popen(
+        command, cwd=folder, stdout=screen, stderr=screen, text=True, env=environment
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A struck run as its trace tells it."""
+
+    num_struck: int
+    back_s: list[float]
+    """From the kill of each worker to the first step of its next life."""
+    gaps_s: list[float]
+    """From each kill to the next update."""
+    is_exact: bool
+    left: tuple[str, ...]
+    """Processes, files and names in /dev/shm that are there afterwards."""
+
+
+def outcome(records: list[Record], left: tuple[str, ...]) -> Outcome:
+    """What came of a run."""
+    ordered = [one for one in records if isinstance(one, Ordered)]
+    times = [one.t_s for one in ordered if isinstance(one.order, Apply)]
+    struck = [one for one in records if isinstance(one, Struck)]
+    kills = [one for one in struck if one.text.startswith("kill")]
+    return Outcome(
+        num_struck=len(struck),
+        back_s=_back(records, kills),
+        gaps_s=[min((t for t in times if t > one.t_s), default=one.t_s) - one.t_s for one in kills],
+        is_exact=_is_exact(ordered),
+        left=left,
+    )
+
+
+def _is_exact(ordered: list[Ordered]) -> bool:
+    """Whether each whole epoch used each of its samples exactly once, and no other one twice."""
+    leases: dict[tuple[int, int], Any] = {}
+    used: dict[int, Counter[int]] = {}
+    whole = []
+    for one in ordered:
+        if isinstance(one.order, Grant):
+            leases[one.order.ticket[:2]] = one.order.leases
+        elif isinstance(one.order, Apply):
+            for ticket in one.order.tickets:
+                for lease in leases[ticket[:2]]:
+                    used.setdefault(lease.epoch, Counter()).update(range(lease.start, lease.stop))
+        elif isinstance(one.order, EpochEnd):
+            whole.append(one.order.epoch)
+    once = all(set(counts.values()) == {1} for counts in used.values())
+    return once and all(len(used[epoch]) == max(used[epoch]) + 1 for epoch in whole)
+
+
+def _back(records: list[Record], kills: list[Struck]) -> list[float]:
+    """Seconds from each kill to the next life's joining."""
+    joined = [
+        (one.worker, one.fact.at_s)
+        for one in records
+        if isinstance(one, Heard) and isinstance(one.fact, Joined)
+    ]
+    times = []
+    for kill in kills:
+        worker = int(kill.text.split()[2])
+        later = [at_s for seat, at_s in joined if seat == worker and at_s > kill.t_s]
+        if later:
+            times.append(min(later) - kill.t_s)
+    return times
 
 
 def updates_within(records: list[Record], seconds: float) -> int:
@@ -77,6 +178,7 @@ def updates_within(records: list[Record], seconds: float) -> int:
 
 def measure(protocol: str, seconds: float, faults: list[str]) -> tuple[int, int, Outcome]:
     """Updates without faults and with them, and more of the latter run."""
+    named = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as scratch:
         runs = []
         for name, plan in (("calm", []), ("struck", faults)):
@@ -88,8 +190,9 @@ def measure(protocol: str, seconds: float, faults: list[str]) -> tuple[int, int,
             if process.wait(seconds + 120.0):
                 sys.exit((folder / "screen").read_text())
             found.append(list(read_trace(folder / "run" / FILE_NAME)))
+        left = [*left_behind(runs[1][0] / "tmp"), *set(os.listdir("/dev/shm")) - named]
         calm, struck = (updates_within(records, seconds) for records in found)
-        return calm, struck, outcome(found[1], 0, faults)
+        return calm, struck, outcome(found[1], tuple(left))
 
 
 def main() -> None:
@@ -106,11 +209,12 @@ def main() -> None:
     for protocol in arguments.only:
         calm, struck, found = measure(protocol, seconds, plan)
         goodput, wanted = struck / calm, WANTED.get(protocol, 0.0)
-        is_well &= goodput >= wanted and found.is_exact
+        is_well &= goodput >= wanted and found.is_exact and not found.left
         row = (
             protocol, f"{calm / seconds:.2f}", f"{struck / seconds:.2f}", f"{goodput:.1%}",
             f">= {wanted:.1%}" if wanted else "reported", f"{found.num_struck} of {len(plan)}",
             _spread(found.back_s), _spread(found.gaps_s), "yes" if found.is_exact else "NO",
+            ", ".join(found.left) or "nothing",
         )  # fmt: skip
         rows.append(row)
         print(" | ".join(row), flush=True)

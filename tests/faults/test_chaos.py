@@ -1,6 +1,6 @@
 """A short chaos run: real processes, many faults at random moments, new lives; seconds in all.
 
-The long one is bench/chaos.py.
+The long one is bench/goodput.py.
 """
 
 import functools

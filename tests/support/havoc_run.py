@@ -126,7 +126,7 @@ def _launch(plan: Plan, folder: Path, strikes: tuple[Strike, ...], limit_s: floa
     code = process.poll()
     if code is None:
         _say_where(process, scratch)
-    left = _left(scratch, own)
+    left = left_behind(scratch, own)
     shutil.rmtree(scratch, ignore_errors=True)
     return Launch(
         code=code, screen=screen.read_text(errors="replace"), took_s=end_s - start_s,
@@ -213,9 +213,11 @@ class Striker:
 # -- what is left ---------------------------------------------------------------------------------
 
 
-def _left(scratch: Path, own: Path) -> tuple[str, ...]:
+def left_behind(scratch: Path, *own: Path) -> tuple[str, ...]:
     """Processes of a run, its temporary files, and what it wrote where it was called.
 
+    Processes are known by the temporary folder in their environment, whoever their parent is now;
+    memory and sockets without a name are gone with them, and sockets with one are files.
     Two kinds that whoever is killed at the moment leaves are not counted: the ten empty files that
     torch opens where a loader's worker is gone, to see whether it may (`_try_get_data` in
     torch/utils/data/dataloader.py), and the file of four bytes by which Python looks for a folder
@@ -223,7 +225,7 @@ def _left(scratch: Path, own: Path) -> tuple[str, ...]:
     """
     end_s = time.monotonic() + LEAVE_S
     while True:
-        files = [one for folder in (scratch, own) for one in folder.iterdir()]
+        files = [one for folder in (scratch, *own) for one in folder.iterdir()]
         files = [one for one in files if not _is_a_try(one)]
         left = [*_alive(scratch), *(f"file {one.parent.name}/{one.name}" for one in files)]
         if not left or time.monotonic() > end_s:
