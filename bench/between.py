@@ -26,13 +26,13 @@ from table import machine, spread, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHES = {
-    "step": ("--pairs", "2"),
-    "overhead": ("--quick",),
+    "pushes": ("--quick",),
     "startup": ("--quick",),
     "simulator": ("--quick", "--only", "speed"),
-    "stragglers": ("--pairs", "2"),
-    "pushes": ("--quick",),
+    "overhead": ("--quick",),
     "kvstore": ("--pairs", "2"),
+    "stragglers": ("--pairs", "1"),
+    "step": ("--pairs", "1"),
 }
 MORE_IS_BETTER = ("simulator", "pushes", "kvstore")
 _FIGURE = re.compile(r"-?[\d,]+(\.\d+)?( \(.* to .*\))?")

@@ -1,21 +1,19 @@
 """Predicted beside live: seconds an update, and the loss at set times.
 
-    python bench/prediction.py [--write] [--only exp|shifted|pareto|lenet|mlp|loss]
+    python bench/prediction.py [--write] [--only exp|shifted|pareto|loss]
 
 exp, shifted, pareto   8 workers that compute nearly nothing and sleep X a mini-batch. One profile
            is taken under exp:50ms and k-batch-async:2; with its computing, exchange and cores the
            simulator predicts five protocols under each X: with the very draws of the live run
            (within 3 %), and with those of ten other seeds (within 5 % and two standard errors
            of the live run: its draws are a sample)
-lenet, mlp   2 workers that compute, mini-batches of 64, nothing ordered: each of five protocols
-           between two profiles of k-batch-async:2, since a machine's speed changes by the minute;
-           predicted is the mean from both. The whole five and three times, all in turn
 loss       LeNet, 2 workers, k-batch-async:2: mean training loss of the pushes of 10 equal spans
            of time, 5 live runs against 5 simulated ones of the same seeds, which take their
            times from a profile of another run: within two standard errors
 
 All runs go through the store, since only there has every step a grant. Nothing is fitted: what the
-simulator is given are a profile's trace and the seed. Writes results/prediction.md.
+simulator is given are a profile's trace and the seed. Workers that compute: bench/likely.py. Writes
+results/prediction.md.
 """
 
 import argparse
@@ -25,7 +23,6 @@ import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from paceline.config import resolve
 from paceline.predict.rehearsal import rehearse
@@ -42,10 +39,6 @@ DELAYS = {"exp": "exp:50ms", "shifted": "25ms+exp:25ms", "pareto": "pareto:2.5,3
 SLEEPING = {"full-sync": 150, "k-sync:6": 300, "k-batch-sync:8": 300, "k-async:4": 400,
             "k-batch-async:4": 500}  # fmt: skip
 """Protocols, and updates of a live run."""
-COMPUTING = {"full-sync": 250, "k-sync:1": 400, "k-batch-sync:2": 250, "k-batch-async:2": 250,
-             "async": 500}  # fmt: skip
-ROUNDS = {"lenet": 5, "mlp": 3}
-PROFILE_UPDATES = 200
 SAME_DRAWS, OTHER_DRAWS = 0.03, 0.05
 OTHER_SEEDS = range(101, 111)
 SEED, MINI_BATCH = 1, 64
@@ -55,14 +48,13 @@ LOSS_SEEDS, LOSS_UPDATES, NUM_SPANS = range(1, 6), 900, 10
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", choices=[*DELAYS, "lenet", "mlp", "loss"])
+    parser.add_argument("--only", choices=[*DELAYS, "loss"])
     options = parser.parse_args()
     note = machine()
     rows = kept_rows("prediction", options.only)
-    for name in (*DELAYS, "lenet", "mlp", "loss"):
+    for name in (*DELAYS, "loss"):
         if options.only in (None, name):
-            part = sleeping(name) if name in DELAYS else computing(name)
-            for row in losses() if name == "loss" else part:
+            for row in losses() if name == "loss" else sleeping(name):
                 rows.append([f"{name}: {row[0]}", *row[1:]])
                 print(" | ".join(rows[-1]), flush=True)
     if options.write:
@@ -115,42 +107,6 @@ def mean_and_error_s(times_s: list[float]) -> tuple[float, float]:
     means = [(kept[(i + 1) * size] - kept[i * size]) / size for i in range(NUM_BATCHES)]
     error_s = statistics.stdev(means) / math.sqrt(NUM_BATCHES)
     return (kept[-1] - kept[0]) / (len(kept) - 1), error_s
-
-
-def computing(name: str) -> Iterator[Row]:
-    """Measured and predicted, several times; the middle of the differences."""
-    found: dict[str, list[tuple[float, float]]] = {text: [] for text in COMPUTING}
-    live = {"workers": 2, "mini_batch_size": MINI_BATCH, "path": "store", "seed": SEED}
-    for _ in range(ROUNDS[name]):
-        with tempfile.TemporaryDirectory() as folder:
-            before = profiled(Path(folder) / "profile", name, live)
-            for i, (text, num_updates) in enumerate(COMPUTING.items()):
-                place = run_alone(
-                    Path(folder) / str(i), name, **live, protocol=text, updates=num_updates
-                )
-                after = profiled(Path(folder) / f"profile-{i}", name, live)
-                live_s, _ = mean_and_error_s(update_times_s(records_of(place)))
-                both_s = [predicted_s(text, 2, one, num_updates) for one in (before, after)]
-                found[text].append((live_s, statistics.fmean(both_s)))
-                before = after
-    for text, pairs in found.items():
-        offs = [predicted / live_s - 1 for live_s, predicted in pairs]
-        yield [
-            text, _ms([live_s for live_s, _ in pairs]), _ms([predicted for _, predicted in pairs]),
-            f"{100 * statistics.median(offs):+.1f} % ({100 * min(offs):+.1f} to "
-            f"{100 * max(offs):+.1f})", "", "",
-            _word(abs(statistics.median(offs)) <= OTHER_DRAWS),
-        ]  # fmt: skip
-
-
-def profiled(place: Path, name: str, live: dict[str, Any]) -> World:
-    """What the machine is like now."""
-    profile = run_alone(place, name, **live, protocol="k-batch-async:2", updates=PROFILE_UPDATES)
-    return World(like=profile, seed=SEED)
-
-
-def _ms(values_s: list[float]) -> str:
-    return f"{1e3 * statistics.median(values_s):.2f}"
 
 
 # -- loss ---------------------------------------------------------------------------------------

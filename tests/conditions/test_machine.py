@@ -1,9 +1,12 @@
 """A machine: cores are shared in turns, what is called off gives its core back."""
 
+import math
+import random
+
 import pytest
 
 from paceline.conditions.delays import NO_DELAY, Delay, parse_delay
-from paceline.conditions.machine import Cores, CostSum, Machine
+from paceline.conditions.machine import Cores, CostSum, Machine, drift_of
 from paceline.conditions.world import Conditions
 from paceline.protocols import parse
 from paceline.simulation.timing import TimingRun
@@ -127,3 +130,37 @@ def test_who_is_called_off_gives_the_core_back() -> None:
     assert following is not None
     assert cores.pass_on(following) == (True, None)
     assert cores.enter(3, 9.0, 0.5) == (3, 9.0, 9.5)
+
+
+def steps(speeds: list[float], scatter: float, seed: int = 1) -> list[tuple[int, float, float]]:
+    """100 steps of two workers at each speed, the second worker's twice as long."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(100 * len(speeds)):
+        for worker, usual_s in enumerate((0.01, 0.02)):
+            length_s = usual_s * speeds[number // 100] * math.exp(rng.gauss(0.0, scatter))
+            found.append((worker, number + 0.5 * worker, length_s))
+    return found
+
+
+def test_a_machine_that_keeps_its_speed_has_no_drift_however_steps_scatter() -> None:
+    assert drift_of(steps([1.0] * 8, scatter=0.2)) < 0.015
+
+
+def test_a_drift_is_what_whole_stretches_have_in_common() -> None:
+    speeds = [0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1]
+    for scatter in (0.0, 0.2):
+        assert drift_of(steps(speeds, scatter)) == pytest.approx(0.107, abs=0.02)
+    assert drift_of([(0, 0.0, 1.0)] * 20) == 0.0  # too few to tell
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["20ms", "exp:20ms", "pareto:3,10ms", "lognormal:0.5,10ms", "weibull:1.5,10ms", "list:1ms,5ms",
+     "10ms+exp:5ms"],
+)  # fmt: skip
+def test_what_is_stretched_takes_so_many_times_as_long(text: str) -> None:
+    delay = parse_delay(text)
+    longer = delay.stretched(3.0)
+    assert longer.mean_s == pytest.approx(3.0 * delay.mean_s)
+    assert longer.exceeded_s(0.25) == pytest.approx(3.0 * delay.exceeded_s(0.25), rel=0.01)

@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from paceline.conditions.delays import parse_delay
 from paceline.events import Apply, Grant, Lease, Pushed, Ticket
 from paceline.predict.profiles import Profile, read_profile
-from paceline.predict.simulation import World
+from paceline.predict.simulation import World, forecast, likely_update_s
 from paceline.protocols import parse
+from paceline.report.forecast import render_forecast
 from paceline.simulation.timing import TimingRun
 from paceline.trace import FILE_NAME, Trace
 
@@ -101,3 +103,40 @@ def test_a_world_like_a_run_has_its_stragglers_unless_others_are_named(tmp_path:
     assert other.machine is not None
     assert other.machine.cores == 4
     assert other.mean_step_s(0) == pytest.approx(3 * (WORK_S + 0.020) + EXCHANGE_S, abs=1e-4)
+
+
+def test_what_is_likely_is_wider_where_the_machine_drifts_and_only_as_far_as_it_computes(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path)
+    found = World(like=tmp_path, delay=("0ms",)).conditions(2)
+    assert found.machine is not None
+    assert found.machine.drift < 1e-3  # every made-up step is as long as the others
+
+    def width(drift: float, delay: str) -> float:
+        """Of what is likely, relative to what is predicted."""
+        assert found.machine is not None
+        then = replace(found, machine=replace(found.machine, drift=drift),
+                       delays=(parse_delay(delay),) * 2)  # fmt: skip
+        protocol = parse("k-sync:1", 2)
+        counts = TimingRun(protocol, then).run(400)
+        ends_s = likely_update_s(protocol, then, counts)
+        assert ends_s is not None
+        assert ends_s[0] < counts.mean_update_s() < ends_s[1]
+        return (ends_s[1] - ends_s[0]) / counts.mean_update_s()
+
+    assert width(0.0, "0ms") == pytest.approx(0.12, abs=0.01)
+    assert width(0.1, "0ms") == pytest.approx(0.48, abs=0.03)
+    assert width(0.1, "500ms") < 0.02
+
+
+def test_nothing_is_likely_without_a_machine_or_of_too_few_updates(tmp_path: Path) -> None:
+    written(tmp_path)
+    assert forecast("async", 2, World(delay=("exp:1s",)), 100).time_likely_s is None
+    like = World(like=tmp_path)
+    assert forecast("async", 2, like, 39).time_likely_s is None
+    found = forecast("async", 2, like, 400)
+    assert found.time_likely_s is not None
+    assert found.time_likely_s[0] < found.time_per_update_s < found.time_likely_s[1]
+    line = next(one for one in render_forecast(found) if one.startswith("  likely"))
+    assert " in 9 of 10 live runs (the machine's speed changed by 0.0 % while" in line

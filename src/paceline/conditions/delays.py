@@ -18,7 +18,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from ..errors import ConfigError, unknown
@@ -57,6 +57,10 @@ class Delay:
             for term in self.terms
         )
 
+    def stretched(self, factor: float) -> "Delay":
+        """The same, where all times are so many times as long."""
+        return replace(self, terms=tuple(_stretched(term, factor) for term in self.terms))
+
     def sample(self, rng: random.Random) -> float:
         """One draw, in seconds; draws of ``rng`` in the order of the terms."""
         return math.fsum(term.drawer(rng)() for term in self.terms)
@@ -84,6 +88,17 @@ class Delay:
 
     def __str__(self) -> str:
         return self.text
+
+
+def _stretched(term: Term, factor: float) -> Term:
+    """Every field that is in seconds, by its name, times ``factor``."""
+    given = {one.name: getattr(term, one.name) for one in fields(term)}  # type: ignore[arg-type]
+    longer = {
+        name: tuple(factor * each for each in value) if isinstance(value, tuple) else factor * value
+        for name, value in given.items()
+        if name.endswith("_s")
+    }
+    return replace(term, **longer)  # type: ignore[type-var]
 
 
 NO_DELAY = Delay(text="no delay", terms=())

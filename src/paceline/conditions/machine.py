@@ -19,9 +19,11 @@ back, makes the other faster. It must not know protocols, nor where the numbers 
 """
 
 import math
+import statistics
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from .delays import Delay
@@ -31,6 +33,7 @@ SLICE_S = 3e-3
 """What Linux lets a process compute while others wait (EEVDF, 2.8 ms on eight cores and more)."""
 _MOST_TURNS = 20
 """For the ticket that takes least: more would cost events and change nothing."""
+_NUM_STRETCHES, _FEWEST_IN_A_STRETCH = 8, 5
 _GRAIN = 1e-6
 """Of a slice: what is less than this is what rounding left."""
 
@@ -46,6 +49,7 @@ class Machine:
         add_s: seconds that adding a push to the sum of its update takes.
         apply_s: seconds from there until the update's new version can be pulled.
         cores: that the workers share; None: one each.
+        drift: relative standard deviation of its speed from one stretch of time to another.
     """
 
     text: str
@@ -54,6 +58,41 @@ class Machine:
     add_s: float = 0.0
     apply_s: float = 0.0
     cores: int | None = None
+    drift: float = 0.0
+
+    def stretched(self, factor: float) -> "Machine":
+        """The same, where everything takes so many times as long."""
+        return replace(
+            self, work=tuple(one.stretched(factor) for one in self.work),
+            exchange=tuple(one.stretched(factor) for one in self.exchange),
+            add_s=factor * self.add_s, apply_s=factor * self.apply_s,
+        )  # fmt: skip
+
+
+def drift_of(steps: Sequence[tuple[int, float, float]]) -> float:
+    """How much a machine's speed changed: the relative standard deviation between eight stretches.
+
+    What single steps scatter is taken out: only what a whole stretch has in common counts.
+
+    Args:
+        steps: of which worker, when it ended, how long it took.
+
+    Returns:
+        0.0 for too few steps to tell.
+    """
+    lengths: dict[int, list[float]] = {}
+    for worker, _, length_s in steps:
+        lengths.setdefault(worker, []).append(length_s)
+    means_s = {worker: statistics.fmean(row) or 1.0 for worker, row in lengths.items()}
+    in_time = sorted(steps, key=itemgetter(1))
+    ordered = [length_s / means_s[worker] for worker, _, length_s in in_time]
+    size = len(ordered) // _NUM_STRETCHES
+    if size < _FEWEST_IN_A_STRETCH:
+        return 0.0
+    stretches = [ordered[i * size : (i + 1) * size] for i in range(_NUM_STRETCHES)]
+    between = statistics.variance(statistics.fmean(one) for one in stretches)
+    within = statistics.fmean(statistics.variance(one) for one in stretches) / size
+    return math.sqrt(max(0.0, between - within))
 
 
 class CostSum:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from ..conditions.delays import Delay, parse_delays
 from ..conditions.distributions import Empirical
-from ..conditions.machine import Machine
+from ..conditions.machine import Machine, drift_of
 from ..conditions.slowness import parse_slowness
 from ..errors import ConfigError
 from ..events import Apply, Grant, Joined, Ticket
@@ -52,6 +52,7 @@ class Profile:
         apply_s: what writing a new version takes; 0.0 where it could not be told apart.
         delay, slow: as that run was given them.
         cores: that its workers shared; None: it was not recorded.
+        drift: how much the machine's speed changed meanwhile (`drift_of`).
     """
 
     run_dir: Path
@@ -65,6 +66,7 @@ class Profile:
     delay: tuple[str, ...]
     slow: tuple[str, ...]
     cores: int | None
+    drift: float
 
     @property
     def num_steps(self) -> int:
@@ -86,13 +88,10 @@ class Profile:
         With as many workers as the run had each has its own times, otherwise all share all.
         """
         return Machine(
-            text=f"as in {self.run_dir}",
-            work=_delays(self.work_s, num_workers),
+            text=f"as in {self.run_dir}", work=_delays(self.work_s, num_workers),
             exchange=_delays(self.exchange_s, num_workers),
-            add_s=self.add_s,
-            apply_s=self.apply_s,
-            cores=cores,
-        )
+            add_s=self.add_s, apply_s=self.apply_s, cores=cores, drift=self.drift,
+        )  # fmt: skip
 
     def check(
         self, task: str, num_parameters: int, mini_batch_size: int, flag: str = "--profile"
@@ -153,10 +152,9 @@ def read_profile(run_dir: Path) -> Profile:
         exchange_s={one: found.exchange_s(one, apply_s, alone) for one in workers},
         add_s=statistics.fmean(found.added_s or [0.0]),
         apply_s=apply_s,
-        delay=header.texts("delay"),
-        slow=header.texts("slow"),
-        cores=cores,
-    )
+        delay=header.texts("delay"), slow=header.texts("slow"),
+        cores=cores, drift=drift_of(found.steps),
+    )  # fmt: skip
 
 
 class _Granted(NamedTuple):
@@ -175,6 +173,7 @@ class _Steps:
         self.work_s: defaultdict[int, list[float]] = defaultdict(list)
         self.beside_s: defaultdict[int, list[tuple[bool, float]]] = defaultdict(list)
         self.added_s: list[float] = []
+        self.steps: list[tuple[int, float, float]] = []
         self._ordered = _Ordered(header)
         is_local = header.text("engine") == "local"
         self._has_grants = is_local and header.text("path") == "store"
@@ -234,6 +233,7 @@ class _Steps:
         if record.add_s:
             self.added_s.append(record.add_s)
         self.work_s[worker].append(work_s)
+        self.steps.append((worker, at_s, work_s))
         self.beside_s[worker].append((is_updated, beside_s))
 
     def _worked(self, until_s: float, lasted_s: float, busy_s: float) -> None:

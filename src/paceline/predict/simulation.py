@@ -6,9 +6,10 @@
 This module must not know terminals, nor how time is made to pass.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,12 @@ from ..trace import FILE_NAME, Trace
 from .profiles import Profile, read_profile
 
 OnProgress = Callable[[int], None]
+_NINE_OF_TEN = 1.645
+"""Standard deviations of a normal distribution on either side."""
+_DRIFTS, _OWN_ERROR = 2.3, 0.06
+"""What 9 of 10 runs differ by: of the machine's drift from stretch to stretch, twice over (the
+profile's and the run's); and what predictions are wrong by on a steady machine."""
+_FEWEST_UPDATES, _PUSHES_OF_AN_END = 40, 20_000
 
 
 class Watcher(Protocol):
@@ -194,6 +201,8 @@ def describe(
         seed=conditions.seed,
         updates=counts.updates,
         pushes=counts.pushes,
+        time_likely_s=likely_update_s(protocol, conditions, counts),
+        machine_drift=None if conditions.machine is None else conditions.machine.drift,
         theory_time_s=theory_s,
         theory_time_source=source,
         theory_staleness_versions=staleness,
@@ -205,6 +214,35 @@ def describe(
         lost=counts.lost,
         wall_s=wall_s,
     )
+
+
+def likely_update_s(
+    protocol: SyncProtocol, conditions: Conditions, counts: Counts
+) -> tuple[float, float] | None:
+    """Between which times an update of a live run takes, in 9 of 10; None without a machine.
+
+    Predicted again for a machine that is faster, and for one that is slower, by as much as one is
+    from one run to the next where it changes as it did while it was measured; what it orders, as
+    delays, it takes all the same. Beside that stands how far as many updates are from their mean.
+    """
+    machine = conditions.machine
+    if machine is None or counts.updates < _FEWEST_UPDATES:
+        return None
+    reach = math.hypot(_DRIFTS * machine.drift, _OWN_ERROR)
+    mean_s, error_s = counts.mean_update_s(), counts.error_update_s()
+    draws = _NINE_OF_TEN * math.sqrt(2.0) * error_s / mean_s
+    updates = min(counts.updates, max(_FEWEST_UPDATES, _PUSHES_OF_AN_END // protocol.num_pushes))
+
+    def taken_s(factor: float) -> float:
+        again = parse(str(protocol), conditions.num_workers, str(protocol.staleness))
+        then = replace(conditions, machine=machine.stretched(factor))
+        return TimingRun(again, then).run(updates).mean_update_s()
+
+    usual_s, ends = taken_s(1.0), []
+    for sign in (-1.0, 1.0):
+        apart = math.log(taken_s(math.exp(sign * reach)) / usual_s)
+        ends.append(mean_s * math.exp(sign * math.hypot(apart, draws)))
+    return ends[0], ends[1]
 
 
 def in_words(conditions: Conditions) -> str:

@@ -33,6 +33,10 @@ class Forecast:
     time_per_update_s: float
     time_error_s: float | None
     """Standard error of it; null for fewer than 40 updates."""
+    time_likely_s: tuple[float, float] | None = None
+    """Where 9 of 10 live runs lie; null where no machine was measured."""
+    machine_drift: float | None = None
+    """Relative standard deviation of the machine's speed while it was measured; else null."""
     theory_time_s: float | None
     theory_time_source: str
     """What theory's value is, or why there is none."""
@@ -118,6 +122,7 @@ def render_forecast(one: Forecast) -> list[str]:
         ("updates", f"{one.updates:,} of {one.pushes:,} pushes in "
                     f"{format_duration(one.virtual_s)} of virtual time"),
         ("time an update", f"{four_figures(one.time_per_update_s)}{error}"),
+        ("  likely", _likely(one)),
         ("  theory", _theory_time(one)),
         ("staleness", f"mean {stale.mean:.2f}, p50 {stale.p50}, p99 {stale.p99}, "
                       f"max {stale.max} versions"),
@@ -132,6 +137,22 @@ def render_forecast(one: Forecast) -> list[str]:
     ]  # fmt: skip
     lines = [f"{label:<16}{text}" for label, text in rows if text]
     return [*lines, *_histogram(one.staleness_histogram)]
+
+
+def _likely(one: Forecast) -> str:
+    if one.time_likely_s is None:
+        return ""
+    return (
+        f"{format_range(one.time_likely_s)} in 9 of 10 live runs (the machine's speed changed by "
+        f"{100 * (one.machine_drift or 0.0):.1f} % while it was measured)"
+    )
+
+
+def format_range(ends_s: tuple[float, float]) -> str:
+    """``18.6 to 22.1 ms``: the unit once where both have the same."""
+    low, high = map(four_figures, ends_s)
+    value, _, unit = low.partition(" ")
+    return f"{value if high.endswith(f' {unit}') else low} to {high}"
 
 
 def _theory_time(one: Forecast) -> str:

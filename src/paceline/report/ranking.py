@@ -7,7 +7,7 @@ import math
 import statistics
 from dataclasses import asdict, dataclass
 
-from .forecast import Forecast
+from .forecast import Forecast, format_range
 from .text import format_duration
 
 RACE_SEEDS = 3
@@ -121,6 +121,7 @@ def _row(one: RankedProtocol) -> dict[str, object]:
     return {
         "protocol": forecast.protocol,
         "time_per_update_s": forecast.time_per_update_s,
+        "time_likely_s": forecast.time_likely_s,
         "pushes_per_s": one.pushes_per_s,
         "efficiency": one.efficiency,
         "thrown_away": forecast.thrown_away,
@@ -141,27 +142,33 @@ def render_advice(advice: Advice) -> list[str]:
         f"profile: {advice.profile_steps} steps of {format_duration(advice.step_s)}, "
         f"{format_duration(advice.push_s)} beside each for the push ({advice.profile_dir})",
         "",
-        f"{'protocol':<20}{'an update':>11}{'batches/s':>11}{'efficient':>11}{'stale':>7}"
-        f"{'loss':>9}{'after':>9}{'to target' if advice.target else '':>11}".rstrip(),
+        f"{'protocol':<20}{'an update':>11}{'likely':>19}{'batches/s':>11}{'efficient':>11}"
+        f"{'stale':>7}{'loss':>9}{'after':>9}{'to target' if advice.target else '':>11}".rstrip(),
     ]
     for one in advice.candidates:
         forecast, standing = one.forecast, one.standing
         lines.append(
             f"{forecast.protocol:<20}{format_duration(forecast.time_per_update_s):>11}"
-            f"{one.pushes_per_s:>11,.1f}{100 * one.efficiency:>9.0f} %"
+            f"{_likely(forecast):>19}{one.pushes_per_s:>11,.1f}{100 * one.efficiency:>9.0f} %"
             f"{forecast.staleness_versions.mean:>7.1f}{standing.loss:>9.4g}"
             f"{format_duration(standing.virtual_s):>9}{_to_target(standing):>11}".rstrip()
         )
     place = "separate machines or cores, one a worker"
     if advice.cores is not None:
         place = f"one machine whose {advice.cores} cores all workers share"
-    lines += ["", f"Times are predicted for {place};", "losses were "
-              "measured in virtual time, with real gradients: who is lower goes further.", "",
+    lines += ["", f"Times are predicted for {place}; 9 of 10 runs are",
+              "within what is likely. Losses were measured in virtual time, with real gradients: "
+              "who is lower goes further.", "",
               f"advice: --protocol {advice.advised} --mini-batch-size {advice.mini_batch_size}",
               f"why: {why(advice)}", f"how sure: {how_sure(advice)}"]  # fmt: skip
     if advice.target is not None:
         lines.append(_target(advice.target))
     return lines
+
+
+def _likely(forecast: Forecast) -> str:
+    ends_s = forecast.time_likely_s
+    return "" if ends_s is None else format_range(ends_s)
 
 
 def why(advice: Advice) -> str:
