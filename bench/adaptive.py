@@ -33,7 +33,7 @@ from paceline.simulation.model import first_samples
 from paceline.simulation.training import TrainingWork
 from paceline.workloads import load_task
 from runs import run_in
-from table import kept_rows, machine, write_table
+from table import machine, write_table
 
 Row = list[str]
 WORKERS, MINI_BATCH, LEARNING_RATE = 8, 4, 0.05
@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     note = machine()
-    rows = kept_rows("adaptive", options.only)
+    rows: list[list[str]] = []
     for name in (*DELAYS, "trace"):
         if options.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:

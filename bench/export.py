@@ -4,13 +4,12 @@
 
 The same code as ``paceline export``: the file is loaded again and compared with the model with
 batch 1 and 7, then both are called in turn. A format that is not possible here has a row that says
-why. Writes results/export.md after each row; rows that are not measured again stay.
+why. Writes results/export.md.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from paceline.errors import ConfigError
 from paceline.exports import FORMATS
 from paceline.exports.subject import find_subject
 from paceline.report.text import size, three_figures
-from table import kept_rows, machine, write_table
+from table import machine, write_table
 
 MODELS = ("lenet", "mlp", "resnet18", "transformer")
 HEADER = (
@@ -50,7 +49,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     before = machine()
-    rows = {(cells[0], cells[1]): cells for cells in kept_rows("export", "")}
+    rows = []
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for model in arguments.models.split(","):
@@ -60,21 +59,15 @@ def main() -> None:
                     cells = row(export(find_subject(model), wanted, lambda line: None))
                 except ConfigError as error:
                     cells = [model, name, f"not possible: {error}", *["-"] * (len(HEADER) - 3)]
-                rows[model, name] = cells
+                rows.append(cells)
                 print(" | ".join(cells), file=sys.stderr, flush=True)
-                if arguments.write:
-                    write(rows, before)
-
-
-def write(rows: Mapping[tuple[str, str], list[str]], before: str) -> None:
-    order = [(model, name) for model in MODELS for name in FORMATS]
     note = (
         "Differences are absolute, the larger one of two inputs; allowed are 1e-5 of 1 or of the "
         "largest output. Latency: one thread, median of 15 blocks of calls in turn, with the "
-        f"middle half. Rows may come from several calls of the command.\n\n{before}."
+        f"middle half.\n\n{before}."
     )
-    chosen = [rows[key] for key in order if key in rows]
-    write_table("export", "Exported models beside their models", HEADER, chosen, note)
+    if arguments.write:
+        write_table("export", "Exported models beside their models", HEADER, rows, note)
 
 
 if __name__ == "__main__":

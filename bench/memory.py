@@ -1,6 +1,6 @@
 """Memory of the store while 100 workers push.
 
-    python bench/device.py [--quick] [--write]
+    python bench/memory.py [--quick] [--write]
 
 100 members of the inline engine train for real, on an arena of shared memory as the local engine
 has it; what counts are the pages that were touched by the end. The slot of each member, where its
@@ -85,7 +85,7 @@ def measure(protocol: str, momentum: float, workers: int) -> list[str]:
     return [
         protocol, str(workers), str(num_pushes(records)), state, f"{size / 2**20:.2f}",
         f"{beyond / 2**20:.2f}", f"{ratio:.3f}", f"<= {WANTED:g}" if is_judged else "beside it",
-        ("yes" if round(ratio, 2) <= WANTED else "no") if is_judged else "",
+        ("yes" if ratio <= WANTED else "no") if is_judged else "",
     ]  # fmt: skip
 
 
@@ -108,9 +108,8 @@ def main() -> None:
         "store beyond the members' slots, MiB", "times the parameters", "wanted", "reached",
     ]  # fmt: skip
     note = (
-        "Touched pages of the arena at the end of the run: two versions and a sum. Judged to "
-        "two decimals: whole cache lines and the last page come on top of three times the "
-        f"parameters. {note}"
+        "Touched pages of the arena at the end of the run: two versions and a sum. Whole "
+        f"cache lines and the last page come on top of three times the parameters. {note}"
     )
     if options.write:
         write_table("memory", "Memory of the store", header, rows, note)

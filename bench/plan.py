@@ -31,7 +31,7 @@ from paceline.predict.pursuit import Goal
 from paceline.predict.race import LAST_SHARE
 from paceline.trace.records import Handed, Record
 from runs import first_grant_s, records_of, run_in
-from table import kept_rows, machine, write_table
+from table import machine, write_table
 
 Row = list[str]
 WORKERS, MINI_BATCH, LEARNING_RATE = 4, 16, 0.05
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SETTINGS)
     options = parser.parse_args()
     note = machine()
-    rows = kept_rows("plan", options.only)
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile"
         run_in(profile, "softmax", workers=2, protocol="k-batch-async:2", path="store",

@@ -31,7 +31,7 @@ from paceline.protocols import parse
 from paceline.simulation.timing import TimingRun
 from paceline.trace.records import Handed, Record
 from runs import first_grant_s, point_task, records_of, run_alone, update_times_s
-from table import kept_rows, machine, write_table
+from table import machine, write_table
 
 Row = list[str]
 SLEEPERS, NUM_BATCHES = 8, 20
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--only", choices=[*DELAYS, "loss"])
     options = parser.parse_args()
     note = machine()
-    rows = kept_rows("prediction", options.only)
+    rows: list[Row] = []
     for name in (*DELAYS, "loss"):
         if options.only in (None, name):
             for row in losses() if name == "loss" else sleeping(name):

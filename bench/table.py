@@ -29,8 +29,21 @@ def interval(values: Sequence[float], num_draws: int = 2000) -> tuple[float, flo
     return statistics.median(values), medians[num_draws // 40], medians[-1 - num_draws // 40]
 
 
+_PARTS = ("--only", "--quick", "--tasks", "--models", "--formats")
+
+
 def machine() -> str:
-    """The machine, in words that say nothing of where it stands."""
+    """The machine and the commit, in words that say nothing of where it stands.
+
+    Asked for before the measuring, so what cannot become a page is refused here: one page is one
+    whole run, at one commit.
+    """
+    commit = _commit()
+    if "--write" in sys.argv:
+        if part := next((one for one in _PARTS if one in sys.argv), None):
+            sys.exit(f"{part} with --write: a page is one whole run; leave one of them out")
+        if commit.endswith("+"):
+            sys.exit("--write: something is not committed, and a page names its commit")
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as file:
@@ -40,7 +53,7 @@ def machine() -> str:
     load = os.getloadavg()[0]
     return (
         f"{os.cpu_count()} cores of {name}, {platform.system()}, Python "
-        f"{platform.python_version()}, torch {torch.__version__}, commit {_commit()}, "
+        f"{platform.python_version()}, torch {torch.__version__}, commit {commit}, "
         f"load before the table {load:.1f}"
     )
 
@@ -58,19 +71,6 @@ def write_table(
     """Write ``results/NAME.md``."""
     RESULTS.mkdir(exist_ok=True)
     write_rows(RESULTS / f"{name}.md", title, header, rows, note)
-
-
-def kept_rows(name: str, only: str | None) -> list[list[str]]:
-    """The rows of ``results/NAME.md`` of all other parts, where one is measured again.
-
-    A part's rows begin with its name and a colon.
-    """
-    path = RESULTS / f"{name}.md"
-    if only is None or not path.exists():
-        return []
-    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")][1:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in rows if row[0].partition(":")[0] != only]
 
 
 def write_rows(
