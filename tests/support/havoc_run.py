@@ -62,17 +62,20 @@ class Outcome:
         run: the run's folder.
         struck: the number of each strike that happened, and where it met its target.
         finals: the weights of each worker that came to the end of its script, in the last launch.
+        unfinished: checkpoints that were being written when the first launch ended.
     """
 
     run: Path
     launches: tuple[Launch, ...]
     struck: dict[int, str]
     finals: tuple[Path, ...]
+    unfinished: int = 0
 
 
 def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
     """Do it."""
     launches = [_launch(plan, folder, plan.strikes, limit_s)]
+    unfinished = len(list((folder / "run" / "checkpoints").glob(".new-*")))
     if launches[0].code not in (0, None):
         for final in folder.glob("final-*.pt"):
             final.unlink()
@@ -85,6 +88,7 @@ def carry_out(plan: Plan, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
         launches=tuple(launches),
         struck={int(one.name.rpartition("-")[2]): one.read_text() for one in marks},
         finals=tuple(sorted(folder.glob("final-*.pt"))),
+        unfinished=unfinished,
     )
 
 
