@@ -283,9 +283,9 @@ def be_pace(options: argparse.Namespace) -> None:
     """Under ``paceline launch`` or plain ``python``: the loop of the README."""
     import paceline
 
-    if "LOCAL_RANK" not in os.environ:
-        torch.set_num_threads(options.world)
     pace = paceline.connect()
+    if pace.num_workers == 1:
+        torch.set_num_threads(options.world)
     model, subject = make_model(options.model), SUBJECTS[options.model]
     optimizer = subject.optimizer(model.parameters())
     loader = DataLoader(data_of(subject), batch_size=options.batch, collate_fn=as_it_is)
