@@ -32,7 +32,7 @@ BENCHES = {
     "overhead": ("--quick",),
     "kvstore": ("--pairs", "2"),
     "stragglers": ("--pairs", "1"),
-    "step": ("--pairs", "1"),
+    "limit": ("--blocks", "1", "--only", "mlp"),
 }
 MORE_IS_BETTER = ("simulator", "pushes", "kvstore")
 _FIGURE = re.compile(r"-?[\d,]+(\.\d+)?( \(.* to .*\))?")

@@ -1,13 +1,13 @@
-"""Writes what pages repeat of the code: protocols from docstrings, messages from their types.
+"""Writes what pages repeat: protocols from docstrings, messages from types, figures from results.
 
-docs/protocols.md, docs/messages.md, and the table of protocols in README.md.
+docs/protocols.md, docs/messages.md, and in README.md all between the marks.
 
     python docs/generate.py            write what has changed
     python docs/generate.py --check    say whether anything would change; exit 1 if so
 
 A page that is written twice is wrong once, so the docstring is the only place where a protocol is
-described, and a message's type the only place for its fields. tests/test_docs.py holds that all are
-current.
+described, a message's type the only place for its fields, and a page of results/ the only one for
+what was measured. tests/test_docs.py holds that all are current.
 """
 
 import inspect
@@ -24,8 +24,20 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "protocols.md"
 MESSAGES = ROOT / "docs" / "messages.md"
 README = ROOT / "README.md"
-BEGIN = "<!-- protocols: made by docs/generate.py -->"
-END = "<!-- end of protocols -->"
+RESULTS = ROOT / "results"
+BEGIN, END = "<!-- {}: made by docs/generate.py -->", "<!-- end of {} -->"
+FIGURES = {
+    "limit": {
+        "model, global batch": "model, global batch", "Paceline ms a step": "Paceline, ms a step",
+        "DDP ms": "DDP, ms", "one process, 2 threads, ms": "one process, ms",
+        "bound ms": "no exchange, ms", "DDP : Paceline [95 %]": "DDP : Paceline [95 %]",
+    },
+    "stragglers": {
+        "protocol": "protocol", "s without": "100 updates without it, s",
+        "s with one 5x slow": "with it, s", "ratio": "ratio",
+    },
+}  # fmt: skip
+"""Page -> its column -> the name it has in README.md."""
 
 HEAD = """\
 # The protocols
@@ -133,11 +145,35 @@ def type_name(hint: Any) -> str:
     return re.sub(r"[a-z_.]+\.(?=[A-Z])", "", text).replace("|", "or")
 
 
+def figures(page: str) -> str:
+    """Chosen columns of a page of results/."""
+    lines = [line for line in (RESULTS / f"{page}.md").read_text().splitlines() if line[:1] == "|"]
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    places = [header.index(name) for name in FIGURES[page]]
+    names = list(FIGURES[page].values())
+    chosen = [names, ["---"] * len(names), *([row[i] for i in places] for row in rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in chosen)
+
+
+def first_run() -> str:
+    """What the first run printed, without the middle."""
+    _, _, rest = (RESULTS / "first_run.md").read_text().partition("```text\n")
+    lines = rest.partition("```")[0].splitlines()
+    epochs = [number for number, line in enumerate(lines) if line.startswith("epoch ")]
+    lines[epochs[0] + 1 : epochs[-1]] = ["..."]
+    return "\n".join(["```text", *lines, "```", ""])
+
+
 def readme(text: str) -> str:
-    """README.md with a current table between its two marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}{END}{after}"
+    """README.md with what is current between its marks."""
+    parts = {"protocols": table, "first_run": first_run}
+    for name in ("protocols", "first_run", *FIGURES):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        made = parts[name]() if name in parts else figures(name)
+        text = f"{before}{begin}\n{made}{end}{after}"
+    return text
 
 
 def main() -> int:
