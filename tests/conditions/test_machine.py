@@ -6,7 +6,7 @@ import random
 import pytest
 
 from paceline.conditions.delays import NO_DELAY, Delay, parse_delay
-from paceline.conditions.machine import Cores, CostSum, Machine, drift_of
+from paceline.conditions.machine import Cores, CostSum, Drift, Machine, drift_of
 from paceline.conditions.world import Conditions
 from paceline.protocols import parse
 from paceline.simulation.timing import TimingRun
@@ -144,14 +144,23 @@ def steps(speeds: list[float], scatter: float, seed: int = 1) -> list[tuple[int,
 
 
 def test_a_machine_that_keeps_its_speed_has_no_drift_however_steps_scatter() -> None:
-    assert drift_of(steps([1.0] * 8, scatter=0.2)) < 0.015
+    assert drift_of(steps([1.0] * 8, scatter=0.2)).relative < 0.015
 
 
 def test_a_drift_is_what_whole_stretches_have_in_common() -> None:
     speeds = [0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1]
     for scatter in (0.0, 0.2):
-        assert drift_of(steps(speeds, scatter)) == pytest.approx(0.107, abs=0.02)
-    assert drift_of([(0, 0.0, 1.0)] * 20) == 0.0  # too few to tell
+        found = drift_of(steps(speeds, scatter))
+        assert found.relative == pytest.approx(0.107, abs=0.02)
+        assert found.stretch_s == pytest.approx(100.0, abs=1.0)
+    assert drift_of([(0, 0.0, 1.0)] * 20) == Drift()  # too few to tell
+
+
+def test_the_longer_both_are_the_less_a_drift_moves_a_run_from_what_was_measured() -> None:
+    drift = Drift(relative=0.1, stretch_s=2.5)  # measured for 20 s
+    assert drift.error(20.0) == pytest.approx(0.1 * math.sqrt(1 / 8 + 1 / 8))
+    assert drift.error(2.5) == pytest.approx(0.1 * math.sqrt(1 / 8 + 1))
+    assert drift.error(1e9) == pytest.approx(0.1 / math.sqrt(8), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,31 @@ SLICE_S = 3e-3
 """What Linux lets a process compute while others wait (EEVDF, 2.8 ms on eight cores and more)."""
 _MOST_TURNS = 20
 """For the ticket that takes least: more would cost events and change nothing."""
-_NUM_STRETCHES, _FEWEST_IN_A_STRETCH = 8, 5
+NUM_STRETCHES, _FEWEST_IN_A_STRETCH = 8, 5
 _GRAIN = 1e-6
 """Of a slice: what is less than this is what rounding left."""
+
+
+class Drift(NamedTuple):
+    """How much a machine's speed changed while it was measured, for `NUM_STRETCHES` stretches.
+
+    Attributes:
+        relative: standard deviation of its speed between stretches, of its mean.
+        stretch_s: how long each was.
+    """
+
+    relative: float = 0.0
+    stretch_s: float = 0.0
+
+    def error(self, run_s: float) -> float:
+        """Relative standard error of what was measured, for a run of so many seconds.
+
+        Both are means over stretches: of those that were measured, and of those that come.
+        """
+        return self.relative * math.sqrt(1.0 / NUM_STRETCHES + self.stretch_s / run_s)
+
+
+STEADY = Drift()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +71,7 @@ class Machine:
         add_s: seconds that adding a push to the sum of its update takes.
         apply_s: seconds from there until the update's new version can be pulled.
         cores: that the workers share; None: one each.
-        drift: relative standard deviation of its speed from one stretch of time to another.
+        drift: how much its speed changed while it was measured.
     """
 
     text: str
@@ -58,7 +80,7 @@ class Machine:
     add_s: float = 0.0
     apply_s: float = 0.0
     cores: int | None = None
-    drift: float = 0.0
+    drift: Drift = STEADY
 
     def stretched(self, factor: float) -> "Machine":
         """The same, where everything takes so many times as long."""
@@ -69,8 +91,8 @@ class Machine:
         )  # fmt: skip
 
 
-def drift_of(steps: Sequence[tuple[int, float, float]]) -> float:
-    """How much a machine's speed changed: the relative standard deviation between eight stretches.
+def drift_of(steps: Sequence[tuple[int, float, float]]) -> Drift:
+    """How much a machine's speed changed, from stretch to stretch.
 
     What single steps scatter is taken out: only what a whole stretch has in common counts.
 
@@ -78,7 +100,7 @@ def drift_of(steps: Sequence[tuple[int, float, float]]) -> float:
         steps: of which worker, when it ended, how long it took.
 
     Returns:
-        0.0 for too few steps to tell.
+        A drift of nothing for too few steps to tell.
     """
     lengths: dict[int, list[float]] = {}
     for worker, _, length_s in steps:
@@ -86,13 +108,14 @@ def drift_of(steps: Sequence[tuple[int, float, float]]) -> float:
     means_s = {worker: statistics.fmean(row) or 1.0 for worker, row in lengths.items()}
     in_time = sorted(steps, key=itemgetter(1))
     ordered = [length_s / means_s[worker] for worker, _, length_s in in_time]
-    size = len(ordered) // _NUM_STRETCHES
+    size = len(ordered) // NUM_STRETCHES
     if size < _FEWEST_IN_A_STRETCH:
-        return 0.0
-    stretches = [ordered[i * size : (i + 1) * size] for i in range(_NUM_STRETCHES)]
+        return STEADY
+    stretches = [ordered[i * size : (i + 1) * size] for i in range(NUM_STRETCHES)]
     between = statistics.variance(statistics.fmean(one) for one in stretches)
     within = statistics.fmean(statistics.variance(one) for one in stretches) / size
-    return math.sqrt(max(0.0, between - within))
+    stretch_s = (in_time[-1][1] - in_time[0][1]) / NUM_STRETCHES
+    return Drift(math.sqrt(max(0.0, between - within)), stretch_s)
 
 
 class CostSum:

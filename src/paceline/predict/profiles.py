@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from ..conditions.delays import Delay, parse_delays
 from ..conditions.distributions import Empirical
-from ..conditions.machine import Machine, drift_of
+from ..conditions.machine import Drift, Machine, drift_of
 from ..conditions.slowness import parse_slowness
 from ..errors import ConfigError
 from ..events import Apply, Grant, Joined, Ticket
@@ -66,7 +66,7 @@ class Profile:
     delay: tuple[str, ...]
     slow: tuple[str, ...]
     cores: int | None
-    drift: float
+    drift: Drift
 
     @property
     def num_steps(self) -> int:

@@ -32,9 +32,9 @@ from .profiles import Profile, read_profile
 OnProgress = Callable[[int], None]
 _NINE_OF_TEN = 1.645
 """Standard deviations of a normal distribution on either side."""
-_DRIFTS, _OWN_ERROR = 2.3, 0.06
-"""What 9 of 10 runs differ by: of the machine's drift from stretch to stretch, twice over (the
-profile's and the run's); and what predictions are wrong by on a steady machine."""
+_OWN_ERROR = 0.10
+"""What 9 of 10 predictions are wrong by at most where the machine keeps its speed while it is
+measured: their own, and what a shared machine changes over minutes (results/likely.md)."""
 _FEWEST_UPDATES, _PUSHES_OF_AN_END = 40, 20_000
 
 
@@ -202,7 +202,7 @@ def describe(
         updates=counts.updates,
         pushes=counts.pushes,
         time_likely_s=likely_update_s(protocol, conditions, counts),
-        machine_drift=None if conditions.machine is None else conditions.machine.drift,
+        machine_drift=None if conditions.machine is None else conditions.machine.drift.relative,
         theory_time_s=theory_s,
         theory_time_source=source,
         theory_staleness_versions=staleness,
@@ -228,8 +228,9 @@ def likely_update_s(
     machine = conditions.machine
     if machine is None or counts.updates < _FEWEST_UPDATES:
         return None
-    reach = math.hypot(_DRIFTS * machine.drift, _OWN_ERROR)
     mean_s, error_s = counts.mean_update_s(), counts.error_update_s()
+    drift = machine.drift.error(counts.times_s[-1])
+    reach = math.hypot(_NINE_OF_TEN * drift, _OWN_ERROR)
     draws = _NINE_OF_TEN * math.sqrt(2.0) * error_s / mean_s
     updates = min(counts.updates, max(_FEWEST_UPDATES, _PUSHES_OF_AN_END // protocol.num_pushes))
 
