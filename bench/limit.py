@@ -16,6 +16,7 @@ Writes results/limit.md.
 
 import argparse
 import statistics
+from typing import Any
 
 import torch
 
@@ -47,10 +48,25 @@ def measure(model: str, batch: int, steps: int, blocks: int) -> list[str]:
     best = worlds["ddp"].best
     for world in worlds.values():
         world.end()
-    return _row(f"{model} {batch}", times, f"{best[0]} MB, view {best[1]}, static {best[2]}")
+    words = f"{best[0]} MB, view {best[1]}, static {best[2]}"
+    return _row(f"{model} {batch}", times, words, parts_of(worlds["pace"].summary))
 
 
-def _row(name: str, times: dict[str, list[float]], best: str) -> list[str]:
+def parts_of(summary: dict[str, Any]) -> dict[str, float]:
+    """Shares of a worker's time: computing (with the gradient's way into shared memory), waiting
+    for the other, and the exchange: mean, step of its half of the parameters, and their way back.
+    """
+    keys = {"computing": "compute_s", "waiting": "wait_s", "exchange": "push_s"}
+    seconds = {
+        name: sum(float(worker[key]) for worker in summary["per_worker"])
+        for name, key in keys.items()
+    }  # fmt: skip
+    return {name: one / sum(seconds.values()) for name, one in seconds.items()}
+
+
+def _row(name: str, times: dict[str, list[float]], best: str, parts: dict[str, float]) -> list[str]:
+    usual_ms = statistics.median(times["pace"])
+
     def ratios(above: str, below: str) -> list[float]:
         return [a / b for a, b in zip(times[above], times[below], strict=True)]
 
@@ -62,6 +78,7 @@ def _row(name: str, times: dict[str, list[float]], best: str) -> list[str]:
         name, *(spread(times[one]) for one in ("pace", "ddp")), best,
         *(spread(times[one]) for one in ("one", "bound", "read")), spread(ratios("again", "pace")),
         f"{against[0]:.2f} [{against[1]:.2f}, {against[2]:.2f}]", spread(over),
+        ", ".join(f"{part} {usual_ms * share:.2f}" for part, share in parts.items()),
         "yes" if is_reached else "no",
     ]  # fmt: skip
 
@@ -81,7 +98,8 @@ def main() -> None:
         header = [
             "model, global batch", "Paceline ms a step", "DDP ms", "DDP's best settings",
             "one process, 2 threads, ms", "bound ms", "read ms", "again : Paceline",
-            "DDP : Paceline [95 %]", "Paceline : (bound + read)", "reached",
+            "DDP : Paceline [95 %]", "Paceline : (bound + read)",
+            "where Paceline's step goes, ms", "reached",
         ]  # fmt: skip
         how = (
             f"Reached: DDP : Paceline does not lie below 1, and Paceline takes at most "

@@ -8,8 +8,9 @@ exp, shifted, pareto   8 workers that compute nearly nothing and sleep X a mini-
            (within 3 %), and with those of ten other seeds (within 5 % and two standard errors
            of the live run: its draws are a sample)
 loss       LeNet, 2 workers, k-batch-async:2: mean training loss of the pushes of 10 equal spans
-           of time, 5 live runs against 5 simulated ones of the same seeds, which take their
-           times from a profile of another run: within two standard errors
+           of time, and of updates; 8 live runs, each with a profile taken just before it and a
+           simulated run of the same seed that takes its times from there: within two standard
+           errors of the difference, pair by pair. Past the plateau one figure a run counts
 
 All runs go through the store, since only there has every step a grant. Nothing is fitted: what the
 simulator is given are a profile's trace and the seed. Workers that compute: bench/likely.py. Writes
@@ -42,7 +43,9 @@ SLEEPING = {"full-sync": 150, "k-sync:6": 300, "k-batch-sync:8": 300, "k-async:4
 SAME_DRAWS, OTHER_DRAWS = 0.03, 0.05
 OTHER_SEEDS = range(101, 111)
 SEED, MINI_BATCH = 1, 64
-LOSS_SEEDS, LOSS_UPDATES, NUM_SPANS = range(1, 6), 900, 10
+LOSS_SEEDS, LOSS_UPDATES, PROFILE_UPDATES, NUM_SPANS = range(1, 9), 900, 200, 10
+PLATEAU, ROUNDING = 2.0, 1e-4
+"""A loss that no run has at its beginning, where it is ln(10); what the last digit shown hides."""
 
 
 def main() -> None:
@@ -112,47 +115,74 @@ def mean_and_error_s(times_s: list[float]) -> tuple[float, float]:
 # -- loss ---------------------------------------------------------------------------------------
 
 
+Curve = list[tuple[float, int, float]]
+"""Of each push: seconds since the first grant, the version it was computed at, its loss."""
+
+
 def losses() -> Iterator[Row]:
+    """By spans of time, by spans of updates, and in one figure a run from the plateau on."""
     live = {"workers": 2, "mini_batch_size": MINI_BATCH, "path": "store",
             "protocol": "k-batch-async:2"}  # fmt: skip
-    curves: dict[str, list[list[tuple[float, float]]]] = {"live": [], "simulated": []}
+    pairs: list[tuple[Curve, Curve]] = []
     with tempfile.TemporaryDirectory() as folder:
-        profile = run_alone(Path(folder) / "profile", "lenet", **live, updates=400, seed=77)
         for seed in LOSS_SEEDS:
-            place = run_alone(Path(folder) / f"live-{seed}", "lenet", **live,
-                              updates=LOSS_UPDATES, seed=seed)  # fmt: skip
-            curves["live"].append(loss_curve(records_of(place)))
-        for seed in LOSS_SEEDS:
+            profile = run_alone(Path(folder) / f"profile-{seed}", "lenet", **live,
+                                updates=PROFILE_UPDATES, seed=100 + seed)  # fmt: skip
             given = {**live, "updates": LOSS_UPDATES, "seed": seed}
+            place = run_alone(Path(folder) / f"live-{seed}", "lenet", **given)
             settings = resolve(given, env={}, is_call=True).settings
-            place = Path(folder) / f"simulated-{seed}"
-            rehearse("lenet", settings, World(like=profile, seed=seed), place)
-            curves["simulated"].append(loss_curve(records_of(place)))
-    last_s = min(curve[-1][0] for kind in curves.values() for curve in kind)
-    borders_s = [last_s * i / NUM_SPANS for i in range(NUM_SPANS + 1)]
-    for from_s, until_s in pairwise(borders_s):
-        rows = {kind: [_mean(one, from_s, until_s) for one in curves[kind]] for kind in curves}
-        (mean, error), (predicted, its_error) = (_mean_and_error(rows[kind]) for kind in curves)
-        allowed = 2 * math.hypot(error, its_error)
-        yield [
-            f"{from_s:.2f} to {until_s:.2f} s", f"{mean:.4f} +- {error:.4f}",
-            f"{predicted:.4f} +- {its_error:.4f}", f"{predicted - mean:+.4f}", "", "",
-            _word(abs(predicted - mean) <= allowed),
-        ]  # fmt: skip
+            simulated = Path(folder) / f"simulated-{seed}"
+            rehearse("lenet", settings, World(like=profile, seed=seed), simulated)
+            pairs.append((loss_curve(records_of(place)), loss_curve(records_of(simulated))))
+    last_s = min(curve[-1][0] for pair in pairs for curve in pair)
+    for column, last, unit in ((0, last_s, "s"), (1, float(LOSS_UPDATES), "updates")):
+        borders = [last * i / NUM_SPANS for i in range(NUM_SPANS + 1)]
+        spans = [span_means(pairs, column, *ends) for ends in pairwise(borders)]
+        for (start, end), span in zip(pairwise(borders), spans, strict=True):
+            name = f"{start:.2f} to {end:.2f} s" if unit == "s" else f"{start:.0f} to {end:.0f}"
+            yield compared(f"{name}{' updates' if unit == 'updates' else ''}", span)
+        past = [span for span in spans if is_past_plateau(span)]
+        whole = [tuple(map(statistics.fmean, zip(*run, strict=True)))
+                 for run in zip(*past, strict=True)]  # fmt: skip
+        yield compared(f"past the plateau, by {unit}", [(one[0], one[1]) for one in whole])
 
 
-def loss_curve(records: list[Record]) -> list[tuple[float, float]]:
-    """Seconds since the first grant, and the loss, of each push."""
+def span_means(
+    pairs: list[tuple[Curve, Curve]], column: int, start: float, end: float
+) -> list[tuple[float, float]]:
+    """Of each pair: the mean losses, live and simulated, of the pushes in this span."""
+
+    def mean(curve: Curve) -> float:
+        return statistics.fmean(one[2] for one in curve if start <= one[column] < end)
+
+    return [(mean(live), mean(simulated)) for live, simulated in pairs]
+
+
+def is_past_plateau(span: list[tuple[float, float]]) -> bool:
+    """Whether live and simulated runs have left the loss that they began with, in the mean."""
+    return all(statistics.fmean(losses) < PLATEAU for losses in zip(*span, strict=True))
+
+
+def compared(name: str, rows: list[tuple[float, float]]) -> Row:
+    """Live and simulated; the error is of the difference, pair by pair: spans of a run hang
+    together, and pairs do not."""
+    (live, error), (predicted, its_error) = (
+        mean_and_own_error(list(one)) for one in zip(*rows, strict=True)
+    )
+    off, off_error = mean_and_own_error([simulated - measured for measured, simulated in rows])
+    return [
+        name, f"{live:.4f} +- {error:.4f}", f"{predicted:.4f} +- {its_error:.4f}",
+        f"{off:+.4f} +- {off_error:.4f}", "", "", _word(abs(off) <= 2 * off_error + ROUNDING),
+    ]  # fmt: skip
+
+
+def loss_curve(records: list[Record]) -> Curve:
     start_s = first_grant_s(records)
     pushes = [one.fact for one in records if isinstance(one, Handed)]
-    return [(one.at_s - start_s, one.loss) for one in pushes]
+    return [(one.at_s - start_s, one.ticket.version, one.loss) for one in pushes]
 
 
-def _mean(curve: list[tuple[float, float]], from_s: float, until_s: float) -> float:
-    return statistics.fmean(loss for at_s, loss in curve if from_s < at_s <= until_s)
-
-
-def _mean_and_error(values: list[float]) -> tuple[float, float]:
+def mean_and_own_error(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 

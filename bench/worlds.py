@@ -332,6 +332,7 @@ class World:
         protocol: str = "full-sync", launched: bool = True, extra: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.role = role
+        self.summary: dict[str, Any] = {}
         self._folder = tempfile.TemporaryDirectory()
         address = f"{self._folder.name}/socket"
         server = socket.socket(socket.AF_UNIX)
@@ -370,7 +371,10 @@ class World:
         return max(float(json.loads(file.readline())["seconds"]) for file in self._files)
 
     def end(self) -> list[Tensor]:
-        """The parameters at the end; all processes are gone."""
+        """The parameters at the end; all processes are gone.
+
+        From then on `summary` is what Paceline says of its run.
+        """
         path = f"{self._folder.name}/parameters.pt"
         self._ask({"steps": 0, "save": path})
         for file in self._files:
@@ -378,6 +382,8 @@ class World:
         tensors: list[Tensor] = torch.load(path)
         for process in self._processes:
             process.wait(60)
+        summary = Path(self._folder.name) / "run" / "summary.json"
+        self.summary = json.loads(summary.read_text()) if summary.exists() else {}
         self._folder.cleanup()
         return tensors
 
