@@ -65,4 +65,6 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): $(CORE)
 	@echo "== installing the tools for tests and checks"
 	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) install --constraint constraints.txt --editable '.[onnx]' || \
+	  echo "== no onnx can be had here: its tests are skipped"
 	@touch $@
