@@ -103,10 +103,10 @@ ELSEWHERE = (
 """Where members are processes, or peers: one process does not go through these."""
 NOT_HERE = {
     "gradient": {
-        "Peers._hear_round", "peer_rounds", "Superseded", "SoloExchange", "DistributedAveraging",
+        "Peers._hear_round", "PeerLeases", "Superseded", "SoloExchange", "DistributedAveraging",
         "Schedule",
     },
-    "mini-batch": {"peer_rounds", "Coordinator.give_back"},
+    "mini-batch": {"PeerLeases", "Coordinator.give_back"},
     "death": {
         "Beginners.replace", "Newcomers.tick", "RunState.begins_with", "Jobs.needs", "Silence",
         "SyncProtocol.react", "GivenUp",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batches import Batches, Cuts, peer_rounds
+from paceline.core.batches import Batches, Cuts, PeerLeases
 from paceline.errors import ConfigError
 from paceline.events import Lease
 
@@ -61,15 +61,57 @@ def test_batches_of_the_users_own_sampler_are_kept() -> None:
     ]
 
 
-@given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 3))
+BATCHES = st.one_of(
+    st.builds(
+        lambda samples, parts, spare: Batches(samples, parts + spare, parts),
+        st.integers(1, 200), st.integers(1, 5), st.integers(0, 9),
+    ),
+    st.builds(
+        lambda ends, parts: Batches(300, 8, parts, ends=sorted(ends)),
+        st.sets(st.integers(1, 300), min_size=1, max_size=20), st.integers(1, 5),
+    ),
+)  # fmt: skip
+
+
+@given(BATCHES, st.integers(1, 4), st.integers(1, 3), st.integers(0, 301), st.integers(0, 9))
 def test_rounds_of_peers_deal_out_every_lease_in_order(
-    num_samples: int, num_members: int, num_steps: int
+    batches: Batches, num_members: int, num_steps: int, position: int, first_id: int
 ) -> None:
-    leases = _all(Batches(num_samples, 2 * num_members, num_members))
-    rounds = peer_rounds(leases, num_members, num_steps)
-    assert [lease for row in rounds for own in row for lease in own] == leases
-    assert all(len(row) == num_members for row in rounds)
+    every = [lease for lease in _all(batches) if lease.start >= position]
+    rest = [lease._replace(id=first_id + i) for i, lease in enumerate(every)]
+    leases = PeerLeases(
+        batches, num_members, num_steps, epoch=0, position=position, first_id=first_id
+    )
+    rounds = [
+        [leases.of(number, rank) for rank in range(num_members)]
+        for number in range(leases.num_rounds)
+    ]
+    assert [lease for row in rounds for own in row for lease in own] == rest
     assert all(len(own) == num_steps for row in rounds[:-1] for own in row)
+    last = [len(own) for own in rounds[-1]] if rounds else [0]
+    assert max(last) - min(last) <= 1
+
+
+@given(BATCHES, st.integers(0, 60), st.integers(0, 301), st.integers(0, 9))
+def test_leases_are_found_by_their_position_and_their_index_without_cutting_all(
+    batches: Batches, num_taken: int, position: int, first_id: int
+) -> None:
+    cuts = Cuts(batches, 0, first_id)
+    for _ in range(num_taken):
+        cuts.take()
+    every = cuts.all()
+    assert batches.num_leases == len(every)
+    assert [batches.lease(i, 0, first_id + i) for i in range(len(every))] == every
+    assert batches.num_leases_before(position) == sum(one.start < position for one in every)
+    expected = next((one.id for one in every if one.start >= position), 0)
+    assert cuts.first_id(position) == expected
+
+
+def test_an_epoch_of_a_billion_samples_is_dealt_out_at_once() -> None:
+    leases = PeerLeases(Batches(10**9, 64, 64), 64, 1, epoch=0, position=64 * 10**6)
+    assert leases.num_rounds == (10**9 - 64 * 10**6) / 64
+    start = 64 * 10**6 + 64 * 12345 + 7
+    assert leases.of(12345, 7) == [Lease(64 * 12345 + 7, 0, start, start + 1)]
 
 
 @pytest.mark.parametrize(

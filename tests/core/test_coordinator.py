@@ -6,7 +6,7 @@ import pytest
 
 from driver import Driver
 from ledger_places import LedgerPlace, counts
-from paceline.core.batches import peer_rounds
+from paceline.core.batches import Batches, PeerLeases
 from paceline.core.coordinator import Coordinator
 from paceline.core.ledger import Dropped, Ledger
 from paceline.errors import ProtocolError
@@ -94,14 +94,16 @@ def test_grants_without_faults_are_the_rounds_of_peers(
     for member in range(3):
         driver.look_ahead(member, depth)
     driver.open_epoch()
-    rounds = peer_rounds(driver.ledger.cut_all(), 3, driver.protocol.num_steps)
+    batches = Batches(num_samples, 6, num_pushes)
+    leases = PeerLeases(batches, 3, driver.protocol.num_steps, epoch=0)
     driver.finish_epoch(random.Random(1))
     granted: dict[int, list[list[Lease]]] = {0: [], 1: [], 2: []}
     for order in driver.log:
         if isinstance(order, Grant):
             granted[order.ticket.member].append(list(order.leases))
     for member in granted:
-        assert granted[member] == [row[member] for row in rounds if row[member]]
+        rounds = [leases.of(number, member) for number in range(leases.num_rounds)]
+        assert granted[member] == [own for own in rounds if own]
 
 
 # -- grants ------------------------------------------------------------------------------------

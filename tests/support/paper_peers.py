@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.core.batches import Batches, peer_rounds
+from paceline.core.batches import Batches, PeerLeases
 from paceline.events import Grant, Lease, Ticket
 from paceline.wire import messages as said
 from paceline.wire.messages import Entry, Row
@@ -99,13 +99,14 @@ class PeerMember(PaperMember):
         yield from self._advance()
 
     def _plan_rounds(self, opened: said.OpenEpoch) -> list[list[list[Lease]]]:
-        leases = self._batches.cut_all(opened.epoch)
-        rest = [one for one in leases if one.start >= opened.position]
-        rest = [one._replace(id=opened.first_id + i) for i, one in enumerate(rest)]
         num_seats = self._board.num_seats
+        leases = PeerLeases(
+            self._batches, num_seats, self.num_steps, epoch=opened.epoch, position=opened.position,
+            first_id=opened.first_id,
+        )  # fmt: skip
         places = [opened.seats.index(seat) for seat in range(num_seats)]
         return [
-            [row[place] for place in places] for row in peer_rounds(rest, num_seats, self.num_steps)
+            [leases.of(number, place) for place in places] for number in range(leases.num_rounds)
         ]
 
     def _advance(self) -> Doing[None]:

@@ -8,8 +8,10 @@ It stands apart so that the ledger, the plan and an exchange between peers cut a
 know who holds what.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any
 
 from ..errors import ConfigError
@@ -27,7 +29,7 @@ class Batches:
         keep_remainder: whether a last batch that is not full is used (torch: not drop_last).
     """
 
-    __slots__ = ("_batch_size", "_end", "_ends", "_parts", "num_batches")
+    __slots__ = ("_batch_size", "_counts", "_end", "_ends", "_parts", "num_batches")
 
     def __init__(
         self,
@@ -48,6 +50,8 @@ class Batches:
             self._end = self._checked_end(num_samples, keep_remainder)
         num_batches = -(-self._end // batch_size) if self._ends is None else len(self._ends)
         self.num_batches = num_batches  # an epoch has; the length of the loader
+        sizes = [b - a for a, b in pairwise([0, *(self._ends or ())])]
+        self._counts = list(accumulate(min(parts, size) for size in sizes))  # leases, up to a batch
 
     def _checked_end(self, num_samples: int, keep_remainder: bool) -> int:
         if num_samples < 1:
@@ -84,13 +88,6 @@ class Batches:
         """The ends that were given, or None."""
         return None if self._ends is None else list(self._ends)
 
-    def cut_all(self, epoch: int, first_id: int = 0) -> list[Lease]:
-        """Every mini-batch of the epoch, in order."""
-        leases: list[Lease] = []
-        for batch in range(self.num_batches):
-            leases += self.cut(batch, epoch, first_id + len(leases))
-        return leases
-
     def bounds(self, batch: int) -> tuple[int, int]:
         """The positions ``[start, stop)`` of a batch."""
         if self._ends is None:
@@ -100,14 +97,48 @@ class Batches:
 
     def cut(self, batch: int, epoch: int, first_id: int) -> list[Lease]:
         """The batch in `parts` ranges whose sizes differ by at most one; no empty ones."""
+        parts = self._parts_of(batch)
+        return [self._lease(batch, part, epoch, first_id + part) for part in range(parts)]
+
+    def _parts_of(self, batch: int) -> int:
         start, end = self.bounds(batch)
-        size = end - start
-        parts = min(self._parts, size)
-        leases, stop = [], start
-        for part in range(parts):
-            begin, stop = stop, start + size * (part + 1) // parts
-            leases.append(Lease(first_id + part, epoch, begin, stop))
-        return leases
+        return min(self._parts, end - start)
+
+    def _lease(self, batch: int, part: int, epoch: int, lease_id: int) -> Lease:
+        start, end = self.bounds(batch)
+        size, parts = end - start, min(self._parts, end - start)
+        return Lease(
+            lease_id, epoch, start + size * part // parts, start + size * (part + 1) // parts
+        )
+
+    @property
+    def num_leases(self) -> int:
+        """Mini-batches an epoch has."""
+        if self._ends is not None:
+            return self._counts[-1]
+        return (self.num_batches - 1) * self._parts + self._parts_of(self.num_batches - 1)
+
+    def lease(self, index: int, epoch: int, lease_id: int) -> Lease:
+        """The mini-batch with this index in the epoch."""
+        if self._ends is None:
+            return self._lease(
+                *divmod(index, self._parts), epoch, lease_id
+            )  # only the last is short
+        batch = bisect_right(self._counts, index)
+        before = self._counts[batch - 1] if batch else 0
+        return self._lease(batch, index - before, epoch, lease_id)
+
+    def num_leases_before(self, position: int) -> int:
+        """How many mini-batches begin before this position of the epoch."""
+        if position >= self._end:
+            return self.num_leases
+        if self._ends is None:
+            batch = position // self._batch_size
+            before = batch * self._parts
+        else:
+            batch = bisect_right(self._ends, position)
+            before = self._counts[batch - 1] if batch else 0
+        return before + sum(one.start < position for one in self.cut(batch, 0, 0))
 
 
 def _checked(ends: Sequence[int]) -> tuple[int, ...]:
@@ -170,6 +201,17 @@ class Cuts:
         """The lease with this id."""
         return self.leases[lease_id - self._first_id]
 
+    def first_id(self, position: int) -> int:
+        """The id of the first lease from ``position`` on; 0: there is none."""
+        index = bisect_left(self.leases, position, key=attrgetter("start"))
+        if index < len(self.leases):
+            return self.leases[index].id
+        batches, cut_until = self.batches, self.leases[-1].stop if self.leases else 0
+        num_before = batches.num_leases_before(position)
+        if num_before == batches.num_leases:
+            return 0
+        return self.next_id + num_before - batches.num_leases_before(cut_until)
+
     def all(self) -> list[Lease]:
         """All leases of the epoch in cut order, those to come included; changes nothing."""
         cuts = list(self.leases)
@@ -202,26 +244,45 @@ class Cuts:
         return cuts
 
 
-def peer_rounds(
-    leases: Sequence[Lease], num_members: int, num_steps: int
-) -> list[list[list[Lease]]]:
-    """The rounds of an epoch in which nobody is slow: per round, per member, its leases.
+class PeerLeases:
+    """The rounds of an epoch in which nobody is slow: whose leases are whose, from a position on.
 
     Round j gives member r the leases [(j P + r) H, (j P + r + 1) H), with P members and H steps;
     the last one, where there are fewer, deals them evenly. That is what releases in member order
     cut, so members that exchange between themselves agree with the coordinator without asking it
-    (tests/core/test_coordinator.py holds it).
+    (tests/core/test_coordinator.py holds it). A lease is cut when it is asked for, so that an epoch
+    of many costs no more than one of few.
+
+    Args:
+        position: where the first lease begins; others before it are done.
+        first_id: of that lease.
     """
-    rounds = []
-    stop = 0
-    while stop < len(leases):
-        row = []
-        for rank in range(num_members):
-            start = stop
-            stop += even_share(len(leases) - start, num_members - rank, num_steps)
-            row.append(list(leases[start:stop]))
-        rounds.append(row)
-    return rounds
+
+    __slots__ = ("_batches", "_epoch", "_first", "_first_id", "_num_left", "_num_members", "_steps")
+
+    def __init__(
+        self, batches: Batches, num_members: int, num_steps: int, *, epoch: int, position: int = 0,
+        first_id: int = 0,
+    ) -> None:  # fmt: skip
+        self._batches, self._epoch = batches, epoch
+        self._num_members, self._steps = num_members, num_steps
+        self._first, self._first_id = batches.num_leases_before(position), first_id
+        self._num_left = batches.num_leases - self._first
+
+    @property
+    def num_rounds(self) -> int:
+        return -(-self._num_left // (self._num_members * self._steps))
+
+    def of(self, number: int, rank: int) -> list[Lease]:
+        """The leases of a member in a round; none where others take the last."""
+        start = number * self._num_members * self._steps
+        for place in range(rank + 1):
+            share = even_share(self._num_left - start, self._num_members - place, self._steps)
+            start += share
+        return [
+            self._batches.lease(self._first + i, self._epoch, self._first_id + i)
+            for i in range(start - share, start)
+        ]
 
 
 def even_share(num_left: int, num_members: int, num_steps: int) -> int:

@@ -125,8 +125,7 @@ class Coordinator:
 
     def first_lease_id(self, position: int) -> int:
         """The id of the first lease of this epoch from ``position`` on; 0: there is none."""
-        leases = self._ledger.cut_all()
-        return next((one.id for one in leases if one.start >= position), 0)
+        return self._ledger.first_id(position)
 
     def leave_epoch(self, member: int, kept: Sequence[int], at_s: float) -> list[Order]:
         """A script left its loop before the epoch's end: nothing more is handed out in it.

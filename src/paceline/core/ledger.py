@@ -349,6 +349,10 @@ class Ledger:
         """Batches an epoch has: the length of the loader."""
         return self._cuts.batches.num_batches
 
+    def first_id(self, position: int) -> int:
+        """Of the first lease of the epoch from ``position`` on; 0: there is none."""
+        return self._cuts.first_id(position)
+
     def cut_all(self) -> list[Lease]:
         """All leases of the epoch in cut order, those to come included; changes nothing."""
         return self._cuts.all()

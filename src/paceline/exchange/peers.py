@@ -7,13 +7,13 @@ made of the pushes, and what becomes of the parameters, is the averaging's (aver
 member has died, where the run stops, or where one needs what peers cannot give (gradient
 accumulation), all leave at the same barrier and go on through the store (``through_store.py``),
 where the coordinator decides. This module must not know protocols; which leases are whose is the
-ledger's `peer_rounds`.
+ledger's `PeerLeases`.
 """
 
 import time
 from collections.abc import Sequence
 
-from ..core.batches import peer_rounds
+from ..core.batches import PeerLeases
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
@@ -53,8 +53,13 @@ class PeerRounds:
         """An epoch begins; the first grant of its rounds."""
         member = self._member
         self._seats, updates_left = opened.seats, opened.updates_left
-        rounds = self._plan_rounds(opened.position, opened.first_id)
-        self._rounds, self._round = rounds if updates_left < 0 else rounds[:updates_left], 0
+        self._leases = PeerLeases(
+            member.shape.batches(member.batch_ends), member.num_workers, member.num_steps,
+            epoch=member.epoch, position=opened.position, first_id=opened.first_id,
+        )  # fmt: skip
+        num_rounds = self._leases.num_rounds
+        self._num_rounds = num_rounds if updates_left < 0 else min(num_rounds, updates_left)
+        self._round = 0
         self._told = RoundsTold(member.channel, member.num_workers)
         self._first_version = member.store.version
         if not self.are_on:
@@ -67,18 +72,12 @@ class PeerRounds:
         self._advance()
         member.clock.begun_s = time.perf_counter()
 
-    def _plan_rounds(self, position: int, first_id: int) -> list[list[list[Lease]]]:
-        """The leases from ``position`` on, by round and seat: what the coordinator will cut.
+    def _own(self, number: int) -> list[Lease]:
+        """This member's leases in a round: what the coordinator will cut.
 
         It hands out in member order, and who joined later sits wherever a seat was free.
         """
-        member = self._member
-        leases = member.shape.batches(member.batch_ends).cut_all(member.epoch)
-        rest = [one for one in leases if one.start >= position]
-        rest = [one._replace(id=first_id + i) for i, one in enumerate(rest)]
-        rounds = peer_rounds(rest, member.num_workers, member.num_steps)
-        places = [self._seats.index(seat) for seat in range(member.num_workers)]
-        return [[row[place] for place in places] for row in rounds]
+        return self._leases.of(number, self._seats.index(self._member.seat))
 
     def close(self) -> None:
         """An epoch through the store begins: back to private parameters, which are pulled then."""
@@ -90,8 +89,8 @@ class PeerRounds:
     def _advance(self) -> None:
         """The grant of the next round in which this member has a lease."""
         member, copy = self._member, self._member.copy
-        while self._round < len(self._rounds):
-            leases = self._rounds[self._round][member.seat]
+        while self._round < self._num_rounds:
+            leases = self._own(self._round)
             if leases:
                 copy.version = self._first_version + self._round
                 member.serial, member.step = _NEVER_CANCELLED, copy.version
@@ -109,9 +108,9 @@ class PeerRounds:
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
         """Nobody is asked: the rounds of the epoch are known."""
-        num_steps, seat = self._member.num_steps, self._member.seat
-        end = self._round + 1 + -(-depth // num_steps)
-        own = [one for row in self._rounds[self._round : end] for one in row[seat]]
+        num_steps = self._member.num_steps
+        end = min(self._num_rounds, self._round + 1 + -(-depth // num_steps))
+        own = [one for number in range(self._round, end) for one in self._own(number)]
         return own[: num_steps + depth]
 
     def push(self, work: Work) -> float:
@@ -197,7 +196,7 @@ class PeerRounds:
         At the end of an epoch none is taken here: one may be taken before the next begins.
         """
         asked = int(max(line.snapshot for line in lines))
-        is_new = asked > self._member.snapshots.newest and self._round < len(self._rounds)
+        is_new = asked > self._member.snapshots.newest and self._round < self._num_rounds
         return asked if is_new else 0
 
     def _take_snapshot(self, number: int) -> None:
