@@ -13,7 +13,7 @@ OLD = {
     "accuracy", "adaptive", "advice", "async", "averaging", "calm", "cancellation", "checkpoints",
     "compile", "edits", "export", "fast", "faults", "fuzz", "live_theory", "loader",
     "memory", "overhead", "paper", "peers", "plan", "prediction", "replay", "resnet18",
-    "resume", "simulator", "startup", "steadiness",
+    "resume", "simulator", "steadiness",
 }  # fmt: skip
 """Measured before pages named their commit; each leaves this list when it is made anew."""
 BY_HAND = {"public-scripts"}
