@@ -6,8 +6,8 @@ Who pushed what is shown in lines that all read (rounds.py), so all come to the 
 made of the pushes, and what becomes of the parameters, is the averaging's (averaging.py). Where a
 member has died, where the run stops, or where one needs what peers cannot give (gradient
 accumulation), all leave at the same barrier and go on through the store (``through_store.py``),
-where the coordinator decides. Which leases are whose is `PeerLeases`' (core/batches.py). This module
-must not know protocols.
+where the coordinator decides. Which leases are whose is `PeerLeases`' (core/batches.py). This
+module must not know protocols.
 """
 
 import time
