@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from havoc_plan import OTHERS, PROTOCOLS, Plan, Strike
 from havoc_verdict import Trial, trial
 from table import machine, write_table

@@ -11,8 +11,8 @@ COMMAND = re.compile(r"^`(?:python (bench/\w+\.py)[^`]*|make (\w+))`", re.MULTIL
 COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})\b(?!\+)")
 OLD = {
     "accuracy", "adaptive", "advice", "async", "averaging", "calm", "cancellation", "checkpoints",
-    "compile", "edits", "export", "fast", "faults", "fuzz", "live_theory", "loader",
-    "memory", "overhead", "paper", "peers", "plan", "prediction", "replay", "resnet18",
+    "compile", "edits", "export", "fast", "fuzz", "loader",
+    "overhead", "paper", "peers", "plan", "prediction", "resnet18",
     "resume", "simulator", "steadiness",
 }  # fmt: skip
 """Measured before pages named their commit; each leaves this list when it is made anew."""

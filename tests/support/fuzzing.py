@@ -35,7 +35,17 @@ from paceline.core.ledger import Ledger
 from paceline.data.arrays import parse_idx
 from paceline.data.catalogue import DataFile, read_checked
 from paceline.errors import PacelineError
-from paceline.events import Apply, EpochEnd, Grant, Joined, Lease, Pushed, Ticket
+from paceline.events import (
+    Apply,
+    Discard,
+    EpochEnd,
+    Grant,
+    Joined,
+    Late,
+    Lease,
+    Pushed,
+    Ticket,
+)
 from paceline.exports.subject import _load
 from paceline.launch import launcher
 from paceline.predict.profiles import read_profile
@@ -45,13 +55,14 @@ from paceline.replay import replay
 from paceline.replica.seeding import random_states, restore_random_states
 from paceline.report.files import draw_curve
 from paceline.report.live import QuietObserver
-from paceline.report.summary import summarize
+from paceline.report.summary import Summary, summarize
 from paceline.report.terminal import render_summary
-from paceline.report.whereabouts import render_sample, report_sample
+from paceline.report.whereabouts import SampleReport, render_sample, report_sample
 from paceline.script.member_state import MemberState, set_groups
 from paceline.speed import Finding, Outcome, Speed
 from paceline.system.files import OpenFolder
 from paceline.trace import read_trace
+from paceline.trace.records import Handed, Ordered, Record
 from paceline.tuning import remembered
 from paceline.workloads.base import Task
 from resealing import reseal
@@ -302,9 +313,33 @@ def _read_all_of_trace(folder: Path) -> object:
     render_summary(summary)
     draw_curve(summary)
     json.dumps(summary.to_json(), allow_nan=False)
-    render_sample(report_sample(run, 7, lambda header, epoch: range(NUM_SAMPLES)))
+    sample = report_sample(run, 7, lambda header, epoch: range(NUM_SAMPLES))
+    render_sample(sample)
+    _check_sums(records, summary, sample)
     read_profile(run)
     return [repr(one) for one in records]
+
+
+def _check_sums(records: list[Record], summary: Summary, sample: SampleReport) -> None:
+    """What a report says are the sums of its lines, counted here once more."""
+    pushes = [one.fact for one in records if isinstance(one, Handed)]
+    orders = [one.order for one in records if isinstance(one, Ordered)]
+    updates = [one for one in orders if isinstance(one, Apply)]
+    in_updates = sum(len(one.tickets) for one in updates)
+    of_ticket = {one.ticket[:2]: one.num_samples for one in pushes}
+    assert summary.updates == len(updates)
+    assert sum(one.pushes for one in summary.per_worker) == len(pushes) >= in_updates
+    assert sum(one.samples for one in summary.per_worker) == sum(one.num_samples for one in pushes)
+    assert summary.samples == sum(of_ticket[two[:2]] for one in updates for two in one.tickets)
+    assert summary.late_pushes + summary.discarded_pushes == sum(
+        isinstance(one, Late | Discard) for one in orders
+    )
+    stale = summary.staleness_versions
+    assert 0 <= stale.p50 <= stale.p99 <= stale.max <= max(0, len(updates) - 1)
+    for one in sample.ledgers:
+        assert one.used + one.dropped + one.open == one.samples == NUM_SAMPLES
+        assert min(one.used, one.dropped, one.open) >= 0
+        assert 0 <= one.twice <= one.used
 
 
 def _make_replayable(folder: Path) -> None:
@@ -454,6 +489,9 @@ def _resume(folder: Path) -> object:
     settings = adopt(resolve(chosen, env={}, is_call=True))
     summary = launcher.launch_run(TaskProgram(task=TASK), settings, QuietObserver(io.StringIO()))
     assert summary is not None
+    found = report_sample(Path(summary.run_dir), 7, lambda header, epoch: range(NUM_SAMPLES))
+    for one in found.ledgers:
+        assert (one.used, one.dropped, one.open, one.twice) == (one.samples, 0, 0, 0), one
     return summary.updates, summary.final_loss
 
 

@@ -1,8 +1,8 @@
 """What a run adds up to: its trace, counted line by line.
 
 Times are those of the trace; training time is from an epoch's first grant to its end, or to its
-last update where it was not finished, so evaluations do not count. This module must not know
-what is made of the numbers.
+last update where it was not finished, so evaluations do not count. Lines of which not all can be
+true are refused, rather than added up. This module must not know what is made of the numbers.
 """
 
 import math
@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..core.stats import ServiceTimes
-from ..events import Apply, Discard, EpochEnd, Grant, Joined, Late, Pushed, Retire, Ticket
+from ..events import Apply, Discard, EpochEnd, Grant, Joined, Late, Lease, Pushed, Retire, Ticket
+from ..trace import contradiction
 from ..trace.records import (
     Ended,
     Evaluated,
@@ -118,7 +119,7 @@ class Tally:
         self.ended = ""
         self._seats: dict[int, int] = {}
         self._pushed: dict[tuple[int, int], Pushed] = {}
-        self._leases: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
         self._over: dict[int, int] = {}
         """Samples of leases in no update when their epoch ended; they may ride on a later push."""
 
@@ -133,7 +134,7 @@ class Tally:
         return sum(one.seconds for one in self.epochs)
 
     def add(self, record: Record) -> None:
-        """Count one record."""
+        """Count one record. Raises ConfigError where it contradicts those before."""
         match record:
             case Header():
                 self.header = record
@@ -176,6 +177,11 @@ class Tally:
 
     def _handed(self, record: Handed) -> None:
         fact = record.fact
+        granted = sum(lease.num_samples for lease in self._leases.get(fact.ticket[:2], ()))
+        if granted and fact.num_samples > granted:
+            raise contradiction(
+                f"member {fact.ticket.member} hands in {fact.num_samples:,} samples of {granted:,}"
+            )
         self._pushed[fact.ticket[:2]] = fact
         self.last_s = max(self.last_s, fact.at_s)
         worker = self._worker(fact.ticket.member)
@@ -210,7 +216,7 @@ class Tally:
         # A ticket may be granted more than once: gradient accumulation adds leases to it.
         self._leases[order.ticket[:2]] = (
             *self._leases.get(order.ticket[:2], ()),
-            *(lease.id for lease in order.leases),
+            *order.leases,
         )
         for lease in (*order.leases, *order.upcoming):
             if lease.id in self._over:
@@ -224,11 +230,11 @@ class Tally:
         is_finite = True
         for ticket in order.tickets:
             # The version that the gradient was computed at against the one it is applied to.
-            self.staleness[self.version - ticket.version] += 1
             fact = self._pushed.pop(ticket[:2], None)
+            if fact is None or ticket.version > self.version:
+                raise contradiction(f"update {self.version + 1} has a push that nobody handed in")
+            self.staleness[self.version - ticket.version] += 1
             self._use_leases(ticket, fact)
-            if fact is None:
-                continue
             num_samples += fact.num_samples
             is_finite &= fact.is_finite
             if math.isfinite(fact.loss):
@@ -252,9 +258,9 @@ class Tally:
         """An update has used the leases of a push, but for those that it keeps or leaves unused."""
         rest = () if fact is None else fact.kept + fact.unused
         for lease in self._leases.pop(ticket[:2], ()):
-            if self.epochs and lease not in rest:
-                self.epochs[-1].open_leases[lease] = 0
-                self.dropped_samples -= self._over.pop(lease, 0)
+            if self.epochs and lease.id not in rest:
+                self.epochs[-1].open_leases[lease.id] = 0
+                self.dropped_samples -= self._over.pop(lease.id, 0)
 
     def _forget(self, ticket: Ticket) -> None:
         self._pushed.pop(ticket[:2], None)

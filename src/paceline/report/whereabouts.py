@@ -202,6 +202,8 @@ class Fates:
             counts["twice"] += one.lease.num_samples if one.num_updates > 1 else 0
         is_over = epoch in self.ended
         rest = num_samples - counts["used"]
+        if rest < 0:
+            raise contradiction(f"{counts['used']:,} of {num_samples:,} samples are in updates")
         return EpochLedger(
             epoch=epoch + 1,
             samples=num_samples,
