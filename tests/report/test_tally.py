@@ -1,5 +1,8 @@
 """Every lease of a run is in an update or was dropped, also when it rides over an epoch's end."""
 
+import pytest
+
+from paceline.errors import ConfigError
 from paceline.events import Apply, EpochEnd, Grant, Lease, Pushed, Ticket
 from paceline.report.tally import Tally
 from paceline.trace.records import Handed, Ordered, Record, Resumed
@@ -48,3 +51,28 @@ def test_a_lease_that_was_at_work_in_a_crash_is_free_again() -> None:
     found = tally_of(*BEGIN, resumed, Ordered(t_s=6.0, order=EpochEnd(0, 1)))
     assert found.dropped_samples == 0
     assert found.version == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (Ordered(t_s=3.0, order=Apply((A,), (1.0,))), "update 2 has a push that nobody handed in"),
+        (Ordered(t_s=3.0, order=Apply((B,), (1.0,))), "update 2 has a push that nobody handed in"),
+        (
+            Handed(
+                fact=Pushed(B, 21, 1.0, True, 3.0), compute_s=0.5, wait_s=0.0, push_s=0.0
+            ),
+            "member 1 hands in 21 samples of 20",
+        ),
+    ],
+    ids=["twice", "never", "more"],
+)  # fmt: skip
+def test_lines_that_cannot_all_be_true_are_refused(line: Record, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"the trace contradicts itself: {said}"):
+        tally_of(*BEGIN, line)
+
+
+def test_a_push_at_a_version_to_come_is_in_no_update() -> None:
+    ahead = Ticket(1, 0, 7)
+    with pytest.raises(ConfigError, match="nobody handed in"):
+        tally_of(*BEGIN, pushed(ahead, 3.0), Ordered(t_s=3.0, order=Apply((ahead,), (1.0,))))
