@@ -83,7 +83,9 @@ def test_buffers_are_those_of_one_process(run_on: Any, engine: str) -> None:
 @pytest.mark.parametrize("protocol", ["full-sync", "k-batch-async:2", "local-sgd:2"])
 @pytest.mark.parametrize("worker", [0, 2])
 def test_a_death_takes_nothing_along(run_on: Any, engine: str, protocol: str, worker: int) -> None:
-    run = run_on(engine, workers=3, protocol=protocol, fault=(f"kill worker {worker} at step 3",))
+    kill = f"kill worker {worker} at step 3"
+    settings = {"workers": 3, "protocol": protocol, "delay": ("10ms",)}  # or others do all of it
+    run = run_on(engine, **settings, fault=(kill,))
     assert run.left == ["killed by signal 9"]
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     if protocol == "full-sync":
