@@ -74,7 +74,7 @@ def test_every_sample_of_a_live_run_has_the_update_that_used_it(
     tmp_path: Path, protocol: str
 ) -> None:
     fault = "kill worker 1 at update 3"
-    trained = train(TASK, tmp_path, workers=2, protocol=protocol, fault=(fault,), delay=("10ms",))
+    trained = train(TASK, tmp_path, workers=2, protocol=protocol, fault=(fault,), delay=("50ms",))
     fates = Fates()
     for record in read_trace(trained.folder / "trace.jsonl"):
         fates.add(record)
