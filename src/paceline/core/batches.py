@@ -120,10 +120,8 @@ class Batches:
 
     def lease(self, index: int, epoch: int, lease_id: int) -> Lease:
         """The mini-batch with this index in the epoch."""
-        if self._ends is None:
-            return self._lease(
-                *divmod(index, self._parts), epoch, lease_id
-            )  # only the last is short
+        if self._ends is None:  # only the last batch is short
+            return self._lease(*divmod(index, self._parts), epoch, lease_id)
         batch = bisect_right(self._counts, index)
         before = self._counts[batch - 1] if batch else 0
         return self._lease(batch, index - before, epoch, lease_id)
