@@ -47,6 +47,12 @@ class ScriptPlace(NamedTuple):
             return self
         return ScriptPlace(self.position + 1, epoch, self.before, self._looks_before())
 
+    def with_look(self, number: int) -> "ScriptPlace":
+        """The same, and pass ``number`` did nothing with its batches."""
+        if number in self.looks:
+            return self
+        return self._replace(looks=(*self.looks, number))
+
     def _looks_before(self) -> tuple[int, ...]:
         return tuple(one for one in self.looks if one < self.before)
 
@@ -99,8 +105,7 @@ class Passes:
 
     def looked(self, number: int) -> None:
         """Nothing was done with any batch of this pass."""
-        if number not in self.place.looks:
-            self.place = self.place._replace(looks=(*self.place.looks, number))
+        self.place = self.place.with_look(number)
 
     def was_look(self, number: int) -> bool:
         return number in self.place.looks

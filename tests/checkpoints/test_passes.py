@@ -123,3 +123,17 @@ def test_who_looks_at_a_batch_after_a_stop_is_no_failure(
     code, said = launch(f"--workers {workers} --resume run", (0, 1, 1, 0))
     assert code == 0, said
     assert_all_was_trained(tmp_path, 1)
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_a_look_before_the_stop_is_one_after_it(launch: Launch, tmp_path: Path, path: str) -> None:
+    """The stop comes between the look, which was an epoch that nobody used, and the loop."""
+    slow = SCRIPT.replace(
+        "    for loop in range(loops):", SLEEPS_AT_3 + "    for loop in range(loops):"
+    )
+    with stopped_at(tmp_path / "sleeps"):
+        code, said = launch(f"--workers 2 --run-dir run --path {path}", (2, 2, 2, 0), script=slow)
+    assert code == 143, said
+    code, said = launch("--workers 2 --resume run", (2, 2, 2, 0), script=slow)
+    assert code == 0, said
+    assert_all_was_trained(tmp_path, 2)

@@ -420,6 +420,11 @@ class Coordinator:
         is_over = self.is_between_epochs and not self._ledger.has_riding
         return {**state, "is_epoch_open": not is_over}
 
+    @property
+    def has_used_nothing(self) -> bool:
+        """Whether this epoch is over, and all its samples are unused."""
+        return self.is_between_epochs and self._ledger.is_unused
+
     def frontier(self) -> int | None:
         """While nobody works: the position before which all samples are used, and after it none."""
         return frontier(self._ledger.state(), self._ledger.every_epoch)

@@ -209,6 +209,11 @@ class Ledger:
                 self._fate[self._cuts.index(lease.id)] = _IS_UNUSED
         return tuple(one for one in leases if one.id not in kept and one.id not in unused)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether this epoch's samples were left, all of them."""
+        return bool(self._fate) and all(fate == _IS_UNUSED for fate in self._fate)
+
     def retire(self, pushed: Ticket, version: int) -> None:
         """The update that made `version` used this push."""
         for lease in self._pushed.pop(pushed):

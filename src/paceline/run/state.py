@@ -94,8 +94,7 @@ class RunState:
         """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
         """The epoch that the script is in, its code after the loop included."""
-        self.place = START if resumption is None else resumption.place
-        """Where in ``pace.epochs`` it is there."""
+        self._place = START if resumption is None else resumption.place
         self._passes_each = 0
         """Epochs for the value before; 0: nobody knows."""
         self.notes = Notes(observer, trace, log, self.now_s)
@@ -134,9 +133,17 @@ class RunState:
 
     def come_to(self, epoch: int, place: ScriptPlace) -> None:
         """All scripts are at this epoch, and there in ``pace.epochs``."""
-        if place.position > self.place.position >= 0:
-            self._passes_each = place.began - self.place.began
-        self.script_epoch, self.place = epoch, place
+        if place.position > self._place.position >= 0:
+            self._passes_each = place.began - self._place.began
+        self.script_epoch, self._place = epoch, place
+
+    @property
+    def place(self) -> ScriptPlace:
+        """Where in ``pace.epochs`` the scripts are; an epoch that nobody used was a look."""
+        coordinator_epoch = self.coordinator.epoch if self.has_begun else -1
+        if coordinator_epoch == self.script_epoch and self.coordinator.has_used_nothing:
+            return self._place.with_look(self.script_epoch)
+        return self._place
 
     def begins_with(self) -> tuple[int, ScriptPlace]:
         """With which epoch a newcomer begins, the open one or the others' next, and where."""

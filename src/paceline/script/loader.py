@@ -130,6 +130,8 @@ class PreparedLoader:
         loop.is_iterating = True
         loop.holding.has_worked = False
         try:
+            if exchange.grant() is None and passes.was_look(epoch):  # before the run went on
+                yield from self._look_again()
             while (lease := loop.next_lease()) is not None:
                 loop.has_nested = False
                 yield leased.fetch(lease)
