@@ -3,21 +3,30 @@
     python bench/peers.py [--rounds 8] [--steps 20] [--write]        (pip install -e '.[peers]')
 
 LeNet, global batch 256, SGD, fp32, the same data set, two processes with one thread each. All are
-alive at once and take blocks of steps in turn; who is not asked waits. Each is written and started
-as its own documentation has it; the first process of each holds its loop at a step's border until
-it is asked. The processes that trained are counted and must be two. Writes results/peers.md.
+alive at once and take blocks of steps in turn; who is not asked waits. Each is started as its own
+documentation has it; the first process of each holds its loop at a step's border until it is asked.
+The processes that trained are counted and must be two.
+
+Every peer is there twice: as its documentation writes it, beside ``--fast none``, and tuned, beside
+``--fast auto``. Tuned: of the settings that `--fast auto` tries for itself (memory that is kept,
+channels last, compile), all eight together, and then of DDP's own (buckets as views, a static
+graph), all four, the quickest in a trial of its own before. Buckets have no size to choose: all
+gradients of LeNet are one. Paceline stands twice in each half: what this machine does to a figure
+that nothing changed. Writes results/peers.md.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +40,44 @@ from worlds import Tensors, as_it_is, make_model
 HERE = Path(__file__).resolve()
 BATCH, WORLD, LEARNING_RATE = 256, 2, 0.01
 loss_of = nn.functional.cross_entropy
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a peer's user can set; the last two are DDP's own."""
+
+    memory: bool = False
+    channels_last: bool = False
+    compile: bool = False
+    view: bool = False
+    static: bool = False
+
+    def __str__(self) -> str:
+        return " ".join(one.name for one in fields(self) if getattr(self, one.name)) or "none"
+
+    @classmethod
+    def parse(cls, text: str) -> "Tuning":
+        return cls(**{name: True for name in text.split() if name != "none"})
+
+    def model(self) -> nn.Module:
+        model = make_model("lenet")
+        if self.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return torch.compile(model) if self.compile else model  # type: ignore[return-value]
+
+    def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
+        """In the order that the model has."""
+        if self.channels_last:
+            return inputs.to(memory_format=torch.channels_last)
+        return inputs
+
+    def ddp(self) -> dict[str, bool]:
+        return {"gradient_as_bucket_view": self.view, "static_graph": self.static}
+
+    def environment(self) -> dict[str, str]:
+        """glibc keeps what was freed, as ``--fast memory`` has it."""
+        keep = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        return keep if self.memory else {}
 
 
 class Turn:
@@ -69,12 +116,12 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
-def be_by_hand(turn: Turn, total: int, rank: int) -> None:
+def be_by_hand(turn: Turn, total: int, tuning: Tuning) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(make_model("lenet"), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(tuning.model(), **tuning.ddp())
     optimizer = sgd(model)
     loader = data(sampler=DistributedSampler(Tensors((1, 28, 28)), shuffle=True))
     done = 0
@@ -82,7 +129,7 @@ def be_by_hand(turn: Turn, total: int, rank: int) -> None:
         for inputs, targets in loader:
             turn.wait()
             optimizer.zero_grad()
-            loss_of(model(inputs), targets).backward()
+            loss_of(model(tuning.inputs(inputs)), targets).backward()
             optimizer.step()
             done += 1
             if done == total:
@@ -91,18 +138,19 @@ def be_by_hand(turn: Turn, total: int, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def be_accelerate(turn: Turn, total: int, rank: int) -> None:
-    from accelerate import Accelerator
+def be_accelerate(turn: Turn, total: int, tuning: Tuning) -> None:
+    from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    accelerator = Accelerator(cpu=True)
-    model = make_model("lenet")
+    kwargs = DistributedDataParallelKwargs(**tuning.ddp())
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[kwargs])
+    model = tuning.model()
     model, optimizer, loader = accelerator.prepare(model, sgd(model), data(shuffle=True))
     done = 0
     while done < total:
         for inputs, targets in loader:
             turn.wait()
             optimizer.zero_grad()
-            accelerator.backward(loss_of(model(inputs), targets))
+            accelerator.backward(loss_of(model(tuning.inputs(inputs)), targets))
             optimizer.step()
             done += 1
             if done == total:
@@ -110,17 +158,18 @@ def be_accelerate(turn: Turn, total: int, rank: int) -> None:
     turn.wait()
 
 
-def be_lightning(turn: Turn, total: int, rank: int) -> None:
+def be_lightning(turn: Turn, total: int, tuning: Tuning) -> None:
     import lightning
+    from lightning.pytorch.strategies import DDPStrategy
 
     class Lit(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = make_model("lenet")
+            self.model = tuning.model()
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
             inputs, targets = batch
-            return loss_of(self.model(inputs), targets)
+            return loss_of(self.model(tuning.inputs(inputs)), targets)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self.model)
@@ -130,15 +179,15 @@ def be_lightning(turn: Turn, total: int, rank: int) -> None:
             turn.wait()
 
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=WORLD, strategy="ddp", max_steps=total, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[Held()],
+        accelerator="cpu", devices=WORLD, strategy=DDPStrategy(**tuning.ddp()), max_steps=total,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[Held()],
     )  # fmt: skip
     trainer.fit(Lit(), data(shuffle=True))
     turn.wait()
 
 
-def be_paceline(turn: Turn, total: int, rank: int) -> None:
+def be_paceline(turn: Turn, total: int, tuning: Tuning) -> None:
     import paceline
 
     pace = paceline.connect()
@@ -158,56 +207,72 @@ def be_paceline(turn: Turn, total: int, rank: int) -> None:
                 pace.stop()
 
 
-ROLES = {
-    "hand-written DDP": be_by_hand,
-    "Accelerate": be_accelerate,
-    "Lightning": be_lightning,
-    "Paceline, --fast none": be_paceline,
-    "Paceline, --fast auto": be_paceline,
-}
+LOOPS = {
+    "hand-written DDP": be_by_hand, "Accelerate": be_accelerate, "Lightning": be_lightning,
+    "Paceline": be_paceline,
+}  # fmt: skip
+PEERS = [name for name in LOOPS if name != "Paceline"]
 
 
-def command_of(role: str, folder: str) -> list[str]:
+def command_of(loop: str, fast: str, folder: str) -> list[str]:
     """How each is started; on CPUs Accelerate's own launcher wants MPI, its pages name torchrun."""
     python = sys.executable
-    if role.startswith("Paceline"):
-        fast = role.rpartition(" ")[2]
+    if loop == "Paceline":
         flags = ["--workers", str(WORLD), "--fast", fast, "--run-dir", f"{folder}/run"]
         return [python, "-m", "paceline", "launch", *flags, str(HERE)]
-    if role == "Lightning":
+    if loop == "Lightning":
         return [python, str(HERE)]
     return [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD),
             str(HERE)]  # fmt: skip
 
 
-class Contender:
-    """One of them, started and waiting."""
+class DidNotStart(Exception):
+    """With what it printed."""
 
-    def __init__(self, role: str, total: int) -> None:
-        self.role = role
+
+class Contender:
+    """One of them, started and waiting.
+
+    Args:
+        total: steps that it will be asked for.
+        fast: of Paceline, its flag.
+
+    Raises:
+        DidNotStart: no process of it came to its first step.
+    """
+
+    def __init__(self, loop: str, total: int, tuning: Tuning, fast: str = "none") -> None:
         self._folder = tempfile.TemporaryDirectory()
         folder = self._folder.name
         server = socket.socket(socket.AF_UNIX)
         server.bind(f"{folder}/socket")
         server.listen(1)
         server.settimeout(240)
-        own = ["--role", role, "--folder", folder, "--total", str(total)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        own = ["--loop", loop, "--tuning", str(tuning), "--folder", folder, "--total", str(total)]
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            **tuning.environment(),
+        }  # fmt: skip
         self._log = open(f"{folder}/log", "w")  # noqa: SIM115  it lives as long as the process
         self._process = subprocess.Popen(
-            [*command_of(role, folder), *own], env=environment, stdout=self._log, stderr=self._log,
-            start_new_session=True,
+            [*command_of(loop, fast, folder), *own], env=environment, stdout=self._log,
+            stderr=self._log, start_new_session=True,
         )  # fmt: skip
         try:
             self._channel, _ = server.accept()
         except TimeoutError:
-            raise SystemExit(f"{role} did not start:\n{Path(folder, 'log').read_text()}") from None
+            text = Path(folder, "log").read_text()
+            self.end()
+            raise DidNotStart(f"{loop}, {tuning}:\n{text}") from None
         self._file = self._channel.makefile("rw")
 
     def block_s(self, num_steps: int) -> float:
         self._file.write(f"{num_steps}\n")
         self._file.flush()
-        return float(json.loads(self._file.readline())) / num_steps
+        answer = self._file.readline()
+        if not answer:
+            raise DidNotStart(Path(self._folder.name, "log").read_text())
+        return float(json.loads(answer)) / num_steps
 
     @property
     def num_processes(self) -> int:
@@ -219,7 +284,8 @@ class Contender:
         return [line for line in text.splitlines() if "fast:" in line]
 
     def end(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(AttributeError):  # it never came
+            self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(30)
         with contextlib.suppress(ProcessLookupError):
@@ -227,20 +293,93 @@ class Contender:
         self._folder.cleanup()
 
 
-def measure(rounds: int, steps: int) -> Iterator[tuple[Contender, list[float]]]:
+def tuned(loop: str, steps: int) -> Tuning:
+    """The quickest of all settings that can be had for this loop; a trial of each, one by one."""
+    best, best_s = Tuning(), math.inf
+    grid = [Tuning(*choice) for choice in product((False, True), repeat=3)]
+    for stage in range(2):
+        if stage:
+            grid = [
+                replace(best, view=view, static=static)
+                for view, static in product((False, True), repeat=2)
+            ]  # fmt: skip
+        for tuning in grid:
+            try:
+                contender = Contender(loop, 4 * steps, tuning)
+                contender.block_s(2 * steps)
+                seconds = min(contender.block_s(steps) for _ in range(2))
+            except DidNotStart as error:
+                print(f"{loop}, {tuning}: does not run\n{error}", file=sys.stderr)
+                continue
+            contender.end()
+            print(f"trial | {loop} | {tuning} | {1000 * seconds:.2f}", flush=True)
+            if seconds < best_s:
+                best, best_s = tuning, seconds
+    return best
+
+
+@dataclass(slots=True)
+class Row:
+    """A loop in one half of the table, and what it took."""
+
+    half: str
+    loop: str
+    tuning: Tuning
+    fast: str
+    times_s: list[float] = field(default_factory=list)
+    num_processes: int = 0
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        if self.loop == "Paceline":
+            return f"Paceline, --fast {self.fast}"
+        return f"{self.loop}, {self.half}"
+
+
+def rows_of(steps: int) -> list[Row]:
+    """Everybody, Paceline twice in each half."""
+    rows = []
+    for half, fast in (("as written", "none"), ("tuned", "auto")):
+        for loop in PEERS:
+            tuning = Tuning(view=loop == "hand-written DDP")
+            rows.append(Row(half, loop, tuned(loop, steps) if half == "tuned" else tuning, ""))
+        rows += [Row(half, "Paceline", Tuning(), fast) for _ in range(2)]
+    return rows
+
+
+def measure(rows: list[Row], rounds: int, steps: int) -> None:
     # The warm-up block and the first round's compiling steps do not count.
-    contenders = [Contender(role, steps * (rounds + 1)) for role in ROLES]
-    times: dict[str, list[float]] = {role: [] for role in ROLES}
+    total = steps * (rounds + 1)
+    contenders = [Contender(row.loop, total, row.tuning, row.fast) for row in rows]
+    pairs = list(zip(rows, contenders, strict=True))
     for number in range(rounds + 1):
-        first = number % len(contenders)
-        for one in (*contenders[first:], *contenders[:first]):
-            seconds = one.block_s(steps)
+        first = number % len(pairs)
+        for row, contender in (*pairs[first:], *pairs[:first]):
+            seconds = contender.block_s(steps)
             if number:
-                times[one.role].append(seconds)
-    for one in contenders:
-        assert one.num_processes == WORLD, f"{one.role}: {one.num_processes} processes"
-        yield one, times[one.role]
-        one.end()
+                row.times_s.append(seconds)
+    for row, contender in pairs:
+        row.num_processes, row.said = contender.num_processes, contender.said()
+        assert row.num_processes == WORLD, f"{row.name}: {row.num_processes} processes"
+        contender.end()
+
+
+def table(rows: list[Row]) -> list[list[str]]:
+    """Each beside the peers of its own half."""
+    cells = []
+    for row in rows:
+        beside = [
+            spread([theirs / mine for theirs, mine in zip(one.times_s, row.times_s, strict=True)])
+            for one in rows if one.half == row.half and one.loop in PEERS
+        ]  # fmt: skip
+        rates = [BATCH / one for one in row.times_s]
+        setting = "its own trial" if row.fast == "auto" else str(row.tuning)
+        cells.append([
+            row.name, setting, str(row.num_processes),
+            spread([1000 * one for one in row.times_s]), spread(rates, 0), *beside,
+        ])  # fmt: skip
+    return cells
 
 
 def main() -> None:
@@ -248,40 +387,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--write", action="store_true")
-    for name in ("--role", "--folder"):
+    for name in ("--loop", "--folder", "--tuning"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     parser.add_argument("--total", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.role:
+    if options.loop:
         rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
         torch.set_num_threads(1)
-        ROLES[options.role](Turn(options.folder, rank), options.total, rank)
+        turn = Turn(options.folder, rank)
+        LOOPS[options.loop](turn, options.total, Tuning.parse(options.tuning))
         return
     note = machine()
-    found = {one.role: (times, one.num_processes, one.said()) for one, times in
-             measure(options.rounds, options.steps)}  # fmt: skip
-    rows, said = [], []
-    for role, (times, count, lines) in found.items():
-        rates = [BATCH / one for one in times]
-        beside = [
-            spread([theirs / mine for theirs, mine in zip(other, times, strict=True)], 3)
-            for name, (other, _, _) in found.items() if not name.startswith("Paceline")
-        ]  # fmt: skip
-        rows.append([role, str(count), spread([1000 * one for one in times]), spread(rates, 0),
-                     *beside])  # fmt: skip
-        said += [
-            f"    {line.strip()}" for line in lines if " in /" not in line and " from /" not in line
-        ]
-        print(" | ".join(rows[-1]), flush=True)
+    rows = rows_of(options.steps)
+    measure(rows, options.rounds, options.steps)
+    cells = table(rows)
+    for one in cells:
+        print(" | ".join(one), flush=True)
     versions = ", ".join(f"{name} {_version(name)}" for name in ("lightning", "accelerate"))
-    header = ["loop", "processes", "ms a step", "images/s",
-              *(f": {name}" for name in found if not name.startswith("Paceline"))]  # fmt: skip
+    header = ["loop", "set", "processes", "ms a step", "images/s", *(f": {one}" for one in PEERS)]
     if options.write:
+        said = dict.fromkeys(
+            f"    {line.strip()}" for row in rows for line in row.said
+            if " in /" not in line and " from /" not in line
+        )  # fmt: skip
         lines = "\n".join(["What `--fast auto` found:", "", *said, ""]) if said else ""
-        write_table("peers", "Two workers beside the peers, LeNet 256", header, rows,
+        write_table("peers", "Two workers beside the peers, LeNet 256", header, cells,
                     f"{lines}\n{options.rounds} interleaved blocks of {options.steps} steps; "
-                    "median (least to most); last columns: images/s over theirs; "
-                    f"{versions}. {note}")  # fmt: skip
+                    "median (least to most); last columns: images/s over those of the peers of the "
+                    f"same half, as written or tuned; {versions}. {note}")  # fmt: skip
 
 
 def _version(name: str) -> str:

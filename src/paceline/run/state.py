@@ -80,8 +80,7 @@ class RunState:
         """The machine's; its zero is anywhere."""
         self.roster = Roster()
         self.dispatch = Dispatch(engine, self.roster)
-        self.has_begun = False
-        self.is_open = False
+        self.has_begun = self.is_open = False
         self.has_opened = self.has_said_goodbye = False
         self.began_s = 0.0
         """When its first epoch opened."""
@@ -178,12 +177,9 @@ class RunState:
     def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
         """All members have described the same: make the ledger, the coordinator and the store."""
         ledger = Ledger(
-            first.num_samples,
-            plan.samples_per_update,
-            protocol.num_pushes,
-            keep_remainder=not first.drop_last,
-            dropped=self.settings.dropped,
-        )
+            first.num_samples, plan.samples_per_update, protocol.num_pushes,
+            keep_remainder=not first.drop_last, dropped=self.settings.dropped,
+        )  # fmt: skip
         self.coordinator = Coordinator(protocol, ledger)
         self.protocol = protocol
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
