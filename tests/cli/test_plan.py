@@ -157,3 +157,24 @@ def test_a_profile_that_is_taken_is_not_the_latest_run(
     assert say("plan quadratic --workers 2")[0] == 2
     assert Path("runs/latest").readlink() == Path("profile")
     assert len(list(Path("runs").glob("profile-quadratic-*"))) == 1
+
+
+def test_a_profile_sleeps_as_those_who_are_asked_about_but_never_too_long(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def measured(program: object, settings: RunSettings, observer: object) -> None:
+        asked.append(settings.delay[:2])
+        raise ConfigError("measured")
+
+    monkeypatch.setattr(advice, "launch_run", measured)
+    say("plan quadratic --workers 4 --delay exp:40ms --delay 1=exp:3s --delay 3=5ms")
+    say("plan quadratic --workers 4")
+    assert asked == [("0=exp:40ms", "1=0.2s"), ()]
+
+
+def test_a_profile_without_sleeps_for_workers_that_sleep_is_named(say: Say) -> None:
+    line = plan_of(say, "--seconds 0.4 --protocols full-sync,async")
+    assert "never slept" in say(f"{line} --delay 5ms")[2]
+    assert "never slept" not in say(line)[2]

@@ -39,7 +39,7 @@ class PlanFlags:
     cores
         That they share on one machine [default: each has a core or a machine of its own].
     profile
-        A recorded run to take the times from [default: a run of 20 s now].
+        A recorded run to take the times from [default: a run of 20 s now, under the same delay].
     protocols
         Only these: full-sync,k-sync:6,async [default: the family, K on a grid].
     staleness

@@ -36,6 +36,8 @@ from .simulation import describe
 
 Say = Callable[[str], None]
 _FORECAST_PUSHES, _FEWEST_UPDATES = 20_000, 200
+_PROFILE_STEPS = 100
+"""Of each worker, at least, where it sleeps between them."""
 _ALIKE = 0.01
 """Mean losses that differ by less, relatively, are not told apart."""
 _ALIKE_TIMES, _CLEAR = 0.05, 0.75
@@ -155,6 +157,11 @@ def _profile(asked: Question, task: Task, size: int, say: Say) -> Profile:
     """The profile that was named, or one that is taken now."""
     profile = read_profile(asked.profile or _measure(asked, task, size, say))
     profile.check(task.name, sum(one.numel() for one in task.model().parameters()), size)
+    if asked.delay and not profile.delay:
+        say(
+            f"the profile {profile.run_dir} is of workers that never slept: after a sleep a step "
+            "takes longer than it says; leave --profile out, or name a run under the same --delay"
+        )
     return profile
 
 
@@ -165,7 +172,7 @@ def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
     stamp = f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     flags = {  # with a folder of its own: runs/latest stays where it was
         "workers": workers, "protocol": "k-batch-async:2", "path": "store",
-        "mini_batch_size": size,
+        "mini_batch_size": size, "delay": _pauses(asked, workers),
         "seconds": asked.profile_s, "seed": asked.seed, "lr": asked.lr, "init": asked.init,
         "nonfinite": "skip", "run_dir": f"runs/profile-{stamp}",
     }  # fmt: skip
@@ -174,6 +181,19 @@ def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
     summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
     assert summary is not None  # it is no dry run
     return Path(summary.run_dir)
+
+
+def _pauses(asked: Question, workers: int) -> tuple[str, ...]:
+    """What the workers of a profile sleep: what is asked about, so that their steps are as cold.
+
+    Sleeps too long for `_PROFILE_STEPS` are cut to what leaves so many: they are as cold.
+    """
+    longest_s = asked.profile_s / _PROFILE_STEPS
+    delays = parse_delays(asked.delay, asked.workers)[:workers]
+    return tuple(
+        f"{worker}={one.text if one.mean_s <= longest_s else f'{longest_s:g}s'}"
+        for worker, one in enumerate(delays) if one is not None
+    )  # fmt: skip
 
 
 def _conditions(asked: Question, profile: Profile) -> Conditions:
