@@ -158,9 +158,9 @@ def test_a_drift_is_what_whole_stretches_have_in_common() -> None:
 
 def test_the_longer_both_are_the_less_a_drift_moves_a_run_from_what_was_measured() -> None:
     drift = Drift(relative=0.1, stretch_s=2.5)  # measured for 20 s
-    assert drift.error(20.0) == pytest.approx(0.1 * math.sqrt(1 / 8 + 1 / 8))
-    assert drift.error(2.5) == pytest.approx(0.1 * math.sqrt(1 / 8 + 1))
-    assert drift.error(1e9) == pytest.approx(0.1 / math.sqrt(8), rel=1e-3)
+    assert drift.error(20.0) == pytest.approx(0.1 * math.sqrt(4 / 8 + 4 / 8))  # four hang together
+    assert drift.error(2.5) == pytest.approx(0.1 * math.sqrt(4 / 8 + 1))
+    assert drift.error(1e9) == pytest.approx(0.1 / math.sqrt(2), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ SLICE_S = 3e-3
 _MOST_TURNS = 20
 """For the ticket that takes least: more would cost events and change nothing."""
 NUM_STRETCHES, _FEWEST_IN_A_STRETCH = 8, 5
+_LASTING = 4
+"""Stretches of 2.5 s after which a shared machine's speed has forgotten two thirds of what it was:
+measured over nine minutes of LeNet on both of two cores."""
 _GRAIN = 1e-6
 """Of a slice: what is less than this is what rounding left."""
 
@@ -52,9 +55,11 @@ class Drift(NamedTuple):
     def error(self, run_s: float) -> float:
         """Relative standard error of what was measured, for a run of so many seconds.
 
-        Both are means over stretches: of those that were measured, and of those that come.
+        Both are means over stretches, of those that were measured and of those that come, and
+        about `_LASTING` in a row are alike.
         """
-        return self.relative * math.sqrt(1.0 / NUM_STRETCHES + self.stretch_s / run_s)
+        measured, coming = _LASTING / NUM_STRETCHES, min(1.0, _LASTING * self.stretch_s / run_s)
+        return self.relative * math.sqrt(measured + coming)
 
 
 STEADY = Drift()

@@ -32,7 +32,7 @@ from .profiles import Profile, read_profile
 OnProgress = Callable[[int], None]
 _NINE_OF_TEN = 1.645
 """Standard deviations of a normal distribution on either side."""
-_OWN_ERROR = 0.115
+_OWN_ERROR = 0.095
 """What 9 of 10 predictions are wrong by at most where the machine keeps its speed while it is
 measured: their own, and what a shared machine changes over minutes (results/likely.md)."""
 _FEWEST_UPDATES, _PUSHES_OF_AN_END = 40, 20_000
