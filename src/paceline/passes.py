@@ -95,6 +95,11 @@ class Passes:
         else:
             self.place = ScriptPlace(position, self.next, place.before, place._looks_before())
 
+    @property
+    def num_trained(self) -> int:
+        """Passes until now, without those that did nothing with their batches."""
+        return self.next - sum(one < self.next for one in self.place.looks)
+
     def take(self) -> int:
         """The number of the pass that begins."""
         self.next += 1

@@ -90,3 +90,20 @@ def test_functions_of_main_reach_the_workers(here: Path) -> None:
     said = run("04_notebook_style.py", str(here / "run"))
     assert f"files in {here / 'run'}" in said
     assert "150 updates" in said
+
+
+def test_the_loop_without_a_loader_runs_by_python() -> None:
+    assert "version 50: loss " in run("06_without_a_loader.py", "--updates", "50")
+
+
+@pytest.mark.parametrize(
+    ("workers", "protocol"), [("2", "full-sync"), ("2", "k-batch-async:2"), ("4", "local-sgd:2")]
+)
+def test_the_loop_without_a_loader_runs_under_any_protocol(
+    workers: str, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(EXAMPLES / "06_without_a_loader.py")
+    launch("launch", "--workers", workers, "--protocol", protocol, script, "--updates", "4")
+    said = capsys.readouterr().out
+    assert "no loader: a batch is what a worker draws for one number" in said
+    assert "updates           4, " in said

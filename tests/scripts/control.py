@@ -106,6 +106,17 @@ def cycled_to_a_number(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def counted_by_updates(record: Record) -> None:
+    """for batch in pace.updates(20, loader): two epochs and a half."""
+    pace, model, optimizer, loader = started()
+    for inputs, targets in pace.updates(20, loader):
+        with pace.step():
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+    record.state(model, optimizer)
+
+
 def broken_off(record: Record) -> None:
     """break after five batches of each epoch."""
     pace, model, optimizer, loader = started()
@@ -444,6 +455,7 @@ SCRIPTS = (
     Script(range_of_epochs),
     Script(epochs_from_one),
     Script(cycled_to_a_number, counts_itself=True),
+    Script(counted_by_updates, counts_itself=True, uses_all=False),
     Script(broken_off, uses_all=False),
     Script(broken_off_in_the_block, uses_all=False),
     Script(islice, uses_all=False),

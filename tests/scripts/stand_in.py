@@ -6,6 +6,7 @@ workers do; nothing else here knows Paceline.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ class Plain:
 
     def epochs(self, epochs: int | Iterable[int]) -> Iterable[int]:
         return range(epochs) if isinstance(epochs, int) else epochs
+
+    def updates(self, updates: int, loader: Any) -> Iterator[Any]:
+        """Batches, pass after pass."""
+        passes = (batch for _ in itertools.count() for batch in loader)
+        return itertools.islice(passes, updates)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[Block]:

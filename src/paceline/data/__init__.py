@@ -5,6 +5,7 @@
     arrays      a name -> training and test samples, by number and by the batch
     loader      the user's DataLoader lease by lease
     order       an epoch's order: all its positions, drawn once
+    numbers     of a loop without a loader: the numbers of its draws, as the batches of one
     feed        loader workers that fetch ahead, fed by leases or alone; copies to an accelerator
     likeness    whether workers hold the same data
 

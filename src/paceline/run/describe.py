@@ -47,7 +47,8 @@ class Description:
     drop_last: bool
     has_own_batches: bool
     order: str
-    """Whether the order of an epoch can be drawn again: "in order", "shuffled" or "own"."""
+    """Whether the order of an epoch can be drawn again: "in order", "shuffled" or "own"; or
+    "numbers": there is no loader, and the script counts updates."""
     lookahead: int
     """Mini-batches that the loader fetches ahead."""
     learning_rates: tuple[float, ...]
@@ -178,8 +179,10 @@ def check_size(first: Description, parts: int) -> None:
 
 def _length(
     first: Description, protocol: SyncProtocol, settings: RunSettings
-) -> tuple[int, int | None, int | None]:
+) -> tuple[int | None, int | None, int | None]:
     """Updates an epoch, epochs, and updates in all, as far as they are known."""
+    if first.order == "numbers":
+        return None, None, settings.updates
     per_epoch = first.num_samples / (first.batch_size * protocol.num_steps)
     updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
     epochs = settings.epochs or first.epochs

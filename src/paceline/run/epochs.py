@@ -181,7 +181,7 @@ class EpochBorders:
         run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
         run.is_open = True
-        run.watch.opened(run.now_s(), epoch)
+        run.watch.opened(run.now_s(), epoch, self._until(batch_ends, position))
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
         is_whole = position is not None and len(live) == run.plan.workers
         by_peers = run.plan.path != "store" and is_whole and not run.needs_store
@@ -198,6 +198,14 @@ class EpochBorders:
             run.note(orders, run.now_s())
         else:
             run.carry_out(orders, None, None)
+
+    def _until(self, batch_ends: Sequence[int] | None, position: int | None) -> int | None:
+        """The version that ends this pass, where the script counts updates; None: nobody knows."""
+        run = self._run
+        if run.plan.updates_per_epoch is not None or batch_ends is None or position is None:
+            return None
+        per_update = run.plan.samples_per_update * run.protocol.num_steps
+        return run.coordinator.version + -(-(batch_ends[-1] - position) // per_update)
 
     def _say_who_is_over(self) -> None:
         """A worker that ends by a count of its own leaves the others training."""

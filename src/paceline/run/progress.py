@@ -96,6 +96,7 @@ class ProgressMeter:
         self._observer = observer
         self._next_s = 0.0
         self._epoch = 0
+        self._updates_total = plan.updates_total
         self._version = 0
         self._trained_s = 0.0
         self._before_s = 0.0
@@ -122,7 +123,14 @@ class ProgressMeter:
     def _since_opened_s(self, now_s: float) -> float:
         return now_s - self._since_s if self._is_training else 0.0
 
-    def opened(self, now_s: float, epoch: int) -> None:
+    def opened(self, now_s: float, epoch: int, until: int | None = None) -> None:
+        """An epoch opened.
+
+        Args:
+            until: the version that ends it, where the run has no other end that is known.
+        """
+        if self._plan.updates_total is None:
+            self._updates_total = until
         if not self.opened_s:
             self.opened_s = now_s
         self._epoch = epoch
@@ -159,7 +167,7 @@ class ProgressMeter:
                 epoch=self._epoch,
                 epochs=self._plan.epochs,
                 version=self._version,
-                updates_total=self._plan.updates_total,
+                updates_total=self._updates_total,
                 samples=samples,
                 samples_per_s=samples / trained_s if trained_s else 0.0,
                 loss=self.loss,
@@ -171,7 +179,7 @@ class ProgressMeter:
     def _eta_s(self, now_s: float, trained_s: float) -> float | None:
         """Seconds that are left, by the updates after the first ones; None: nobody can say yet."""
         eta_s = None
-        total, made = self._plan.updates_total, self._version - self._first_version
+        total, made = self._updates_total, self._version - self._first_version
         if made and self._begun is None:
             self._begun = (made, trained_s)  # what is done once was done until here
         if total and self._begun is not None and made - self._begun[0] >= _FEWEST_UPDATES:

@@ -2,6 +2,7 @@
 
     several workers   exchange.grant() -> leases -> leased.fetch(lease) -> the loop's batch
     one worker        the user's own loader, batch for batch
+    up to a version   pass after pass, over a loader or over numbers in place of one
 
 Inside its own loop, and where no gradients are made, it is the user's own loader, too: an
 evaluation over it, ``next(iter(loader))`` or ``list(loader)`` there take nothing from the run. This
@@ -9,13 +10,18 @@ module must not know what a step does with a batch, nor how an exchange carries 
 """
 
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 
-from ..exchange.base import Shape
+from ..context import Context
+from ..data.numbers import Numbers
+from ..errors import ConfigError
+from ..exchange.base import Exchange, Shape
 from ..passes import Passes
+from ..replica.seeding import seed_all, step_seed
 from .loop import TrainingLoop, to_device
 from .schedules import Schedules
 
@@ -46,6 +52,8 @@ class PreparedLoader:
         self.batch_size = shape.batch_size
         self.plain = loop.leased.loader
         """The loader that was prepared, for a look at a batch beside the loop."""
+        self.most_batches: int | None = None
+        """Of a pass, where the script counts updates."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -101,7 +109,7 @@ class PreparedLoader:
         self.passes.take()
         loop.is_iterating = True
         try:
-            for batch in loop.batches_alone():
+            for batch in islice(loop.batches_alone(), self.most_batches):
                 if loop.exchange.is_stopped:
                     loop.exchange.is_cut_short = True
                     return
@@ -110,6 +118,13 @@ class PreparedLoader:
         finally:
             loop.is_iterating = False
             loop.given_back.clear()
+
+    def _cut(self, ends: list[int] | None) -> Sequence[int] | None:
+        """Where the batches of a pass end: the user's own, or as many as are wanted; None: all."""
+        most, size, num = self.most_batches, self._shape.batch_size, self._shape.num_samples
+        if most is None or most >= len(self):
+            return ends
+        return ends[:most] if ends is not None else [min(num, (i + 1) * size) for i in range(most)]
 
     def _epoch(self) -> Iterator[Any]:
         loop, schedules, passes = self._loop, self._schedules, self.passes
@@ -122,7 +137,7 @@ class PreparedLoader:
                 yield from self._look_again()
             return
         schedules.open()
-        ends = leased.order.draw(epoch)
+        ends = self._cut(leased.order.draw(epoch))
         leased.order.check()
         if not exchange.open_epoch(epoch, ends):
             return
@@ -146,3 +161,58 @@ class PreparedLoader:
             leased.end_epoch()
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
+
+
+class UpdateLoop:
+    """The loop of a script that counts updates: passes over its loader, or over numbers.
+
+    How far a pass goes follows from what the script asked for and from the pass's number, not from
+    where this worker stands: who comes later, or goes on from a checkpoint, goes as far as all.
+
+    Args:
+        numbers: of the draws of a script without a loader; None: it has one.
+    """
+
+    def __init__(
+        self, loader: PreparedLoader, numbers: Numbers | None, exchange: Exchange, context: Context
+    ) -> None:
+        self._loader = loader
+        self._exchange = exchange
+        self._seed, self._num_steps = context.seed, context.num_steps
+        self.numbers = numbers
+        self.has_begun = False
+
+    def each(self, updates: int) -> Iterator[Any]:
+        """The numbers or batches of all passes up to this version."""
+        self.has_begun, is_first = True, True
+        while self._exchange.version < updates and not self._exchange.is_stopped:
+            before, num_drawn = self._exchange.version, 0
+            for one in self._pass(updates):
+                num_drawn += 1
+                yield one
+            if self._exchange.is_cut_short:
+                return
+            if self._exchange.version == before and (num_drawn or not is_first):
+                raise ConfigError(
+                    f"pace.updates({updates}): a whole pass has made no update: each mini-batch "
+                    "needs an optimizer.step() in pace.step()"
+                )
+            is_first = False
+        if self.numbers is not None:
+            self.numbers.come_to(self._num_steps * updates)
+
+    def _pass(self, updates: int) -> Iterator[Any]:
+        missing = self._num_steps * (updates - self._exchange.version)
+        if self.numbers is not None:
+            self.numbers.go_on(self._num_steps * updates, missing)
+            for number in self._loader:
+                seed_all(step_seed(self._seed, 0, number))
+                yield number
+            return
+        loader = self._loader
+        ahead = self._num_steps * updates - loader.passes.num_trained * len(loader)
+        loader.most_batches = ahead if ahead > 0 else missing
+        try:
+            yield from loader
+        finally:
+            loader.most_batches = None

@@ -37,12 +37,15 @@ _HINTS = {
 }
 
 
-def sort_out(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any]]:
-    """The one model, optimizer and loader among what was given to ``prepare``."""
+def sort_out(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any] | None]:
+    """The one model, optimizer and loader among what was given to ``prepare``; a loop may have no
+    loader."""
     kinds = {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
     found: list[Any] = []
     for label, kind in kinds.items():
         mine = [one for one in objects if isinstance(one, kind)]
+        if not mine and kind is DataLoader:
+            mine = [None]
         if len(mine) != 1:
             hint = _HINTS.get((label, len(mine) > 1), "")
             names = ", ".join(type(one).__name__ for one in mine) or "none"

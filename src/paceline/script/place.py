@@ -34,7 +34,7 @@ def values_of(epochs: Any, num_asked: int | None) -> Sequence[int]:
         return range(epochs.start, epochs.start + num_asked * epochs.step, epochs.step)
     listed = _listed(epochs)
     if listed is None:
-        num_epochs = _whole(epochs)
+        num_epochs = whole(epochs)
         if num_epochs is None:
             raise _wrong(f"{epochs!r:.60}")
         return range(num_epochs if num_asked is None else num_asked)
@@ -56,14 +56,15 @@ def _listed(epochs: Any) -> list[int] | None:
         return None
     values = []
     for one in found:
-        value = _whole(one)
+        value = whole(one)
         if value is None:
             raise _wrong(f"{one!r:.60} in it")
         values.append(value)
     return values
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
+    """As a whole number; None: it is none."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:

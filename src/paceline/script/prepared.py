@@ -23,6 +23,7 @@ from ..context import Context
 from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader
+from ..data.numbers import Numbers, note, numbered
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
@@ -55,6 +56,7 @@ class Prepared:
 
     Attributes:
         num_batches: of an epoch of the user's own loader.
+        numbers: of a loop without a loader; None: it has one.
     """
 
     def __init__(
@@ -75,6 +77,10 @@ class Prepared:
         self._is_local = context.is_difference or self._member is None
         model, optimizer, loader = sort_out(objects)
         refuse_what_cannot_be_carried(model, optimizer)
+        self.numbers = Numbers(context.parts) if loader is None else None
+        if self.numbers is not None:
+            loader, fast = numbered(self.numbers), ("none", None)
+        assert loader is not None
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
         order = LeasedLoader(loader, context.seed, device).order
@@ -91,6 +97,8 @@ class Prepared:
         speed = self.settled.speed
         leased = LeasedLoader(loader, context.seed, device, speed)
         leased.order = order  # it knows how many positions an epoch has
+        if self.numbers is not None:
+            self.numbers.begin()
         precision = None if context.precision is None else speed.precision
         self.gradients = LocalGradients(
             exchange, model, optimizer, device, precision, is_local=self._is_local
@@ -228,21 +236,23 @@ class Prepared:
             "batch_size": self.shape.batch_size,
             "drop_last": not self.shape.keep_remainder,
             "has_own_batches": self.loop.leased.order.has_own_batches,
-            "order": self.loop.leased.order.kind,
+            "order": self.loop.leased.order.kind if self.numbers is None else "numbers",
             "lookahead": self.loop.leased.lookahead,
             "learning_rates": rates,
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
             "can_share": self._device.type == "cpu" or context.path == "collective",
-            "notes": [
-                *context.notes,
-                *self.settled.notes,
-                *batch_norm_note(self.model, self.shape.batch_size, context.parts),
-            ],
+            "notes": self._notes(),
             "could_try": list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "samples": sample_digests(self.loop.leased.loader) if context.workers > 1 else [],
         }
+
+    def _notes(self) -> list[str]:
+        context, parts = self._context, self._context.parts
+        notes = [*context.notes, *self.settled.notes]
+        notes += batch_norm_note(self.model, self.shape.batch_size, parts)
+        return notes if self.numbers is None else [*notes, note(parts)]
 
     def tell_settings(self) -> None:
         """What learning rates and schedules are, for a worker that comes later, if one may."""

@@ -40,9 +40,9 @@ from ..system.processors import find_device
 from ..tuning.candidate import Forward
 from ..wire.messages import Totals
 from .evaluation import Evaluation
-from .loader import PreparedLoader
+from .loader import PreparedLoader, UpdateLoop
 from .member_state import MemberState
-from .place import values_of
+from .place import values_of, whole
 from .prepared import Prepared
 from .step import Step
 
@@ -84,6 +84,12 @@ def connect() -> "Pace":
             _refuse_other_launchers()
         _here.pace = Pace(_here.exchange or SoloExchange(), _here.context)
     return _here.pace
+
+
+def finish() -> None:
+    """Called once in a member after the script has run: it has no more updates to make."""
+    if _here.pace is not None:
+        _here.pace.finish()
 
 
 def _refuse_other_launchers() -> None:
@@ -177,7 +183,7 @@ class Pace:
 
         Args:
             objects: one ``nn.Module``, one ``Optimizer``, one ``DataLoader`` over a map-style
-                data set, and any number of LR schedulers.
+                data set, and any number of LR schedulers. Without a loader: see ``updates``.
             batch: "global": the loader's batch size is what an update averages, shared by its
                 mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
             fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
@@ -209,6 +215,7 @@ class Pace:
         else:
             for line in prepared.settled.notes:
                 self.print(line)
+        self._updates = UpdateLoop(loader, prepared.numbers, exchange, self._context)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
 
@@ -227,7 +234,64 @@ class Pace:
             ConfigError: it is neither, or a list has fewer values than ``--epochs`` asks for.
         """
         values = values_of(epochs, self._context.epochs)
+        if hasattr(self, "_prepared") and self._prepared.numbers is not None:
+            raise ConfigError(
+                "pace.epochs() goes over a loader, and prepare() was given none: "
+                "for number in pace.updates(2000), or give prepare() the loader"
+            )
         return self._each_epoch(values)
+
+    def updates(self, updates: int, loader: PreparedLoader | None = None) -> Iterator[Any]:
+        """The loop of a script that counts updates: it ends everywhere at this version.
+
+        Over a loader it gives its mini-batches, pass after pass, the last one cut short. Without
+        one it numbers the draws that the script makes by itself: each stands for one mini-batch,
+        all random state is seeded by it, and it counts once, so a draw that is done again, by
+        whomever, is the same. Update v averages the numbers v K to v K + K - 1 (K: the protocol's;
+        one for one worker). Called again with more, it goes on from there.
+
+        Args:
+            updates: the version to end with.
+            loader: as ``prepare`` gave it back; None: it was given none.
+
+        Returns:
+            Mini-batches, or the numbers that this worker is granted. Before each number
+            ``paceline.step_seed(pace.seed, 0, number)`` seeds Python, NumPy and torch.
+
+        Raises:
+            ConfigError: ``prepare`` was not called, or with a loader where there is none here, or
+                the other way round; ``updates`` is no number; a whole pass makes no update.
+
+        Example::
+
+            model, optimizer = pace.prepare(model, optimizer)
+            for number in pace.updates(2000):
+                with pace.step():
+                    inputs, targets = get_batch()
+                    ...
+        """
+        count = whole(updates)
+        if count is None or count < 0:
+            raise ConfigError(f"pace.updates() takes a number of updates, got {updates!r:.60}")
+        if not hasattr(self, "_prepared"):
+            raise ConfigError("pace.updates() comes after pace.prepare(model, optimizer)")
+        if self._prepared.numbers is None and not isinstance(loader, PreparedLoader):
+            raise ConfigError(
+                "prepare() was given a loader, and pace.updates() was not given what came back for "
+                f"it: for batch in pace.updates({count}, loader)"
+            )
+        if self._prepared.numbers is not None and loader is not None:
+            raise ConfigError(
+                "pace.updates() was given a loader that prepare() was not: "
+                "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+            )
+        return self._updates.each(count)
+
+    def finish(self) -> None:
+        """The script is over: what it counted by updates comes to its end with all others'."""
+        if hasattr(self, "_prepared") and self._updates.has_begun:
+            self._prepared.loop.end_iteration()
+            self._exchange.rest(self._passes.next)
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
         passes = self._passes

@@ -103,8 +103,11 @@ def perform(
     Code that cannot do without batches fails where a stop has left a pass over the loader empty:
     that is no failure of the run.
     """
+    from ...script import worker
+
     try:
         run()
+        worker.finish()
     except Stopped:
         return 0
     except SystemExit as end:

@@ -1,0 +1,76 @@
+"""The draws of a loop that has no loader: their numbers, as the batches of a data set.
+
+    pace.updates(2000)    update v is made of the numbers v K to v K + K - 1, one a mini-batch
+
+A number stands for what the script draws by itself, a batch of tokens or an episode, and its random
+state follows from it. It is its own sample, so leases, deaths and checkpoints are those of any data
+set. This module must not know what is drawn, nor who asks.
+"""
+
+from collections.abc import Iterator
+from operator import itemgetter
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+_MOST_NUMBERS = 1 << 62
+
+
+class Numbers(Sampler[list[int]]):
+    """Consecutive numbers in batches.
+
+    Args:
+        size: numbers that an update averages (of each local step).
+
+    Attributes:
+        first, stop: of the batches that the next pass gives.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.first, self.stop = 0, 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in range(self.first, self.stop):
+            yield list(range(batch * self.size, (batch + 1) * self.size))
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+    def go_on(self, until: int, num_missing: int) -> None:
+        """The next pass begins where the last one ended.
+
+        Args:
+            until: the batch before which it ends, where that lies ahead.
+            num_missing: batches that it has where it does not.
+        """
+        self.first = self.stop
+        self.stop = until if until > self.first else self.first + num_missing
+
+    def come_to(self, batch: int) -> None:
+        """Whatever comes later begins there, or after it."""
+        self.stop = max(self.stop, batch)
+
+    def begin(self) -> None:
+        """No pass has been made."""
+        self.first = self.stop = 0
+
+
+def note(size: int) -> str:
+    """What a batch is then, for the plan."""
+    each = "each update is made of one" if size == 1 else f"an update averages {size} of them"
+    return f"no loader: a batch is what a worker draws for one number, and {each}"
+
+
+class _Each(Dataset[int]):
+    """Every number is a sample."""
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+    def __len__(self) -> int:
+        return _MOST_NUMBERS
+
+
+def numbered(numbers: Numbers) -> "DataLoader[int]":
+    """A loader of these: a mini-batch is one number."""
+    return DataLoader(_Each(), batch_sampler=numbers, collate_fn=itemgetter(0))

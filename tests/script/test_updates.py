@@ -1,0 +1,149 @@
+"""Loops without a loader: numbers that are drawn once, everywhere the same, up to a version."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import numbered
+from meanwhile import stopped_at
+from paceline.context import Context
+from paceline.errors import ConfigError
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
+from reference import differ
+from runs import Run, run_script
+
+CLOSE = 1e-6
+Say = Callable[[str], tuple[int, str, str]]
+SCRIPT = Path(numbered.__file__)
+
+
+def _run(
+    folder: Path, *updates: int, slow_s: float = 0.0, **settings: Any
+) -> tuple[Run, list[dict[str, Tensor]]]:
+    """A run, and what each worker came to."""
+    words = [str(folder), str(slow_s), *map(str, updates)]
+    run = run_script(SCRIPT, folder, *words, **{"workers": 2, **settings})
+    found = sorted(folder.glob("result-*.pt"))
+    return run, [torch.load(path) for path in found]
+
+
+def alone(seed: int = 5) -> Pace:
+    return Pace(SoloExchange(), Context(seed=seed))
+
+
+def test_alone_it_is_its_plain_twin_to_the_last_bit() -> None:
+    found = numbered.train(alone(), [7])
+    assert differ(found, numbered.twin(5, 7, 1)) == 0.0
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize(
+    "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
+)
+def test_full_sync_is_its_plain_twin(tmp_path: Path, workers: int, where: dict[str, str]) -> None:
+    _, found = _run(tmp_path, 12, workers=workers, protocol="full-sync", seed=5, **where)
+    assert len(found) == workers
+    for one in found:
+        assert differ(one, numbered.twin(5, 12, workers)) < CLOSE
+
+
+def test_called_again_it_goes_on(tmp_path: Path) -> None:
+    _, found = _run(tmp_path, 4, 4, 12, engine="inline", protocol="full-sync", seed=5)
+    assert differ(found[0], numbered.twin(5, 12, 2)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("protocol", "a_version"),
+    [("full-sync", 3), ("k-sync:2", 2), ("k-batch-sync:2", 2), ("k-async:2", 2),
+     ("k-batch-async:2", 2), ("async", 1), ("local-sgd:4", 12), ("stale-synchronous:1", 1)],
+)  # fmt: skip
+def test_under_every_protocol_each_number_counts_once(
+    tmp_path: Path, protocol: str, a_version: int
+) -> None:
+    run, found = _run(tmp_path, 10, 15, engine="inline", workers=3, protocol=protocol)
+    assert run.used() == [Counter(range(n * a_version)) for n in (10, 5)]
+    assert run.summary.updates == 15
+    assert all(differ(one, other) < CLOSE for one, other in pairwise(found))
+
+
+def test_a_death_loses_no_number_and_draws_none_twice(tmp_path: Path) -> None:
+    run, _ = _run(
+        tmp_path, 40, slow_s=0.01, protocol="full-sync", path="store", respawn=True, seed=5,
+        fault=("kill worker 1 at update 9", "kill worker 0 at update 25"),
+    )  # fmt: skip
+    assert len(run.left) == 2
+    assert run.used() == [Counter(range(80))]
+    assert differ(torch.load(tmp_path / "result-0.pt"), numbered.twin(5, 40, 2)) < CLOSE
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_stopped_and_resumed_is_never_stopped(say: Say, tmp_path: Path, path: str) -> None:
+    words = f"launch --workers 2 --device cpu --seed 5 --run-dir {tmp_path / 'run'}"
+    with stopped_at(tmp_path / "is-there"):
+        code, _, err = say(f"{words} --path {path} {SCRIPT} {tmp_path} 0.02 5 60")
+    assert code == 143, err
+    code, _, err = say(f"launch --workers 2 --resume {tmp_path / 'run'} {SCRIPT} {tmp_path} 0 5 60")
+    assert code == 0, err
+    found = torch.load(tmp_path / "result-0.pt")
+    assert differ(found, numbered.twin(5, 60, 2)) < CLOSE
+
+
+def test_the_plan_says_what_a_batch_is_and_how_far_it_goes(say: Say, tmp_path: Path) -> None:
+    words = f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'}"
+    code, out, err = say(f"{words} {SCRIPT} {tmp_path} 0 3")
+    assert code == 0, err
+    assert "no loader: a batch is what a worker draws" in out
+    assert "until the script ends" in out
+    assert "updates           3, " in out
+
+
+def test_what_is_drawn_is_a_function_of_seed_and_number() -> None:
+    def drawn(seed: int) -> list[tuple[float, float]]:
+        pace, rows = alone(seed), []
+        pace.prepare(*(parts := numbered.make()))
+        for _ in pace.updates(3):
+            with pace.step():
+                rows.append((random.random(), float(torch.rand(1))))
+                parts[0](torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+                parts[1].step()
+        return rows
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_a_pass_without_a_step_is_named_and_not_repeated_for_ever() -> None:
+    pace = alone()
+    pace.prepare(*numbered.make())
+    with pytest.raises(ConfigError, match="has made no update"):
+        for _ in pace.updates(4):
+            pass
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"comes after pace\.prepare"):
+        alone().updates(4)
+    pace = alone()
+    pace.prepare(*numbered.make())
+    for odd in (-1, 2.5, "many", True):
+        with pytest.raises(ConfigError, match="takes a number of updates"):
+            pace.updates(odd)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="was given none"):
+        pace.epochs(3)
+    with pytest.raises(ConfigError, match="was given a loader that prepare"):
+        pace.updates(4, DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2))  # type: ignore[arg-type]
+    pace = alone()
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pace.prepare(model, optimizer, DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2))
+    with pytest.raises(ConfigError, match="for batch in pace"):
+        pace.updates(4)
