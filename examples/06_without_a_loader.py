@@ -62,5 +62,5 @@ for _ in pace.updates(arguments.updates):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    if pace.version % 50 == 0:
+    if pace.version % 50 == 0 or pace.version == arguments.updates:
         pace.print(f"version {pace.version}: loss {loss:.3f}")

@@ -22,6 +22,7 @@ class Context:
         averages: whether an update may be of several pushes.
         cancels: whether work in flight can be abandoned.
         is_spmd: whether all members do the same number of steps, in step with each other.
+        is_adaptive: whether the two numbers above change while the run goes.
         program: what is run, as it was named: a task, or a script; empty where it has no name.
         checkpoints: whether versions may be pinned, for which memory is laid out.
         resume: folder of the checkpoint that the run goes on from.
@@ -45,6 +46,7 @@ class Context:
     averages: bool = False
     cancels: bool = False
     is_spmd: bool = False
+    is_adaptive: bool = False
     nonfinite: str = "error"
     path: str = "auto"
     workers: int = 1

@@ -24,8 +24,9 @@ def objects() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
 def test_objects_are_found_in_any_order_and_each_once() -> None:
     model, optimizer, loader = objects()
     assert sort_out((loader, model, optimizer)) == (model, optimizer, loader)
-    with pytest.raises(ConfigError, match="needs one loader, got none; a loop that makes"):
-        sort_out((model, optimizer))
+    assert sort_out((model, optimizer)) == (model, optimizer, None)
+    with pytest.raises(ConfigError, match="needs one loader, got DataLoader, DataLoader"):
+        sort_out((model, optimizer, loader, loader))
     with pytest.raises(ConfigError, match="needs one optimizer, got SGD, SGD; a second"):
         sort_out((model, optimizer, optimizer, loader))
     with pytest.raises(ConfigError, match="got dict"):

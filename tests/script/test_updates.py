@@ -40,12 +40,19 @@ def alone(seed: int = 5) -> Pace:
     return Pace(SoloExchange(), Context(seed=seed))
 
 
+def spared(context: Context) -> Pace:
+    """One that has prepared a model and no loader."""
+    pace = Pace(SoloExchange(), context)
+    pace.prepare(*numbered.make())
+    return pace
+
+
 def test_alone_it_is_its_plain_twin_to_the_last_bit() -> None:
     found = numbered.train(alone(), [7])
     assert differ(found, numbered.twin(5, 7, 1)) == 0.0
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
     "where", [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}], ids=str
 )
@@ -73,6 +80,29 @@ def test_under_every_protocol_each_number_counts_once(
     assert run.used() == [Counter(range(n * a_version)) for n in (10, 5)]
     assert run.summary.updates == 15
     assert all(differ(one, other) < CLOSE for one, other in pairwise(found))
+
+
+@pytest.mark.parametrize("protocol", ["adaptive", "adaptive-local:4"])
+def test_where_an_update_becomes_more_or_fewer_numbers_it_ends_there_all_the_same(
+    tmp_path: Path, protocol: str
+) -> None:
+    run, _ = _run(tmp_path, 10, 31, engine="inline", workers=3, protocol=protocol)
+    assert run.summary.updates == 31
+    assert all(set(used.values()) == {1} for used in run.used())
+
+
+def test_updates_that_were_not_made_are_made_of_new_numbers() -> None:
+    pace = alone()
+    model, optimizer = pace.prepare(*numbered.make())
+    drawn = []
+    for number in pace.updates(6):
+        drawn.append(number)
+        with pace.step():
+            if number % 3 != 1:
+                numbered.loss_of(model).backward()
+                optimizer.step()
+    assert drawn == [*range(6), 6, 7, 8]
+    assert pace.version == 6
 
 
 def test_a_death_loses_no_number_and_draws_none_twice(tmp_path: Path) -> None:
@@ -134,6 +164,8 @@ def test_what_cannot_be_is_one_sentence() -> None:
         alone().updates(4)
     pace = alone()
     pace.prepare(*numbered.make())
+    with pytest.raises(ConfigError, match="--epochs 3: this script counts updates"):
+        spared(Context(epochs=3)).updates(4)
     for odd in (-1, 2.5, "many", True):
         with pytest.raises(ConfigError, match="takes a number of updates"):
             pace.updates(odd)  # type: ignore[arg-type]
@@ -147,3 +179,37 @@ def test_what_cannot_be_is_one_sentence() -> None:
     pace.prepare(model, optimizer, DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2))
     with pytest.raises(ConfigError, match="for batch in pace"):
         pace.updates(4)
+
+
+OUTSIDE = """
+import torch, paceline
+
+pace = paceline.connect()
+model = torch.nn.Linear(3, 1)
+model, optimizer = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for number in range(3):
+    with pace.step():
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_step_outside_is_refused_with_what_to_write(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OUTSIDE)
+    code, out, err = say(
+        f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'} {tmp_path / 'train.py'}"
+    )
+    assert code != 0
+    assert "which prepare() got no loader for (for number in pace.updates(n))" in out + err
+    assert "Traceback" not in out + err
+
+
+def test_a_script_that_ends_by_sys_exit_has_kept_its_end(say: Say, tmp_path: Path) -> None:
+    text = SCRIPT.read_text() + "    sys.exit(0)\n"
+    (tmp_path / "numbered.py").write_text(text)
+    words = f"--run-dir {tmp_path / 'run'} {tmp_path / 'numbered.py'} {tmp_path} 0"
+    code, _, err = say(f"launch --workers 2 --device cpu {words} 5")
+    assert code == 0, err
+    code, _, err = say(f"launch --workers 2 --resume {words.removeprefix('--run-dir ')} 9")
+    assert code == 0, err
+    assert differ(torch.load(tmp_path / "result-0.pt"), numbered.twin(0, 9, 2)) < CLOSE

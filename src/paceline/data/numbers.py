@@ -36,24 +36,6 @@ class Numbers(Sampler[list[int]]):
     def __len__(self) -> int:
         return self.stop - self.first
 
-    def go_on(self, until: int, num_missing: int) -> None:
-        """The next pass begins where the last one ended.
-
-        Args:
-            until: the batch before which it ends, where that lies ahead.
-            num_missing: batches that it has where it does not.
-        """
-        self.first = self.stop
-        self.stop = until if until > self.first else self.first + num_missing
-
-    def come_to(self, batch: int) -> None:
-        """Whatever comes later begins there, or after it."""
-        self.stop = max(self.stop, batch)
-
-    def begin(self) -> None:
-        """No pass has been made."""
-        self.first = self.stop = 0
-
 
 def note(size: int) -> str:
     """What a batch is then, for the plan."""

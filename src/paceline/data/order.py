@@ -223,8 +223,8 @@ def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:
         return range(num_samples)
     if kind != "shuffled":
         raise ConfigError(
-            "this run's trace does not hold the order of its samples, which was the script's own; "
-            "ask for a position in an epoch's order instead: --position N"
+            "the order of this run's samples was the script's own sampler's, which its trace does "
+            "not hold; ask for a position in an epoch's order instead: --position N"
         )
     with kept_random_state():
         seed_all(mix(seed, epoch, _ORDER_SALT))

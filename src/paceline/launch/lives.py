@@ -211,6 +211,7 @@ def _context(
         averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,
+        is_adaptive=protocol.is_adaptive,
         path=choose_path(settings, protocol),
         resume=None,
         run_dir=str(place.path.resolve()),

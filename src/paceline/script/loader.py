@@ -12,7 +12,7 @@ module must not know what a step does with a batch, nor how an exchange carries 
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from ..context import Context
 from ..data.numbers import Numbers
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
+from ..fields import count, integer
 from ..passes import Passes
 from ..replica.seeding import seed_all, step_seed
 from .loop import TrainingLoop, to_device
@@ -163,11 +164,20 @@ class PreparedLoader:
                 schedules.end()  # so that every worker shows the same rate now
 
 
+class _Extent(NamedTuple):
+    """The batches of a pass, from ``first`` on; ``number``: the pass's."""
+
+    number: int
+    first: int
+    stop: int
+
+
 class UpdateLoop:
     """The loop of a script that counts updates: passes over its loader, or over numbers.
 
     How far a pass goes follows from what the script asked for and from the pass's number, not from
-    where this worker stands: who comes later, or goes on from a checkpoint, goes as far as all.
+    where this worker stands: who comes later goes as far as all. Only a pass that makes up for
+    updates that were not made follows from the version before it; a checkpoint holds how far.
 
     Args:
         numbers: of the draws of a script without a loader; None: it has one.
@@ -177,17 +187,33 @@ class UpdateLoop:
         self, loader: PreparedLoader, numbers: Numbers | None, exchange: Exchange, context: Context
     ) -> None:
         self._loader = loader
+        self._numbers = numbers
         self._exchange = exchange
-        self._seed, self._num_steps = context.seed, context.num_steps
-        self.numbers = numbers
+        self._seed = context.seed
+        self._num_steps = 1 if context.is_adaptive else context.num_steps  # there are never fewer
+        self._last = _Extent(-1, 0, 0)
+        self._end = 0
+        """Of the numbers that passes have had, in batches."""
         self.has_begun = False
+
+    def remember(self) -> list[int]:
+        """The pass under way."""
+        return list(self._last)
+
+    def go_on(self, state: list[int]) -> None:
+        """Become what ``remember`` gave."""
+        number, first, stop = state
+        self._last = _Extent(integer(number), count(first), count(stop))
+        self._end = self._last.stop
 
     def each(self, updates: int) -> Iterator[Any]:
         """The numbers or batches of all passes up to this version."""
         self.has_begun, is_first = True, True
         while self._exchange.version < updates and not self._exchange.is_stopped:
             before, num_drawn = self._exchange.version, 0
-            for one in self._pass(updates):
+            self._last = self._next(updates)
+            self._end = self._last.stop
+            for one in self._pass(self._last):
                 num_drawn += 1
                 yield one
             if self._exchange.is_cut_short:
@@ -198,20 +224,30 @@ class UpdateLoop:
                     "needs an optimizer.step() in pace.step()"
                 )
             is_first = False
-        if self.numbers is not None:
-            self.numbers.come_to(self._num_steps * updates)
+        self._end = max(self._end, self._num_steps * updates)
 
-    def _pass(self, updates: int) -> Iterator[Any]:
-        missing = self._num_steps * (updates - self._exchange.version)
-        if self.numbers is not None:
-            self.numbers.go_on(self._num_steps * updates, missing)
-            for number in self._loader:
+    def _next(self, updates: int) -> _Extent:
+        """How far the pass goes that comes."""
+        loader, until = self._loader, self._num_steps * updates
+        missing = until - self._num_steps * self._exchange.version
+        number = loader.passes.next
+        if number == self._last.number:  # the run goes on in the middle of it
+            return self._last
+        if self._numbers is not None:
+            first = self._end
+            return _Extent(number, first, until if until > first else first + missing)
+        ahead = until - loader.passes.num_trained * len(loader)
+        return _Extent(number, 0, ahead if ahead > 0 else missing)
+
+    def _pass(self, extent: _Extent) -> Iterator[Any]:
+        loader, numbers = self._loader, self._numbers
+        if numbers is not None:
+            numbers.first, numbers.stop = extent.first, extent.stop
+            for number in loader:
                 seed_all(step_seed(self._seed, 0, number))
                 yield number
             return
-        loader = self._loader
-        ahead = self._num_steps * updates - loader.passes.num_trained * len(loader)
-        loader.most_batches = ahead if ahead > 0 else missing
+        loader.most_batches = extent.stop
         try:
             yield from loader
         finally:

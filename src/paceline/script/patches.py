@@ -30,8 +30,6 @@ State = dict[Tensor, dict[str, Any]]
 
 _HINTS = {
     ("loader", True): "; loaders for evaluation stay as they are: pace.evaluate(fn, loader)",
-    ("loader", False): "; a loop that makes its batches by itself needs one over their numbers: "
-    "loader = DataLoader(range(num_samples), batch_size=B), and in the loop x = data[batch]",
     ("optimizer", True): "; a second optimizer cannot be carried, as a GAN has two: alternate them "
     "in two runs, or train both parts by one optimizer with parameter groups",
 }

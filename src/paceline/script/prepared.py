@@ -97,8 +97,6 @@ class Prepared:
         speed = self.settled.speed
         leased = LeasedLoader(loader, context.seed, device, speed)
         leased.order = order  # it knows how many positions an epoch has
-        if self.numbers is not None:
-            self.numbers.begin()
         precision = None if context.precision is None else speed.precision
         self.gradients = LocalGradients(
             exchange, model, optimizer, device, precision, is_local=self._is_local

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..conditions.faults import FaultPlan, WorkerFaults
 from ..conditions.slowness import InjectedDelay
 from ..context import Context
+from ..data.numbers import Numbers
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Superseded, Work, not_finite
 from ..exchange.through_store import StoreExchange
@@ -133,9 +134,14 @@ class OptimizerStep:
             raise ConfigError("optimizer.step(closure) calls the model again; step without one")
         current = self._loop.holding.current
         if self._member is not None and current is None:
+            where = "the prepared loader"
+            if isinstance(self._loop.leased.loader.batch_sampler, Numbers):
+                where = (
+                    "the loop, which prepare() got no loader for (for number in pace.updates(n))"
+                )
             raise ConfigError(
-                "optimizer.step() was called outside the prepared loader: there is no mini-batch "
-                "that the update could stand for"
+                f"optimizer.step() was called outside {where}: there is no mini-batch that the "
+                "update could stand for"
             )
         if current is not None and current.is_called_off:
             return  # outside the block that said so

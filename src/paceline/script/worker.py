@@ -216,6 +216,7 @@ class Pace:
             for line in prepared.settled.notes:
                 self.print(line)
         self._updates = UpdateLoop(loader, prepared.numbers, exchange, self._context)
+        self._keeper.add("updates", self._updates.remember, self._updates.go_on)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
 
@@ -275,6 +276,11 @@ class Pace:
             raise ConfigError(f"pace.updates() takes a number of updates, got {updates!r:.60}")
         if not hasattr(self, "_prepared"):
             raise ConfigError("pace.updates() comes after pace.prepare(model, optimizer)")
+        if self._context.epochs is not None:
+            raise ConfigError(
+                f"--epochs {self._context.epochs}: this script counts updates, not epochs "
+                "(pace.updates); to end it sooner: --updates"
+            )
         if self._prepared.numbers is None and not isinstance(loader, PreparedLoader):
             raise ConfigError(
                 "prepare() was given a loader, and pace.updates() was not given what came back for "

@@ -103,17 +103,11 @@ def perform(
     Code that cannot do without batches fails where a stop has left a pass over the loader empty:
     that is no failure of the run.
     """
-    from ...script import worker
-
     try:
-        run()
-        worker.finish()
+        _run_to_its_end(run)
     except Stopped:
         return 0
     except SystemExit as end:
-        if end.code in (None, 0):
-            channel.send(Done())
-            return 0
         channel.send(Failed(_exit_words(end, spec), "worker"))
         return 1
     except (BrokenPipeError, ConnectionResetError):
@@ -134,6 +128,18 @@ def perform(
         return 1
     channel.send(Done())
     return 0
+
+
+def _run_to_its_end(run: Callable[[], None]) -> None:
+    """An exit without a complaint is an end like any other."""
+    from ...script import worker
+
+    try:
+        run()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    worker.finish()
 
 
 def run_program(program: Program, context: Context) -> None:
