@@ -49,6 +49,16 @@ def test_a_remainder_smaller_than_the_pushes_gives_fewer_leases() -> None:
     assert [lease.num_samples for lease in _all(Batches(10, 8, 4))] == [2, 2, 2, 2, 1, 1]
 
 
+def test_an_epoch_of_another_length_has_batches_of_the_usual_size() -> None:
+    usual = Batches(20, 4, 2)
+    assert usual.own_ends is None
+    for end in (10, 4_000_000_000):  # shorter, and much longer; nothing is listed
+        other = usual.with_ends(end)
+        assert (other.end, other.num_batches, other.own_ends) == (end, -(-end // 4), end)
+        assert other.cut(0, 0, 0) == usual.cut(0, 0, 0)
+    assert [one.stop for one in usual.with_ends(10).cut(2, 0, 0)] == [9, 10]
+
+
 def test_batches_of_the_users_own_sampler_are_kept() -> None:
     batches = Batches(100, 8, 2, ends=[3, 4, 10])
     assert batches.num_batches == 3

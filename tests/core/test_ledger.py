@@ -174,6 +174,19 @@ def test_lease_ids_are_never_used_twice_in_a_run() -> None:
     assert ledger.cut_all() == [Lease(2, 1, 0, 1), Lease(3, 1, 1, 3)]
 
 
+def test_an_epoch_of_another_length_goes_on_from_json() -> None:
+    ledger = _opened(num_samples=4)
+    ledger.hand_out(_ticket(0), 2)
+    ledger.gather(_ticket(0), _ticket(0))
+    ledger.retire(_ticket(0), 1)
+    ledger.open(1, batch_ends=2)
+    assert ledger.num_batches == 1
+    again = Ledger(4, 2, 1)
+    again.load(json.loads(json.dumps(ledger.state())))
+    assert again.state() == ledger.state()
+    assert again.num_batches == 1
+
+
 def test_an_epoch_does_not_open_before_the_last_is_done() -> None:
     ledger = _opened()
     with pytest.raises(ProtocolError, match="epoch 1 cannot open"):

@@ -5,9 +5,9 @@ from paceline.data.numbers import Numbers, note, numbered
 
 def test_a_pass_is_of_whole_batches_of_consecutive_numbers() -> None:
     numbers = Numbers(3)
-    assert (list(numbers), len(numbers)) == ([[0, 1, 2]], 1)
+    assert (list(numbers), len(numbers)) == ([0, 1, 2], 3)
     numbers.first, numbers.stop = 2, 4
-    assert (list(numbers), len(numbers)) == ([[6, 7, 8], [9, 10, 11]], 2)
+    assert (list(numbers), len(numbers)) == ([6, 7, 8, 9, 10, 11], 6)
 
 
 def test_a_loader_of_numbers_gives_them_one_by_one() -> None:

@@ -137,7 +137,7 @@ LAID = said.Laid(
     distance_limit=0.0, version=0, place=START,
 )  # fmt: skip
 IN, OVER = ScriptPlace(position=0), ScriptPlace(position=1, began=1)
-ARRIVE, REST = said.Arrive(0, None, "", IN), said.Rested(1, OVER)
+ARRIVE, REST = said.Arrive(0, None, None, "", IN), said.Rested(1, OVER)
 OPEN = said.OpenEpoch(
     epoch=0, by_peers=False, updates_left=-1, phase=0, seats=(0, 1), began_for_s=0.0
 )

@@ -239,7 +239,7 @@ class PaperMember:
         if self.is_main:
             yield from self._reach(2)
         yield Turn("arrive")
-        self._send(said.Arrive(epoch, None, "", passes.place))
+        self._send(said.Arrive(epoch, None, None, "", passes.place))
         while isinstance(message := (yield from self._next()), said.Adopt):
             pass
         if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch

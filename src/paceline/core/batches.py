@@ -12,10 +12,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ConfigError
 from ..events import Lease
+
+Ends: TypeAlias = Sequence[int] | int
+"""Where the batches of one epoch end that is not as all others: each of them, or the last one of
+those of the usual size."""
 
 
 class Batches:
@@ -29,7 +33,7 @@ class Batches:
         keep_remainder: whether a last batch that is not full is used (torch: not drop_last).
     """
 
-    __slots__ = ("_batch_size", "_counts", "_end", "_ends", "_parts", "num_batches")
+    __slots__ = ("_batch_size", "_counts", "_end", "_ends", "_own_end", "_parts", "num_batches")
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class Batches:
             raise ConfigError(f"an update needs at least 1 push, got {parts}")
         self._batch_size = batch_size
         self._parts = parts
+        self._own_end: int | None = None
         self._ends = None if ends is None else _checked(ends)
         self._end = num_samples if self._ends is None else self._ends[-1]
         if self._ends is None:
@@ -69,9 +74,13 @@ class Batches:
             )
         return end
 
-    def with_ends(self, ends: Sequence[int]) -> "Batches":
-        """The same, with other batches of the user's own."""
-        return Batches(self._end, self._batch_size, self._parts, ends=ends)
+    def with_ends(self, ends: Ends) -> "Batches":
+        """The same, with other batches, or as many of them as there are up to an end."""
+        if not isinstance(ends, int):
+            return Batches(self._end, self._batch_size, self._parts, ends=ends)
+        found = Batches(ends, self._batch_size, self._parts)
+        found._own_end = ends
+        return found
 
     @property
     def end(self) -> int:
@@ -84,9 +93,9 @@ class Batches:
         return self._parts
 
     @property
-    def own_ends(self) -> list[int] | None:
+    def own_ends(self) -> list[int] | int | None:
         """The ends that were given, or None."""
-        return None if self._ends is None else list(self._ends)
+        return self._own_end if self._ends is None else list(self._ends)
 
     def bounds(self, batch: int) -> tuple[int, int]:
         """The positions ``[start, stop)`` of a batch."""

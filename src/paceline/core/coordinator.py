@@ -53,7 +53,7 @@ from ..events import (
     Ticket,
 )
 from ..protocols.base import SyncProtocol
-from .batches import even_share
+from .batches import Ends, even_share
 from .ledger import Ledger
 from .membership import Membership, check_decisions
 from .rest_state import at_rest, frontier, resting
@@ -109,7 +109,7 @@ class Coordinator:
             self._settle(fact.at_s, orders)
         return orders
 
-    def open_epoch(self, at_s: float, batch_ends: Sequence[int] | None = None) -> list[Order]:
+    def open_epoch(self, at_s: float, batch_ends: Ends | None = None) -> list[Order]:
         """Begin the next epoch, or go on with one that was cut off: the pending are granted."""
         if self.is_epoch_open:
             raise ProtocolError(f"epoch {self.epoch} has not ended")

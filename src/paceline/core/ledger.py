@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import ConfigError, ProtocolError
 from ..events import Lease, Ticket
-from .batches import Batches, Cuts
+from .batches import Batches, Cuts, Ends
 from .prefetch import Lookahead
 
 Dropped: TypeAlias = Literal["requeue", "skip"]
@@ -74,7 +74,7 @@ class Ledger:
         self._work: dict[Ticket, tuple[Lease, ...]] = {}  # of tickets at work
         self._pushed: dict[Ticket, tuple[Lease, ...]] = {}  # of gathered pushes
 
-    def open(self, epoch: int, batch_ends: Sequence[int] | None = None) -> None:
+    def open(self, epoch: int, batch_ends: Ends | None = None) -> None:
         """Begin an epoch. Raises ProtocolError while the last one is not done."""
         if not self.is_done:
             raise ProtocolError(f"epoch {epoch} cannot open: the one before is not done")

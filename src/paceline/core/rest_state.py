@@ -115,8 +115,8 @@ def audit_members(members: State) -> None:
 
 def _audit_cuts(cuts: State, epoch: int, batches: Batches) -> None:
     """Every batch that was begun is cut from its start to its end."""
-    if cuts["batch_ends"] is not None:
-        batches = batches.with_ends(many(count)(cuts["batch_ends"]))
+    if (ends := cuts["batch_ends"]) is not None:
+        batches = batches.with_ends(count(ends) if isinstance(ends, int) else many(count)(ends))
     num_cut, stops = count(cuts["next_batch"]), many(count)(cuts["stops"])
     count(cuts["first_id"])
     if count(cuts["parts"]) < 1 or integer(cuts["epoch"]) != epoch:

@@ -1,4 +1,4 @@
-"""The draws of a loop that has no loader: their numbers, as the batches of a data set.
+"""The draws of a loop that has no loader: their numbers, as the samples of a data set.
 
     pace.updates(2000)    update v is made of the numbers v K to v K + K - 1, one a mini-batch
 
@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 _MOST_NUMBERS = 1 << 62
 
 
-class Numbers(Sampler[list[int]]):
-    """Consecutive numbers in batches.
+class Numbers(Sampler[int]):
+    """Consecutive numbers.
 
     Args:
-        size: numbers that an update averages (of each local step).
+        size: numbers that an update averages (of each local step): a batch.
 
     Attributes:
         first, stop: of the batches that the next pass gives.
@@ -29,12 +29,15 @@ class Numbers(Sampler[list[int]]):
         self.size = size
         self.first, self.stop = 0, 1
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for batch in range(self.first, self.stop):
-            yield list(range(batch * self.size, (batch + 1) * self.size))
+    @property
+    def numbers(self) -> range:
+        return range(self.first * self.size, self.stop * self.size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
 
     def __len__(self) -> int:
-        return self.stop - self.first
+        return len(self.numbers)
 
 
 def note(size: int) -> str:
@@ -54,5 +57,5 @@ class _Each(Dataset[int]):
 
 
 def numbered(numbers: Numbers) -> "DataLoader[int]":
-    """A loader of these: a mini-batch is one number."""
-    return DataLoader(_Each(), batch_sampler=numbers, collate_fn=itemgetter(0))
+    """A loader of these: a mini-batch is one number, of which a batch has as many as ``size``."""
+    return DataLoader(_Each(), numbers.size, sampler=numbers, collate_fn=itemgetter(0))

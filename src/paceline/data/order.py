@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from ..errors import ConfigError
 from ..replica.seeding import kept_random_state, mix, seed_all
+from .numbers import Numbers
 
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_POSITIONS = 1 << 28
@@ -83,7 +84,7 @@ class EpochOrder:
             self._num_positions = None if self.has_own_batches else len(self.indices)
             return len(self.indices), len(ends) if ends is not None else self._num_batches()
         _refuse_many(f"the sampler {type(self._loader.sampler).__name__} has", num_positions)
-        self._num_positions = num_positions
+        self._num_positions = None if type(self._loader.sampler) is Numbers else num_positions
         return num_positions, self._num_batches()
 
     def _num_batches(self) -> int:
@@ -206,11 +207,8 @@ def epoch_order(loader: DataLoader[Any], seed: int, epoch: int) -> list[Any]:
         ConfigError: it has no end, or another length than the sampler says.
     """
     order = EpochOrder(loader, seed)
-    ends = order.draw(epoch)
-    indices = list(order.indices)
-    if ends is None:
-        return indices
-    return [indices[start:stop] for start, stop in pairwise([0, *ends])]
+    ends, indices = order.draw(epoch), list(order.indices)
+    return indices if ends is None else [indices[a:b] for a, b in pairwise([0, *ends])]
 
 
 def redraw(kind: str, num_samples: int, seed: int, epoch: int) -> Sequence[int]:
@@ -249,6 +247,8 @@ def list_positions(
     """
     if type(source) is SequentialSampler:
         return range(len(source))
+    if type(source) is Numbers:
+        return source.numbers
     said, listed, num_given, drawn = length_of(source), _Positions(), 0, iter(source)
     most = max(_MOST_UNSAID, _MOST_ROUNDS * (length_of(dataset) or 0)) if said is None else said
     while chunk := list(islice(drawn, min(_CHUNK, most + 1 - num_given))):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..conditions.faults import Fault
-from ..core.batches import Batches
+from ..core.batches import Batches, Ends
 from ..errors import ConfigError, WorkerError
 from ..passes import START, ScriptPlace
 from ..store.clip import UNCLIPPED, Clip
@@ -99,14 +99,12 @@ class Shape:
     parts: int
     keep_remainder: bool
 
-    def batches(self, ends: Sequence[int] | None = None) -> Batches:
-        return Batches(
-            self.num_samples,
-            self.batch_size,
-            self.parts,
-            ends=ends,
-            keep_remainder=self.keep_remainder,
-        )
+    def batches(self, ends: Ends | None = None) -> Batches:
+        found = Batches(
+            self.num_samples, self.batch_size, self.parts,
+            ends=None if isinstance(ends, int) else ends, keep_remainder=self.keep_remainder,
+        )  # fmt: skip
+        return found.with_ends(ends) if isinstance(ends, int) else found
 
 
 def not_finite(seat: int, name: str, step: int, version: int, loss: float | None) -> WorkerError:

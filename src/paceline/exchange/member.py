@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..core.batches import Ends
 from ..events import Grant, Lease
 from ..replica.replica import Replica
 from ..store.control import Control
@@ -137,7 +138,7 @@ class MemberSide:
         self.grant: Grant | None = None
         self.serial = self.step = -1
         self.epoch = 0
-        self.batch_ends: Sequence[int] | None = None
+        self.batch_ends: Ends | None = None
         self.num_steps = 1
         self.is_between = self.has_copy = self.drops_next = False
         self._told = 0  # position in the epoch up to which ``news`` has told
@@ -185,7 +186,7 @@ class MemberSide:
         control, index = self.control, self._beats
         control[index] += 1
 
-    def begin_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> None:
+    def begin_epoch(self, epoch: int, batch_ends: Ends | None) -> None:
         self.is_between = False
         self.epoch, self.batch_ends, self._told = epoch, batch_ends, 0
 

@@ -18,6 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..conditions.faults import Fault, Kind
+from ..core.batches import Ends
 from ..events import Grant, Lease
 from ..replica.replica import Replica
 from ..store.control import ALARM
@@ -107,8 +108,12 @@ class StoreExchange(Exchange):
 
     # -- the verbs ------------------------------------------------------------------------------
 
-    def open_epoch(self, epoch: int, batch_ends: Sequence[int] | None) -> bool:
-        """Wait until every member is at this epoch; False: the run is over."""
+    def open_epoch(self, epoch: int, ends: Ends | None) -> bool:
+        """Wait until every member is at this epoch; False: the run is over.
+
+        Args:
+            ends: of its batches, where they are not as in all others.
+        """
         own = self._own
         if self._mail.has_stopped:
             self.is_cut_short = True
@@ -116,10 +121,10 @@ class StoreExchange(Exchange):
         own.is_between = False
         kept, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
-        own.begin_epoch(epoch, batch_ends)
-        ends = tuple(batch_ends) if batch_ends is not None else None
+        own.begin_epoch(epoch, ends)
+        each, end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
         digest = own.hooks.order_digest() if self.num_workers > 1 else ""
-        self._channel.send(said.Arrive(epoch, ends, digest, self.place()))
+        self._channel.send(said.Arrive(epoch, each, end, digest, self.place()))
         while isinstance(message := self._mail.next(), said.Adopt):
             own.hooks.adopt(message.text)
         if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch

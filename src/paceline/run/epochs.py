@@ -13,8 +13,9 @@ of it: those that were there before must agree, a newcomer that differs is sent 
 must not know processes, sockets, tensors or samplers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
+from ..core.batches import Ends
 from ..errors import ConfigError
 from ..wire.messages import Arrive, EndEpoch, Ending, Goodbye, OpenEpoch, Rested, SentAway, Stop
 from .checkpointing import Checkpointing
@@ -158,7 +159,7 @@ class EpochBorders:
         if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
             self._close_again(epoch)
         else:
-            self._open(epoch, first.batch_ends)
+            self._open(epoch, first.end if first.batch_ends is None else first.batch_ends)
 
     def _agreed(self) -> Arrive | None:
         """What all members have come with; None: they have not all come, or somebody leaves.
@@ -176,7 +177,7 @@ class EpochBorders:
         digests = {number: self._arrived[number].digest for number in live}
         return first if self._orders.compare(first.epoch, digests) else None
 
-    def _open(self, epoch: int, batch_ends: Sequence[int] | None) -> None:
+    def _open(self, epoch: int, batch_ends: Ends | None) -> None:
         """Between peers where the whole epoch can be made by all, else through the store."""
         run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
@@ -199,13 +200,13 @@ class EpochBorders:
         else:
             run.carry_out(orders, None, None)
 
-    def _until(self, batch_ends: Sequence[int] | None, position: int | None) -> int | None:
+    def _until(self, end: Ends | None, position: int | None) -> int | None:
         """The version that ends this pass, where the script counts updates; None: nobody knows."""
         run = self._run
-        if run.plan.updates_per_epoch is not None or batch_ends is None or position is None:
+        if run.plan.updates_per_epoch is not None or position is None or not isinstance(end, int):
             return None
         per_update = run.plan.samples_per_update * run.protocol.num_steps
-        return run.coordinator.version + -(-(batch_ends[-1] - position) // per_update)
+        return run.coordinator.version + -(-(end - position) // per_update)
 
     def _say_who_is_over(self) -> None:
         """A worker that ends by a count of its own leaves the others training."""

@@ -10,13 +10,14 @@ module must not know what a step does with a batch, nor how an exchange carries 
 """
 
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
 from ..context import Context
+from ..core.batches import Ends
 from ..data.numbers import Numbers
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -120,12 +121,13 @@ class PreparedLoader:
             loop.is_iterating = False
             loop.given_back.clear()
 
-    def _cut(self, ends: list[int] | None) -> Sequence[int] | None:
+    def _cut(self, ends: list[int] | None) -> Ends | None:
         """Where the batches of a pass end: the user's own, or as many as are wanted; None: all."""
-        most, size, num = self.most_batches, self._shape.batch_size, self._shape.num_samples
-        if most is None or most >= len(self):
-            return ends
-        return ends[:most] if ends is not None else [min(num, (i + 1) * size) for i in range(most)]
+        most, num = self.most_batches, len(self._loop.leased.order.indices)
+        if ends is not None:
+            return ends[:most]
+        end = num if most is None else min(num, most * self._shape.batch_size)
+        return None if end == self._shape.num_samples else end
 
     def _epoch(self) -> Iterator[Any]:
         loop, schedules, passes = self._loop, self._schedules, self.passes

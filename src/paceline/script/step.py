@@ -135,7 +135,7 @@ class OptimizerStep:
         current = self._loop.holding.current
         if self._member is not None and current is None:
             where = "the prepared loader"
-            if isinstance(self._loop.leased.loader.batch_sampler, Numbers):
+            if isinstance(self._loop.leased.loader.sampler, Numbers):
                 where = (
                     "the loop, which prepare() got no loader for (for number in pace.updates(n))"
                 )

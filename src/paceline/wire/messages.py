@@ -112,12 +112,14 @@ class Arrive(NamedTuple):
 
     Attributes:
         batch_ends: where batches of the user's own end; None: all are of one size.
+        end: where the last of those ends, where this epoch is not as long as all others.
         digest: of the epoch's order, the same in all members.
         place: where the script is in ``pace.epochs``.
     """
 
     epoch: int
     batch_ends: tuple[int, ...] | None
+    end: int | None
     digest: str
     place: ScriptPlace
 
