@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "fields", "passes", "plan", "speed"),
+    ("errors", "events", "fields", "passes", "plan", "speed", "stopping"),
     ("system", "context", "config"),
     ("store",),
     ("replica", "run_dir"),
@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """From the bottom up; the first part of a module's name decides. There is no cycle of folders."""
 
 PURE = (
-    "events", "errors", "core", "protocols", "plan", "fields", "theory", "passes",
+    "events", "errors", "core", "protocols", "plan", "fields", "theory", "passes", "stopping",
     "trace.records", "wire.messages", "wire.codec",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}

@@ -35,11 +35,16 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
 
 
-def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
-    """Write ``model_state`` to ``path``; ``identity``: of the folder that it has to be in."""
+def model_file(model: nn.Module) -> bytes:
+    """``model_state`` as a safetensors file."""
     from safetensors.torch import save
 
-    data = save(model_state(model))
+    return save(model_state(model))
+
+
+def save_model(model: nn.Module, path: Path, identity: Sequence[int] | None = None) -> None:
+    """Write ``model_file`` to ``path``; ``identity``: of the folder that it has to be in."""
+    data = model_file(model)
     if identity is None:
         write_whole(path, data)
         return

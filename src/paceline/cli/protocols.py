@@ -245,7 +245,7 @@ class _Lines:
         from ..report.live import format_metrics
 
         if time.perf_counter() >= self._next_s:
-            self._say(format_metrics(epoch, metrics))
+            self._say(format_metrics(epoch, metrics, None))
 
     def note(self, text: str) -> None:
         say(f"note: {text}")

@@ -230,4 +230,6 @@ class _Progress:
         from ..report.text import format_duration
 
         if not self._is_quiet:
-            print(f"{format_metrics(epoch, metrics)} after {format_duration(at_s)}", flush=True)
+            print(
+                f"{format_metrics(epoch, metrics, None)} after {format_duration(at_s)}", flush=True
+            )

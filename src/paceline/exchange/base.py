@@ -24,8 +24,10 @@ from ..conditions.faults import Fault
 from ..core.batches import Batches, Ends
 from ..errors import ConfigError, WorkerError
 from ..passes import START, ScriptPlace
+from ..stopping import StopRule
 from ..store.clip import UNCLIPPED, Clip
 from ..store.versions import LossScale
+from ..wire.messages import Totals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -284,3 +286,11 @@ class Exchange(abc.ABC):
     def log(self, values: dict[str, float]) -> None:
         """Record values of the user's for the run's log."""
         return
+
+    @abc.abstractmethod
+    def stop_when(self, rule: StopRule) -> None:
+        """End the run by this rule, of what is evaluated from now on."""
+
+    @abc.abstractmethod
+    def measured(self, totals: Totals) -> None:
+        """This member has evaluated by itself."""

@@ -7,6 +7,8 @@ This module must not know stores or processes.
 import time
 from collections.abc import Sequence
 
+from ..stopping import StopRule, StopRules
+from ..wire.messages import Totals
 from .base import Exchange
 from .evaluation import EvaluationRanges, LocalRanges, ranges_of
 
@@ -18,6 +20,7 @@ class SoloExchange(Exchange):
         self._version = 0
         self._skipped = 0
         self._is_stopped = False
+        self.rules = StopRules()
         self.begun_s = time.perf_counter()
 
     @property
@@ -52,6 +55,14 @@ class SoloExchange(Exchange):
 
     def census(self, num_samples: int, batch_size: int) -> EvaluationRanges:
         return LocalRanges(ranges_of(num_samples, batch_size))
+
+    def stop_when(self, rule: StopRule) -> None:
+        self.rules.add(rule)
+
+    def measured(self, totals: Totals) -> None:
+        means = {name: value / count for name, (value, count) in totals.items() if count}
+        if self.rules.hear(means):
+            self._is_stopped = True
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(value) for value in values]

@@ -21,6 +21,7 @@ from ..conditions.faults import Fault, Kind
 from ..core.batches import Ends
 from ..events import Grant, Lease
 from ..replica.replica import Replica
+from ..stopping import StopRule
 from ..store.control import ALARM
 from ..store.versions import LossScale, RhythmWords
 from ..wire import messages as said
@@ -361,6 +362,12 @@ class StoreExchange(Exchange):
 
     def log(self, values: dict[str, float]) -> None:
         self._channel.send(said.LogValues(values))
+
+    def stop_when(self, rule: StopRule) -> None:
+        self._channel.send(said.StopWhen(rule))
+
+    def measured(self, totals: said.Totals) -> None:
+        self._channel.send(said.EvaluatedAlone(self.version, totals))
 
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""

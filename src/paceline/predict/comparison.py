@@ -238,5 +238,7 @@ class _Listener(QuietObserver):
         self._now_s = progress.t
         self._watcher.progress(progress.version)
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(
+        self, epoch: int, metrics: Mapping[str, float], version: int | None = None
+    ) -> None:
         self._watcher.evaluated(epoch, self._now_s, metrics)

@@ -89,8 +89,14 @@ class Observer(Protocol):
     def progress(self, progress: Progress) -> None:
         """Where the run is."""
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Means over the whole test data at one version; ``epoch`` counts from 0."""
+    def evaluated(
+        self, epoch: int, metrics: Mapping[str, float], version: int | None = None
+    ) -> None:
+        """Means over the whole test data at one version; ``epoch`` counts from 0.
+
+        Args:
+            version: where it was evaluated inside the epoch; None: at its end.
+        """
 
     def finished(self, summary: Summary) -> None:
         """The run ended in order."""
@@ -128,7 +134,9 @@ class QuietObserver:
     def progress(self, progress: Progress) -> None:
         return None
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(
+        self, epoch: int, metrics: Mapping[str, float], version: int | None = None
+    ) -> None:
         return None
 
     def finished(self, summary: Summary) -> None:
@@ -178,8 +186,10 @@ class PlainObserver:
         self._next_s = progress.t + self._every_s
         self._line(format_progress(progress))
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        self._line(format_metrics(epoch, metrics))
+    def evaluated(
+        self, epoch: int, metrics: Mapping[str, float], version: int | None = None
+    ) -> None:
+        self._line(format_metrics(epoch, metrics, version))
 
     def finished(self, summary: Summary) -> None:
         self._line("")
@@ -217,10 +227,11 @@ def format_progress(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def format_metrics(epoch: int, metrics: Mapping[str, float]) -> str:
-    """One line: ``epoch 3: test acc 0.7412, test loss 0.6881``."""
+def format_metrics(epoch: int, metrics: Mapping[str, float], version: int | None) -> str:
+    """One line: ``epoch 3: test acc 0.7412, test loss 0.6881``; inside an epoch: ``update 80:``."""
     values = ", ".join(f"test {name} {value:.4f}" for name, value in metrics.items())
-    return f"epoch {epoch + 1}: {values or 'nothing was measured'}"
+    where = f"epoch {epoch + 1}" if version is None else f"update {version:,}"
+    return f"{where}: {values or 'nothing was measured'}"
 
 
 def choose_observer(is_json: bool) -> Observer:

@@ -81,8 +81,10 @@ class ScreenObserver:
             self._live.start()
         self._live.update(draw(progress, self._console.width), refresh=True)
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        self._console.out(format_metrics(epoch, metrics), highlight=False)
+    def evaluated(
+        self, epoch: int, metrics: Mapping[str, float], version: int | None = None
+    ) -> None:
+        self._console.out(format_metrics(epoch, metrics, version), highlight=False)
 
     def finished(self, summary: Summary) -> None:
         self.close()

@@ -24,9 +24,20 @@ from ..protocols.base import SyncProtocol
 from ..report.files import MetricsLog
 from ..report.live import Observer
 from ..store.memory import Memory
-from ..trace import Trace
+from ..trace import FILE_NAME, Trace, read_trace
+from ..trace.records import Evaluated
 from ..wire import messages as said
-from ..wire.messages import Copied, Describe, LogValues, Note, PushScaled, Stop, Totals
+from ..wire.messages import (
+    Copied,
+    Describe,
+    EvaluatedAlone,
+    LogValues,
+    Note,
+    PushScaled,
+    Stop,
+    StopWhen,
+    Totals,
+)
 from .calls import Calls
 from .checkpointing import Checkpointing
 from .departures import Departures, Output
@@ -95,6 +106,8 @@ class Controller:
         self._shutdown = Shutdown(self._run, self._peers, self._holds_up)
         self._faults = OuterFaults(self._run)
         self._early_stop = EarlyStop(settings, observer)
+        self._last_measured = -1, -1
+        """Version and member of the last evaluation inside an epoch."""
         self._checkpointing: Checkpointing
         self._handlers = self._make_table()
 
@@ -160,6 +173,8 @@ class Controller:
             said.Copied: self._copied,
             said.Rested: self._borders.rest,
             said.LogValues: self._log,
+            said.EvaluatedAlone: self._measured,
+            said.StopWhen: self._stop_when,
             said.Note: self._note,
             said.PushScaled: self._scaled,
             said.AskStop: lambda *_: self.stop("the script asked for it"),
@@ -311,15 +326,31 @@ class Controller:
     # -- beside the pushes ----------------------------------------------------------------------
 
     def _evaluated(self, totals: Totals) -> None:
-        run = self._run
-        epoch = run.coordinator.epoch
-        run.trace.evaluated(run.now_s(), epoch, run.coordinator.version, totals)
+        self._hear_metrics(self._run.coordinator.version, totals, is_inside=False)
+
+    def _measured(self, member: int, message: EvaluatedAlone) -> None:
+        """One worker evaluated by itself; of several at one version the first counts."""
+        version, last, by = message.version, *self._last_measured
+        if version > last or (version, member) == (last, by):
+            self._last_measured = version, member
+            self._hear_metrics(version, message.totals, is_inside=True)
+
+    def _hear_metrics(self, version: int, totals: Totals, *, is_inside: bool) -> None:
+        run, epoch = self._run, self._run.coordinator.epoch
+        run.trace.evaluated(run.now_s(), epoch, version, totals)
         metrics = {name: value / count for name, (value, count) in totals.items() if count}
-        run.notes.record(
-            run.coordinator.version, {f"test_{name}": value for name, value in metrics.items()}
-        )
-        run.watch.evaluated(epoch, metrics)
+        run.notes.record(version, {f"test_{name}": value for name, value in metrics.items()})
+        run.watch.evaluated(epoch, metrics, version if is_inside else None)
         self._early_stop.look(metrics, self.stop)
+
+    def _stop_when(self, member: int, message: StopWhen) -> None:
+        """A rule of the script's; a run that goes on counts what it had evaluated by then."""
+        before, heard = self._run.resumption, list[Evaluated]()
+        if before is not None and message.rule.patience:
+            records = read_trace(before.folder / FILE_NAME)
+            heard = [one for one in records if isinstance(one, Evaluated)]
+            heard = [one for one in heard if one.version <= before.version]
+        self._early_stop.add(message.rule, heard)
 
     def _note(self, member: int, message: Note) -> None:
         self._run.notes.say_once(message.text)

@@ -149,8 +149,8 @@ class ProgressMeter:
         for ticket in order.tickets:
             roster[ticket.member].staleness_versions += before - ticket.version
 
-    def evaluated(self, epoch: int, metrics: dict[str, float]) -> None:
-        self._observer.evaluated(epoch, metrics)
+    def evaluated(self, epoch: int, metrics: dict[str, float], version: int | None) -> None:
+        self._observer.evaluated(epoch, metrics, version)
 
     def show(self, now_s: float) -> None:
         """Tell the observer, a few times a second at most."""

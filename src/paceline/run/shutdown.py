@@ -11,11 +11,13 @@ little later. This module must not know messages, processes or signals.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..config import RunSettings, flag_of
 from ..core.stats import accuracy_among
 from ..report.live import Observer
+from ..stopping import StopRule, StopRules
+from ..trace.records import Evaluated
 from .peers import Peers
 from .state import RunState
 
@@ -93,7 +95,7 @@ class Shutdown:
 
 
 class EarlyStop:
-    """The settings of one run that depend on a metric."""
+    """What of one run depends on a metric: by its settings, or by its script."""
 
     def __init__(self, settings: RunSettings, observer: Observer) -> None:
         self._target = settings.target_accuracy
@@ -101,23 +103,36 @@ class EarlyStop:
         self._is_dry = settings.dry_run
         self._observer = observer
         self._has_evaluated = False
+        self._rules = StopRules()
+
+    def add(self, rule: StopRule, heard: Iterable[Evaluated]) -> None:
+        """The script asks for this end.
+
+        Args:
+            heard: evaluations before, of a run that goes on.
+        """
+        self._rules.add(rule, (one.means() for one in heard))
 
     def look(self, metrics: Mapping[str, float], stop: Callable[[str], None]) -> None:
-        """An evaluation between epochs came to these means."""
+        """An evaluation came to these means."""
         name = accuracy_among(metrics)
         if not self._has_evaluated:
             self._has_evaluated = True
             self._refuse_names(metrics, name)
         if self._target is not None and name is not None and metrics[name] >= self._target:
             stop(f"accuracy {metrics[name]:.4f} reached {self._target:g}")
+        elif reason := self._rules.hear(metrics):
+            stop(reason)
 
     def close(self) -> None:
         """The run is over: what was asked for and could not be is said."""
+        for name in self._rules.unmeasured():
+            self._observer.note(
+                f"pace.stop_when({name!r}) did nothing: no pace.evaluate measured that"
+            )
         if not self._has_evaluated and not self._is_dry:
             for flag in self._flags(needs_accuracy=False):
-                self._observer.note(
-                    f"{flag} did nothing: pace.evaluate(fn, loader) was not called between epochs"
-                )
+                self._observer.note(f"{flag} did nothing: pace.evaluate(fn, loader) was not called")
 
     def _refuse_names(self, metrics: Mapping[str, float], name: str | None) -> None:
         if name is not None:

@@ -91,7 +91,7 @@ class Evaluation:
             while census.next() is not None:
                 census.report(totals)
             return census.totals()
-        return totals
+        return self._told(totals)
 
     def _in_parts(self, fn: Counts, loader: DataLoader[Any]) -> Totals:
         version = self._exchange.version
@@ -104,7 +104,14 @@ class Evaluation:
                 seed_all(mix(self._seed, version, one[0], _RANGE_SALT))
                 batch = _load(loader, list(order.indices[slice(*one)]))
                 census.report(_checked(fn(to_device(batch, self._device))))
-        return census.totals()
+        totals = census.totals()
+        return self._told(totals) if isinstance(census, LocalRanges) else totals
+
+    def _told(self, totals: Totals) -> Totals:
+        """What this worker has evaluated by itself, which the run hears of."""
+        if self._exchange.shared is None or self._prepared is not None:
+            self._exchange.measured(totals)
+        return totals
 
     def _census(
         self, loader: DataLoader[Any], order: EpochOrder, ends: list[int] | None

@@ -16,7 +16,6 @@ Above 300 lines because it is the script's one door, and half of it is what its 
 """
 
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +27,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ..checkpoints.best import BestModels
+from ..checkpoints.state import model_file
 from ..context import Context
-from ..core.stats import better_of
 from ..errors import ConfigError
 from ..exchange.base import Exchange
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..passes import Passes
 from ..replica.seeding import seed_host
+from ..stopping import rule_of
 from ..system.processors import find_device
 from ..tuning.candidate import Forward
 from ..wire.messages import Totals
@@ -124,10 +125,9 @@ class Pace:
             exchange.seat,
             context.run_identity,
         )
-        self._best = -math.inf
-        """What the best evaluation came to, where its parameters are kept."""
+        self._best: BestModels | None = None
         if context.keep_best:
-            self._keeper.add("best", lambda: self._best, self._go_on_with_best)
+            self._best = self._best_models()
         self.worker = exchange.seat
         self.num_workers = exchange.num_workers
         self.seed = context.seed
@@ -148,15 +148,24 @@ class Pace:
             print(*values, **options)  # noqa: T201  it is what the user asked for
 
     def log(self, values: Mapping[str, Value]) -> None:
-        """Record numbers for the run's log; the main worker's count.
+        """Record numbers for the run's log.
+
+        The main worker's count; in a loop over numbers (``updates`` without a loader), where each
+        is one worker's alone, those of whoever records them.
 
         Raises:
             ConfigError: a name is no text.
         """
         if odd := [name for name in values if not isinstance(name, str)]:
             raise ConfigError(f"pace.log takes numbers by name, got the name {odd[0]!r}")
-        if self.is_main:
+        if self.is_main or self._draws_alone:
             self._exchange.log({name: float(value) for name, value in values.items()})
+
+    @property
+    def _draws_alone(self) -> bool:
+        """Whether the script is at a number of its loop, which no other worker comes by."""
+        prepared: Prepared | None = getattr(self, "_prepared", None)
+        return prepared is not None and prepared.numbers is not None and prepared.loop.is_iterating
 
     def describe(self, *, task: str, source: str, notes: Sequence[str], epochs: int) -> None:
         """What the plan shows of the task; before ``prepare``."""
@@ -297,12 +306,24 @@ class Pace:
         """The script is over: what it counted by updates comes to its end with all others'."""
         if hasattr(self, "_prepared") and self._updates.has_begun:
             self._prepared.loop.end_iteration()
+            self._say_what_did_nothing()
             self._exchange.rest(self._passes.next)
+
+    def _say_what_did_nothing(self) -> None:
+        """Metrics that were asked for, and that no evaluation had."""
+        alone, best = self._exchange.alone, self._best
+        names = [] if alone is None else alone.rules.unmeasured()
+        calls = [f"pace.stop_when({name!r})" for name in names]
+        if best is not None and best.name is not None and not best.has_measured:
+            calls.append(f"pace.keep_best({best.name!r})")
+        for call in calls:
+            self.print(f"note: {call} did nothing: no pace.evaluate measured that")
 
     def _each_epoch(self, values: Sequence[int]) -> Iterator[int]:
         passes = self._passes
         for position in range(passes.first_position, len(values)):
             if self._exchange.is_stopped:
+                self._say_what_did_nothing()
                 return
             passes.arrive(position)
             try:
@@ -315,6 +336,7 @@ class Pace:
         if hasattr(self, "_prepared"):
             self._prepared.loop.end_iteration()
         passes.arrive(len(values))
+        self._say_what_did_nothing()
         self._exchange.rest(passes.next)
 
     def _finish_leaving(self) -> None:
@@ -420,21 +442,78 @@ class Pace:
         """
         self._finish_leaving()
         prepared: Prepared | None = getattr(self, "_prepared", None)
-        is_alone = prepared is not None and prepared.loop.is_iterating
+        is_inside = prepared is not None and prepared.loop.is_iterating
         evaluation = Evaluation(self._exchange, prepared, self.seed, self.device)
         found = evaluation.totals(fn, loader)
-        if self._context.keep_best and not is_alone:
-            self._keep_best(found)
+        if self._best is not None and prepared is not None and (is_inside or self.is_main):
+            self._best.look(found, self.version, lambda: model_file(prepared.model))
         return found
 
-    def _keep_best(self, totals: Totals) -> None:
-        value = better_of(totals)
-        if value is not None and value > self._best:
-            self._best = value
-            self.save("best.safetensors")
+    def keep_best(self, name: str, most: int = 1, mode: str | None = None) -> None:
+        """Keep the models of the best evaluations, as ``--keep-best`` keeps one.
 
-    def _go_on_with_best(self, value: float) -> None:
-        self._best = value
+        Every ``pace.evaluate`` that measures ``name`` counts, between epochs and inside one. The
+        best lies in the run's folder as ``best.safetensors``; with ``most`` > 1 each that is kept
+        as ``best-VERSION.safetensors``, too. ``best.json`` lists them, the best first. They load
+        as what ``save`` writes.
+
+        Args:
+            name: of the metric.
+            most: models to keep, >= 1.
+            mode: "max" or "min": which of two is better; None: less of what is called loss, error
+                or perplexity, more of anything else.
+
+        Raises:
+            ConfigError: it was called before, or a value is none that it can be.
+        """
+        if self._best is not None and self._best.name is not None:
+            raise ConfigError("pace.keep_best() was called twice; one metric says what is best")
+        if (number := whole(most)) is None or number < 1:
+            raise ConfigError(f"pace.keep_best({name!r}): most must be >= 1, got {most!r:.60}")
+        self._best = self._best_models(name, number, mode)
+
+    def _best_models(
+        self, name: str | None = None, most: int = 1, mode: str | None = None
+    ) -> BestModels:
+        context = self._context
+        return BestModels(Path(context.run_dir or "."), context.run_identity, name, most, mode)
+
+    def stop_when(
+        self,
+        name: str,
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        mode: str | None = None,
+    ) -> None:
+        """End the whole run by a metric: where it is good enough, or grows better no more.
+
+        Every ``pace.evaluate`` that measures ``name`` counts, also one that a worker makes by
+        itself inside its loop; a run that goes on counts those before, too. Called again, each rule
+        holds. The run ends as by ``stop``.
+
+        Args:
+            name: of the metric.
+            above, below: end where it is at least, at most so much.
+            patience: end after so many evaluations in a row without an improvement, >= 1.
+            min_delta: what is better by no more than this is no improvement, >= 0.
+            mode: as for ``keep_best``.
+
+        Raises:
+            ConfigError: nothing was asked for, or a value is none that it can be.
+
+        Example::
+
+            pace.stop_when("acc", above=0.9)
+            pace.stop_when("val_loss", patience=3)
+        """
+        self._exchange.stop_when(
+            rule_of(
+                name, above=above, below=below, patience=patience, min_delta=min_delta, mode=mode
+            )
+        )
 
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs."""
@@ -471,14 +550,16 @@ class Pace:
             yield is_first
 
     def save(self, name: str = "model.safetensors") -> Path:
-        """Save the model's parameters and buffers into the run's folder (main worker only).
+        """Save the model's parameters and buffers into the run's folder.
 
-        The file loads without Paceline: ``load_state_dict(safetensors.torch.load_file(path))``.
+        The main worker does; in a loop over numbers (``updates`` without a loader), where each is
+        one worker's alone, whoever comes by: ``if number % 100 == 0: pace.save()``. The file
+        loads without Paceline: ``load_state_dict(safetensors.torch.load_file(path))``.
         """
         from ..checkpoints.state import save_model
 
         path = Path(self._context.run_dir or ".") / name
-        if self.is_main:
+        if self.is_main or self._draws_alone:
             is_within = Path(name).name == name  # else it is a path of the user's own
             save_model(
                 self._prepared.model, path, self._context.run_identity if is_within else None

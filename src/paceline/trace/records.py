@@ -110,6 +110,10 @@ class Evaluated:
         total, count = self.totals.get(name, (0.0, 0.0))
         return total / count if count and math.isfinite(total) else None
 
+    def means(self) -> dict[str, float]:
+        """Of every metric that was measured; nan where it is not finite."""
+        return {name: total / count for name, (total, count) in self.totals.items() if count}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..events import Grant, Lease
 from ..passes import ScriptPlace
+from ..stopping import StopRule
 from ..store.clip import UNCLIPPED, Clip
 
 Totals: TypeAlias = dict[str, tuple[float, float]]
@@ -209,6 +210,19 @@ class Counted(NamedTuple):
 
     start: int
     totals: Totals
+
+
+class EvaluatedAlone(NamedTuple):
+    """What this member came to by itself, inside its loop, at the version that it held."""
+
+    version: int
+    totals: Totals
+
+
+class StopWhen(NamedTuple):
+    """The run is to end by this rule; every member says it."""
+
+    rule: StopRule
 
 
 class SumValues(NamedTuple):
@@ -460,7 +474,7 @@ class Stop(NamedTuple):
 FromMember: TypeAlias = (
     Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | PeersLeft
     | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
-    | FaultComes | SettingsNow | AskStop | Done | Failed
+    | FaultComes | SettingsNow | AskStop | Done | Failed | EvaluatedAlone | StopWhen
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (

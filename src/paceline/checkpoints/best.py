@@ -1,0 +1,132 @@
+"""The best models of a run by one metric: files in its folder, and which is which in best.json.
+
+    evaluation at a version -> better than one that is kept? -> best-VERSION.safetensors, best.json
+
+Where a loop counts updates any worker may be the one that evaluates, so what is kept stands in the
+folder, and whoever changes it holds the folder locked. This module must not know who evaluates, nor
+what a model is made of.
+"""
+
+import fcntl
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.stats import better_of
+from ..errors import ConfigError, FileError
+from ..fields import count, real
+from ..stopping import sign_of
+from ..system.files import OpenFolder, read_text
+
+INDEX, BEST = "best.json", "best.safetensors"
+_MOST_BYTES = 1 << 20
+
+
+class Kept(NamedTuple):
+    """A model that is kept; ``worth`` grows as models get better."""
+
+    version: int
+    worth: float
+
+
+class BestModels:
+    """Those of one run.
+
+    Args:
+        folder: where they lie.
+        identity: of that folder; None: it is not of the run's own, and what lies there is not.
+        name: of the metric; None: the accuracy, or where there is none the loss.
+        most: how many are kept, >= 1.
+        mode: ``max`` or ``min``; None: by the metric's name.
+
+    Attributes:
+        has_measured: whether an evaluation had that metric.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Sequence[int] | None,
+        name: str | None = None,
+        most: int = 1,
+        mode: str | None = None,
+    ) -> None:
+        self._folder = folder
+        self._identity = identity
+        self.name = name
+        self._most = most
+        self._sign = 1 if name is None else sign_of(name, mode)
+        self._own: list[Kept] = []
+        self.has_measured = False
+
+    def look(
+        self, totals: dict[str, tuple[float, float]], version: int, data: Callable[[], bytes]
+    ) -> None:
+        """An evaluation came to this; ``data`` is the model's file. FileError: the folder."""
+        worth = self._worth(totals)
+        if worth is None or not math.isfinite(worth):
+            return
+        with self._locked() as place:
+            kept = self._read(place)
+            if any(one.version == version for one in kept):
+                return  # another worker has evaluated the same
+            found = sorted([*kept, Kept(version, worth)], key=lambda one: (-one.worth, one.version))
+            found, dropped = found[: self._most], found[self._most :]
+            if Kept(version, worth) in dropped:
+                return
+            self._write(place, found, version, data())
+            for one in dropped:
+                place.remove_file(_file(one.version))
+
+    def _worth(self, totals: dict[str, tuple[float, float]]) -> float | None:
+        if self.name is None:
+            return better_of(totals)
+        value, number = totals.get(self.name, (0.0, 0.0))
+        if not number:
+            return None
+        self.has_measured = True
+        return self._sign * value / number
+
+    @contextmanager
+    def _locked(self) -> Iterator[OpenFolder]:
+        with closing(OpenFolder.open(self._folder, self._identity)) as place:
+            fcntl.flock(place.fd, fcntl.LOCK_EX)  # until it is closed
+            yield place
+
+    def _read(self, place: OpenFolder) -> list[Kept]:
+        if self._identity is None or not place.has(INDEX):
+            return self._own
+        try:
+            with place.read(INDEX) as file:
+                rows = json.loads(read_text(file, _MOST_BYTES))["models"]
+            return [Kept(count(row["version"]), real(row["worth"])) for row in rows]
+        except (FileError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f"{place.path / INDEX} is damaged ({error!r:.100}), so the best models cannot be "
+                "told: move it away"
+            ) from None
+
+    def _write(self, place: OpenFolder, kept: list[Kept], version: int, data: bytes) -> None:
+        """The new model first, then what says that it is there."""
+        if self._most > 1:
+            place.replace(_file(version), data, is_synced=True)
+        if kept[0].version == version:
+            place.replace(BEST, data, is_synced=True)
+        rows: list[dict[str, Any]] = [
+            {
+                "version": one.version,
+                "worth": one.worth,
+                "file": BEST if self._most == 1 else _file(one.version),
+            }
+            for one in kept
+        ]
+        text = json.dumps({"metric": self.name, "models": rows}, indent=1)
+        place.replace(INDEX, text.encode())
+        self._own = kept
+
+
+def _file(version: int) -> str:
+    return f"best-{version}.safetensors"

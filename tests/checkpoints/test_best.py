@@ -1,0 +1,181 @@
+"""The best models that are kept: which, in which files, whoever evaluates."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.checkpoints.best import BestModels
+from paceline.context import Context
+from paceline.errors import ConfigError
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
+
+Say = Callable[[str], tuple[int, str, str]]
+Launch = Callable[..., tuple[int, str, str]]
+
+
+def _models(folder: Path, **asked: object) -> BestModels:
+    now = folder.stat()
+    return BestModels(folder, (now.st_dev, now.st_ino), "acc", **asked)  # type: ignore[arg-type]
+
+
+def _look(models: BestModels, *rows: tuple[int, float]) -> None:
+    for version, value in rows:
+        models.look({"acc": (value * 4, 4)}, version, f"{version}".encode)
+
+
+def _listed(folder: Path) -> list[int]:
+    rows = json.loads((folder / "best.json").read_text())["models"]
+    return [row["version"] for row in rows]
+
+
+def test_the_best_is_kept_and_nothing_else(tmp_path: Path) -> None:
+    _look(_models(tmp_path), (1, 0.5), (2, 0.7), (3, 0.6), (4, 0.7))
+    assert sorted(os.listdir(tmp_path)) == ["best.json", "best.safetensors"]
+    assert (tmp_path / "best.safetensors").read_text() == "2"
+
+
+def test_as_many_are_kept_as_were_asked_for(tmp_path: Path) -> None:
+    _look(_models(tmp_path, most=2), (1, 0.5), (2, 0.7), (3, 0.6), (4, 0.9), (5, 0.1))
+    assert _listed(tmp_path) == [4, 2]
+    assert (tmp_path / "best.safetensors").read_text() == "4"
+    assert sorted(one.name for one in tmp_path.glob("best-*")) == [
+        "best-2.safetensors", "best-4.safetensors",
+    ]  # fmt: skip
+
+
+def test_several_workers_keep_the_best_of_all_of_them(tmp_path: Path) -> None:
+    one, other = _models(tmp_path), _models(tmp_path)
+    _look(one, (1, 0.9))
+    _look(other, (2, 0.5), (1, 0.9))
+    assert (_listed(tmp_path), (tmp_path / "best.safetensors").read_text()) == ([1], "1")
+    _look(other, (3, 1.0))
+    _look(one, (4, 0.95))
+    assert _listed(tmp_path) == [3]
+
+
+def test_what_is_not_finite_or_not_measured_is_not_kept(tmp_path: Path) -> None:
+    models = _models(tmp_path)
+    models.look({"acc": (float("nan"), 4)}, 1, bytes)
+    models.look({"loss": (1.0, 4)}, 1, bytes)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_damaged_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "best.json").write_text('{"models": [{"version": -1, "worth": 1.0}]}')
+    with pytest.raises(ConfigError, match=r"best\.json is damaged .* move it away"):
+        _look(_models(tmp_path), (1, 0.5))
+
+
+SCRIPT = """\
+import torch, paceline
+
+pace = paceline.connect()
+model = torch.nn.Linear(2, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+data = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=4)
+model, optimizer = pace.prepare(model, optimizer)
+{asked}
+for number in pace.updates(40):
+    with pace.step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 2)).mean().backward()  # each update takes 1 from each weight
+        optimizer.step()
+    if number % 5 == 4:
+        worth = 1 / (1 + abs(21 + float(model.weight.detach()[0, 0])))  # best at version 21
+        pace.evaluate(lambda batch: {{"f1": (worth * len(batch), len(batch))}}, data)
+        pace.log({{"number": number}})
+        pace.save("last.safetensors")
+"""
+
+
+@pytest.fixture
+def launch(say: Say, tmp_path: Path) -> Launch:
+    def run(flags: str, asked: str) -> tuple[int, str, str]:
+        (tmp_path / "train.py").write_text(SCRIPT.format(asked=asked))
+        return say(f"launch --device cpu --run-dir run {flags} train.py")
+
+    return run
+
+
+@pytest.mark.parametrize("flags", ["--workers 1", "--workers 3 --protocol async"])
+def test_in_a_loop_over_numbers_whoever_comes_by_evaluates_logs_and_saves(
+    flags: str, launch: Launch, tmp_path: Path
+) -> None:
+    code, out, err = launch(flags, 'pace.keep_best("f1", most=2)')
+    assert code == 0, err
+    run = tmp_path / "run"
+    lines = [json.loads(one) for one in (run / "trace.jsonl").read_text().splitlines()]
+    logged = {one["values"]["number"] for one in lines if one["kind"] == "log"}
+    assert logged == set(range(4, 40, 5))
+    measured = {
+        one["version"]: one["totals"]["f1"][0] for one in lines if one["kind"] == "evaluated"
+    }
+    assert measured
+    assert f"update {max(measured)}: test f1" in out
+    assert (run / "last.safetensors").is_file()
+    best = json.loads((run / "best.json").read_text())["models"]
+    assert len(best) == 2
+    assert best[0]["worth"] >= max(measured.values()) / 8 - 1e-6
+    weights = load_file(run / "best.safetensors")["weight"]
+    assert float(weights[0, 0]) == -best[0]["version"]
+
+
+@pytest.mark.parametrize("flags", ["--workers 1", "--workers 2 --protocol full-sync"])
+def test_a_run_ends_where_a_metric_grows_no_better(flags: str, launch: Launch) -> None:
+    code, out, err = launch(flags, 'pace.stop_when("f1", patience=1)')
+    assert code == 0, err
+    assert "f1 was no better than" in out
+    assert "once" in out
+
+
+def test_a_rule_for_what_nobody_measures_is_named_at_the_end(launch: Launch) -> None:
+    code, out, _ = launch("--workers 1", 'pace.stop_when("acc", above=0.9)')
+    assert code == 0
+    assert "pace.stop_when('acc') did nothing: no pace.evaluate measured that" in out
+
+
+def test_one_worker_alone_ends_and_keeps_by_the_same_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pace = Pace(SoloExchange(), Context())
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=8)
+    model, optimizer, loader = pace.prepare(model, optimizer, data)
+    pace.keep_best("acc")
+    pace.stop_when("acc", patience=2)
+    pace.stop_when("f1", above=0.9)
+    worth, seen = iter([0.1, 0.9, 0.5, 0.2, 1.0]), []
+    for _ in pace.epochs(5):
+        for (x,) in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+        seen.append(model.weight.detach().clone())
+        value = next(worth)
+        pace.evaluate(lambda batch, value=value: {"acc": (value * 8, 8)}, data)
+    assert len(seen) == 4
+    assert torch.equal(load_file("best.safetensors")["weight"], seen[1])
+    assert "pace.stop_when('f1') did nothing" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_counts_what_was_evaluated_before(
+    launch: Launch, say: Say, tmp_path: Path
+) -> None:
+    asked = 'pace.stop_when("f1", patience=3)'
+    code, out, err = launch("--workers 1 --updates 31", asked)
+    assert code == 0, err
+    assert "ended             31 updates" in out  # evaluated at 25 and 30: no better than at 20
+    code, out, err = say("launch --device cpu --resume run train.py")
+    assert code == 0, err
+    assert "f1 was no better than 0.5 3 times in a row" in out

@@ -1,0 +1,104 @@
+"""Rules by which a metric ends a run."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.stopping import StopRule, StopRules, rule_of, sign_of
+
+
+def _rule(name: str = "acc", **asked: object) -> StopRule:
+    none = {"above": None, "below": None, "patience": None, "min_delta": 0.0, "mode": None}
+    return rule_of(name, **(none | asked))  # type: ignore[arg-type]
+
+
+def _rules(*rules: StopRule) -> StopRules:
+    found = StopRules()
+    for one in rules:
+        assert found.add(one)
+    return found
+
+
+def _reasons(rules: StopRules, values: list[float], name: str = "acc") -> list[str]:
+    return [rules.hear({name: value}) for value in values]
+
+
+def test_a_bound_ends_the_run_where_it_is_reached() -> None:
+    assert _reasons(_rules(_rule(above=0.9)), [0.5, 0.9]) == ["", "acc 0.9 reached 0.9"]
+    found = _reasons(_rules(_rule("loss", below=0.1)), [0.5, 0.05], "loss")
+    assert found == ["", "loss 0.05 came down to 0.1"]
+
+
+def test_patience_counts_evaluations_in_a_row_without_an_improvement() -> None:
+    rules = _rules(_rule(patience=2))
+    assert _reasons(rules, [0.5, 0.4, 0.6, 0.6, 0.5]) == [
+        "", "", "", "", "acc was no better than 0.6 2 times in a row",
+    ]  # fmt: skip
+
+
+def test_an_improvement_that_is_too_small_is_none() -> None:
+    rules = _rules(_rule("loss", patience=1, min_delta=0.1))
+    assert _reasons(rules, [1.0, 0.95], "loss") == ["", "loss was no better than 1 once"]
+
+
+def test_what_is_not_a_number_is_no_improvement_and_reaches_nothing() -> None:
+    rules = _rules(_rule(patience=2, above=0.9))
+    assert _reasons(rules, [math.nan, math.nan])[-1].startswith("acc was no better than -inf")
+
+
+def test_each_worker_says_the_same_rule_and_it_counts_once() -> None:
+    rules = _rules(_rule(patience=2))
+    assert not rules.add(_rule(patience=2))
+    assert rules.add(_rule(patience=3))
+
+
+def test_a_run_that_goes_on_counts_what_was_evaluated_before() -> None:
+    rules = StopRules()
+    rules.add(_rule(patience=2), [{"acc": 0.5}, {"acc": 0.4}, {"loss": 1.0}])
+    assert rules.hear({"acc": 0.3})
+
+
+@given(values=st.lists(st.floats(0, 1), max_size=12), cut=st.integers(0, 12))
+def test_cut_off_and_resumed_is_never_cut_off(values: list[float], cut: int) -> None:
+    whole = _rules(_rule(patience=3))
+    expected = _reasons(whole, values)
+    again = StopRules()
+    again.add(_rule(patience=3), [{"acc": value} for value in values[:cut]])
+    assert _reasons(again, values[cut:]) == expected[cut:]
+
+
+def test_what_was_never_measured_is_named() -> None:
+    rules = _rules(_rule(patience=2), _rule("loss", below=1.0))
+    rules.hear({"loss": 2.0})
+    assert rules.unmeasured() == ["acc"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, r"needs above=, below= or patience=, as in pace.stop_when\('acc', patience=3\)"),
+        ({"patience": 0}, "patience must be >= 1, got 0"),
+        ({"above": math.nan}, "above must be finite, got nan"),
+        ({"patience": 1, "min_delta": -1.0}, "min_delta must be >= 0, got -1.0"),
+        ({"patience": 1, "mode": "up"}, "mode must be 'min' or 'max', got 'up'"),
+    ],
+)
+def test_a_rule_that_asks_for_nothing_or_for_nonsense_is_refused(
+    asked: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _rule(**asked)
+
+
+@pytest.mark.parametrize("name", ["loss", "val_loss", "word-error", "valid/perplexity", "MSE"])
+def test_of_losses_and_errors_less_is_better(name: str) -> None:
+    assert sign_of(name) == -1
+    assert sign_of(name, "max") == 1
+
+
+def test_of_anything_else_more_is_better() -> None:
+    assert [sign_of(name) for name in ("acc", "f1", "lossless", "bleu")] == [1] * 4
+    assert sign_of("bleu", "min") == -1
