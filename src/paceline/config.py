@@ -141,8 +141,8 @@ class RunSettings:
         "none", "Compile the model's training passes, in this mode of torch.compile."
     )
     channels_last: bool = _setting(False, "Weights of convolutions with their channels last.")
-    keep_memory: bool = _setting(
-        False, "Freed memory stays with a worker for its next step (Linux, CPU)."
+    keep_memory: Literal["auto", "always", "never"] = _setting(
+        "auto", "Freed memory stays with a worker for its next step; auto: on a CPU, with glibc."
     )
     fused_optimizer: bool = _setting(False, "The optimizer's step as one kernel, where it can be.")
     loader_workers: int | None = _setting(

@@ -32,6 +32,7 @@ class Context:
         delay, slow: the stragglers that were asked for, as given.
         fault: what is to go wrong, as given; in a worker's second life what is left of it.
         respawn: whether workers may join later.
+        is_own_process: whether this worker's process is there for it alone, begun by an engine.
         is_newcomer: whether this worker joins a run that is under way.
         fast: ``auto``: how to compute is found by measuring; the eight after it choose by hand.
     """
@@ -55,6 +56,7 @@ class Context:
     fault: tuple[str, ...] = ()
     is_newcomer: bool = False
     respawn: bool = False
+    is_own_process: bool = False
     epochs: int | None = None
     batch_size: int | None = None
     mini_batch_size: int | None = None
@@ -68,7 +70,7 @@ class Context:
     precision: str | None = None
     compile: str = "none"
     channels_last: bool = False
-    keep_memory: bool = False
+    keep_memory: str = "auto"
     fused_optimizer: bool = False
     loader_workers: int | None = None
     copies_ahead: bool = False

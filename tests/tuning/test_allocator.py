@@ -4,18 +4,20 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.context import Context
 from paceline.errors import ConfigError
 from paceline.speed import Speed
 from paceline.tuning import allocator, trial
 from paceline.tuning.allocator import kept_process
 from paceline.tuning.candidate import Objects
 from paceline.tuning.candidates import KeptMemory
+from paceline.tuning.fast import given_by_hand
 from subjects import subject
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -92,5 +94,46 @@ def test_without_such_a_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(allocator, "_library", lambda: None)
     assert KeptMemory().options(subject(), Speed()) == ()
     one = subject().objects
-    with pytest.raises(ConfigError, match="--keep-memory is a setting of glibc"):
+    with pytest.raises(ConfigError, match="--keep-memory always is a setting of glibc"):
         KeptMemory().apply(Objects(model=one.model, optimizer=one.optimizer, sizes=one.sizes), True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_own", "device", "kept"),
+    [
+        ("auto", True, "cpu", True),
+        ("auto", False, "cpu", False),  # the user's process: plain python, a notebook
+        ("auto", True, "cuda", False),
+        ("never", True, "cpu", False),
+        ("always", False, "cpu", True),
+    ],
+)
+def test_a_workers_own_process_keeps_memory_unless_it_is_told_otherwise(
+    asked: str, is_own: bool, device: str, kept: bool
+) -> None:
+    context = Context(keep_memory=asked, is_own_process=is_own)
+    assert given_by_hand(context, subject(device=torch.device(device))).keep_memory is kept
+
+
+def test_a_worker_keeps_nothing_where_the_user_set_up_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
+    assert not given_by_hand(Context(is_own_process=True), subject()).keep_memory
+
+
+@pytest.mark.parametrize(("flag", "said"), [("", "True"), ("--keep-memory never ", "False")])
+def test_a_launched_worker_keeps_memory(
+    flag: str, said: str, say: Callable[[str], tuple[int, str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch, paceline\n"
+        "from paceline.tuning.allocator import is_kept\n"
+        "pace = paceline.connect()\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "pace.print('memory is kept:', is_kept())\n"
+    )
+    code, out, err = say(f"launch --workers 2 --device cpu {flag}train.py")
+    assert code == 0, err
+    assert f"memory is kept: {said}" in out

@@ -5,7 +5,7 @@ gives back what lies free at the end of its heap. The next step asks for the sam
 the kernel fills page after page with zeros: of ResNet-18 with 256 images on a CPU, 600,000 pages a
 step, a third of its time (results/fast.md). Kept, they are asked for once; the process then stays
 as large as its largest step. It is a setting of the whole process, and is left alone where the user
-made it.
+made it; a process that an engine begins for a worker has it unless it is told otherwise.
 
 Source: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; PyTorch's Performance Tuning Guide, which has a
 library preloaded for it.
@@ -54,7 +54,9 @@ def keep(is_kept: bool) -> None:
     """
     library = _library()
     if library is None:
-        raise ConfigError("--keep-memory is a setting of glibc, which is not here; leave it out")
+        raise ConfigError(
+            "--keep-memory always is a setting of glibc, which is not here; leave it out"
+        )
     if is_kept:
         library.mallopt(_MMAP_MAX, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
@@ -77,6 +79,11 @@ def _library() -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(None)
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+
+
+def may_keep() -> bool:
+    """Whether the C library has such a setting, and the user has not made it."""
+    return is_there() and not is_tuned()
 
 
 def is_tuned() -> bool:

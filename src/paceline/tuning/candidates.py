@@ -63,8 +63,8 @@ class KeptMemory(Candidate):
     keeps_bits = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
-        is_possible = allocator.is_there() and not allocator.is_tuned()
-        return (True,) if subject.is_on_cpu and not speed.keep_memory and is_possible else ()
+        is_possible = subject.is_on_cpu and allocator.may_keep()
+        return (True,) if is_possible and not speed.keep_memory else ()
 
     def apply(self, objects: Objects, value: Value) -> None:
         if value:

@@ -19,6 +19,7 @@ from ..data.feed import apply, move
 from ..errors import ConfigError, FileError
 from ..speed import Outcome, Speed
 from ..system.processors import num_cores
+from . import allocator
 from .candidate import Feed, TrialSubject, host_batch, num_samples_of
 from .candidates import CANDIDATES
 from .remembered import folder, key_of, remembered
@@ -57,7 +58,7 @@ def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fas
     Raises:
         ConfigError: what was chosen by hand cannot be had; or a trial cannot make a step.
     """
-    given = given_by_hand(context)
+    given = given_by_hand(context, subject)
     notes: tuple[str, ...] = ()
     could_try: tuple[str, ...] = ()
     if fast == "auto":
@@ -76,12 +77,17 @@ def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fas
     return Settled(speed=given, notes=notes, could_try=could_try)
 
 
-def given_by_hand(context: Context) -> Speed:
-    """The speed that the settings name; ``--precision auto`` begins with fp32."""
+def given_by_hand(context: Context, subject: TrialSubject) -> Speed:
+    """The speed that the settings name; ``--precision auto`` begins with fp32.
+
+    A process that an engine has begun for a worker keeps the memory that a step frees, as torch's
+    allocator for CUDA does: asking the kernel for it again takes another time in every run.
+    """
     precision = context.precision
+    may_keep = context.is_own_process and subject.is_on_cpu and allocator.may_keep()
     return Speed(
         threads=context.threads or 0,
-        keep_memory=context.keep_memory,
+        keep_memory={"always": True, "never": False}.get(context.keep_memory, may_keep),
         optimizer="fused" if context.fused_optimizer else Speed().optimizer,
         channels_last=context.channels_last,
         compile=context.compile,

@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -72,7 +73,7 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     os.environ.update(spec.environment)
     sys.path += [entry for entry in spec.search_path if entry not in sys.path]
     torch.set_num_threads(spec.threads)
-    context = Context.read(spec.context)
+    context = replace(Context.read(spec.context), is_own_process=True)
     module, _, name = spec.exchange.partition(":")
     make: MakeExchange = getattr(importlib.import_module(module), name)
     exchange = make(channel, descriptors[3:], spec, context)
