@@ -85,10 +85,17 @@ class RunState:
         self.began_s = 0.0
         """When its first epoch opened."""
         self.ending = ""
+        self.owes_stop = False
+        """Whether the run ends where the mini-batches at work have made all their steps."""
         self.patience = Patience(settings.stall_after)
         self.happened: list[str] = []
         """Faults that were ordered and have come."""
         self.by_peers = False
+        self.steps_apart = False
+        """Whether each of several optimizers makes an update of all workers by itself."""
+        self.is_mid_batch = False
+        """Whether the newest version is that of a step after which others of its batch come: who
+        went on from here would do the batch again, and the step a second time."""
         self.needs_store = False
         """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch
@@ -182,6 +189,9 @@ class RunState:
         )  # fmt: skip
         self.coordinator = Coordinator(protocol, ledger)
         self.protocol = protocol
+        self.steps_apart = (
+            first.num_optimizers > 1 and protocol.is_spmd and protocol.update_rule == "optimizer"
+        )
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
         self.dispatch.begin(first.arena_bytes, plan.samples_per_update, protocol.staleness)
         if self.resumption is not None:
@@ -235,7 +245,7 @@ class RunState:
         self, ticket: Ticket, told: Told, clocks: Clocks, at_s: float
     ) -> tuple[Pushed, list[Order]]:
         """A member pushed: count, trace, ask the coordinator."""
-        num_samples, loss, fault, weight, kept, unused = told
+        num_samples, loss, fault, weight, kept, unused, _ = told
         weighs_otherwise = None if weight == num_samples > 0 else weight
         fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
         self.roster[ticket.member].count(num_samples, clocks)
@@ -281,6 +291,8 @@ class RunState:
         self.dispatch.carry_out(orders, cause, payload)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"
+            self.owes_stop = True
+        if self.owes_stop and not self.is_mid_batch:
             self.send_stop()  # members hear of one end, not of two
         for order in orders:
             if isinstance(order, EpochEnd) and not self.ending:
@@ -293,7 +305,7 @@ class RunState:
 
     def send_stop(self) -> None:
         """End what is in flight; members are told that the run is over when its end is kept."""
-        self.is_open = False
+        self.is_open = self.owes_stop = False
         self.trace.stopped(self.now_s())
         self.coordinator.stop(self.now_s())
         self.dispatch.call_off(self.live)

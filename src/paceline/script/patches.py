@@ -14,8 +14,8 @@ import threading
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,39 +24,63 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import ConfigError
+from ..store.joint import parameters_of
 
 State = dict[Tensor, dict[str, Any]]
 
 
-_HINTS = {
-    ("loader", True): "; loaders for evaluation stay as they are: pace.evaluate(fn, loader)",
-    ("optimizer", True): "; a second optimizer cannot be carried, as a GAN has two: alternate them "
-    "in two runs, or train both parts by one optimizer with parameter groups",
-}
+class Sorted(NamedTuple):
+    """What was given to ``prepare``, by kind."""
+
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+    loader: DataLoader[Any] | None
 
 
-def sort_out(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any] | None]:
-    """The one model, optimizer and loader among what was given to ``prepare``; a loop may have no
-    loader."""
-    kinds = {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
-    found: list[Any] = []
-    for label, kind in kinds.items():
-        mine = [one for one in objects if isinstance(one, kind)]
-        if not mine and kind is DataLoader:
-            mine = [None]
-        if len(mine) != 1:
-            hint = _HINTS.get((label, len(mine) > 1), "")
-            names = ", ".join(type(one).__name__ for one in mine) or "none"
-            raise ConfigError(f"prepare() needs one {label}, got {names}{hint}")
-        found.append(mine[0])
+def sort_out(objects: tuple[Any, ...]) -> Sorted:
+    """The models, optimizers and the loader among what was given to ``prepare``; a loop may have
+    no loader.
+
+    Raises:
+        ConfigError: a kind is missing, there is one too many, or two optimizers have a parameter.
+    """
+    models = [one for one in objects if isinstance(one, nn.Module)]
+    optimizers = [one for one in objects if isinstance(one, Optimizer)]
+    loaders = [one for one in objects if isinstance(one, DataLoader)]
+    for label, mine in (("model", models), ("optimizer", optimizers)):
+        if not mine:
+            raise ConfigError(f"prepare() needs a {label}, got none")
+        if len({*map(id, mine)}) < len(mine):
+            raise ConfigError(f"prepare() was given one {label} twice; give each once")
+    if len(loaders) > 1:
+        names = ", ".join(type(one).__name__ for one in loaders)
+        raise ConfigError(
+            f"prepare() needs one loader, got {names}; loaders for evaluation stay as they are: "
+            "pace.evaluate(fn, loader)"
+        )
     known = (nn.Module, Optimizer, DataLoader, LRScheduler, ReduceLROnPlateau)
     for one in objects:
         if not isinstance(one, known):
             raise ConfigError(
-                f"prepare() takes a model, an optimizer, a DataLoader and schedulers, "
+                f"prepare() takes models, optimizers, a DataLoader and schedulers, "
                 f"got {type(one).__name__}"
             )
-    return found[0], found[1], found[2]
+    _refuse_shared(models, optimizers)
+    return Sorted(models, optimizers, loaders[0] if loaders else None)
+
+
+def _refuse_shared(models: list[nn.Module], optimizers: list[Optimizer]) -> None:
+    """Raise ConfigError where two optimizers step one parameter."""
+    owners: dict[nn.Parameter, int] = {}
+    for number, optimizer in enumerate(optimizers):
+        for parameter in parameters_of(optimizer):
+            if owners.setdefault(parameter, number) == number:
+                continue
+            names = {one: name for model in models for name, one in model.named_parameters()}
+            raise ConfigError(
+                f"two optimizers step parameter {names.get(parameter, '?')!r}; give it to one of "
+                "them, and what it is to be stepped by twice to one optimizer as a group"
+            )
 
 
 def replace_step(optimizer: Optimizer, function: Callable[..., Any]) -> None:
@@ -149,7 +173,7 @@ class SharedState:
     ``optimizer.state_dict()`` in any member gives the whole state at one version.
 
     Args:
-        read: the state of the newest version.
+        read: the state of the newest version, of all optimizers' parameters.
         has_begun: whether the first epoch was opened: from then on nothing can be loaded.
     """
 
@@ -185,7 +209,10 @@ class SharedState:
             _refuse_group()
 
     def _newest(self) -> State:
-        return self._read() if self._loaded is None else self._loaded
+        if self._loaded is not None:
+            return self._loaded
+        state = self._read()
+        return {one: state[one] for one in parameters_of(self._optimizer) if one in state}
 
     def _whole_state(self) -> dict[str, Any]:
         self._optimizer.state = defaultdict(dict, self._newest())
@@ -205,6 +232,28 @@ class SharedState:
             self._loaded = dict(self._optimizer.state)
         finally:
             self._optimizer.state = self._held
+
+
+class SharedStates:
+    """The same of each of a script's optimizers; ``read`` gives the state of all of them."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        read: Callable[[], State],
+        has_begun: Callable[[], bool],
+    ) -> None:
+        self._each = [SharedState(one, read, has_begun) for one in optimizers]
+
+    def take_loaded(self) -> State | None:
+        """What was loaded since ``prepare``, by parameter; None: nothing."""
+        loaded = [one for state in self._each if (one := state.take_loaded()) is not None]
+        return {name: value for one in loaded for name, value in one.items()} if loaded else None
+
+    def check(self) -> None:
+        """See ``SharedState.check``."""
+        for one in self._each:
+            one.check()
 
 
 def _refuse_group(*_: Any, **__: Any) -> None:

@@ -182,8 +182,8 @@ class Pace:
         The objects stay the user's own, except for the loader; they come back in the same order.
 
         Args:
-            objects: one ``nn.Module``, one ``Optimizer``, one ``DataLoader`` over a map-style
-                data set, and any number of LR schedulers. Without a loader: see ``updates``.
+            objects: any number of each ``nn.Module``, ``Optimizer`` and LR scheduler, and one
+                ``DataLoader`` over a map-style data set. Without a loader: see ``updates``.
             batch: "global": the loader's batch size is what an update averages, shared by its
                 mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
             fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
@@ -470,18 +470,33 @@ class Pace:
         with self._exchange.once() as is_first:
             yield is_first
 
-    def save(self, name: str = "model.safetensors") -> Path:
+    def save(
+        self, name: str = "model.safetensors", *, model: torch.nn.Module | None = None
+    ) -> Path:
         """Save the model's parameters and buffers into the run's folder (main worker only).
 
         The file loads without Paceline: ``load_state_dict(safetensors.torch.load_file(path))``.
+
+        Args:
+            model: which of several; None: all, as ``nn.ModuleList`` names them (``0.weight``).
+
+        Raises:
+            ConfigError: it was not prepared.
         """
         from ..checkpoints.state import save_model
+
+        if model is not None and not any(model is one for one in self._prepared.models):
+            raise ConfigError(
+                f"pace.save(model=...) was given a {type(model).__name__} that prepare() was not"
+            )
 
         path = Path(self._context.run_dir or ".") / name
         if self.is_main:
             is_within = Path(name).name == name  # else it is a path of the user's own
             save_model(
-                self._prepared.model, path, self._context.run_identity if is_within else None
+                self._prepared.model if model is None else model,
+                path,
+                self._context.run_identity if is_within else None,
             )
         return path
 
