@@ -16,6 +16,7 @@ not know how an exchange carries anything, nor how batches come to the loop.
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -30,6 +31,7 @@ from ..events import Grant
 from ..exchange.base import Exchange, Superseded, Work, not_finite
 from ..exchange.through_store import StoreExchange
 from ..replica.replica import Hyper, hyper_of, refuse_hooks
+from ..replica.seeding import kept_random_state
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 from .patches import replace_step
@@ -309,7 +311,10 @@ class OptimizerStep:
             asked, num_samples=found.num_samples, weight=found.weight, kept=found.kept,
             unused=found.unused,
         )  # fmt: skip
-        if self._loop.push(work):
+        # Of members in one process each draws on where it was, in the rest of its block.
+        with kept_random_state() if work.kept else nullcontext():
+            is_done = self._loop.push(work)
+        if is_done:
             self._schedules.end_step([self._optimizers[part] for part in parts])
 
     def _begin_step(self, version: int, parts: Sequence[int], work: Work) -> None:
