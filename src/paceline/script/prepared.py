@@ -81,6 +81,8 @@ class Prepared:
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
         optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
+        self.steps_apart = len(self.optimizers) > 1 and (self._member is None or context.steps_apart)
+        """Whether each step of several optimizers is an update."""
         self.numbers = Numbers(context.parts) if loader is None else None
         if self.numbers is not None:
             loader, fast = numbered(self.numbers), ("none", None)
@@ -138,7 +140,7 @@ class Prepared:
                     place,
                     tell,
                     self._member.rhythm(number),
-                    is_apart=len(self.optimizers) > 1 and context.steps_apart,
+                    is_apart=self.steps_apart,
                 )
                 for number, one in enumerate(own)
             ],

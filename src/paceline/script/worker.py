@@ -215,7 +215,10 @@ class Pace:
         else:
             for line in prepared.settled.notes:
                 self.print(line)
-        self._updates = UpdateLoop(loader, prepared.numbers, exchange, self._context)
+        self._updates = UpdateLoop(
+            loader, prepared.numbers, exchange, self._context,
+            counts_blocks=prepared.steps_apart,
+        )  # fmt: skip
         self._keeper.add("updates", self._updates.remember, self._updates.go_on)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
@@ -244,6 +247,8 @@ class Pace:
 
     def updates(self, updates: int, loader: PreparedLoader | None = None) -> Iterator[Any]:
         """The loop of a script that counts updates: it ends everywhere at this version.
+
+        With several optimizers it counts blocks, also where each of their steps is a version.
 
         Over a loader it gives its mini-batches, pass after pass, the last one cut short. Without
         one it numbers the draws that the script makes by itself: each stands for one mini-batch,
