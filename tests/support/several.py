@@ -156,12 +156,17 @@ def _each_seeded(seed: int, version: int, parts: int) -> Iterator[int]:
         yield number
 
 
-def twin(case: str, seed: int, updates: int, workers: int) -> Results:
-    """The same in plain PyTorch: block v is of the numbers v K to v K + K - 1."""
+def twin(case: str, seed: int, updates: int, workers: int, *, is_at_once: bool = False) -> Results:
+    """The same in plain PyTorch: block v is of the numbers v K to v K + K - 1.
+
+    Args:
+        is_at_once: all optimizers of a block step at its end, on gradients of before.
+    """
     make, phases = CASES[case]
     parts = make()
     states: dict[int, Tensor] = {}
     for version in range(updates):
+        waiting: dict[Tensor, Tensor] = {}
         for place, (loss_of, steps) in enumerate(phases):
             for part in steps:
                 parts.optimizers[part].zero_grad()
@@ -175,8 +180,42 @@ def twin(case: str, seed: int, updates: int, workers: int) -> Results:
                     losses += 1
                 states[number] = torch.get_rng_state()
             for part in steps if losses else ():
-                parts.optimizers[part].step()
+                if is_at_once:
+                    waiting |= _gradients(parts.optimizers[part])
+                else:
+                    parts.optimizers[part].step()
+        if is_at_once:
+            for one, gradient in waiting.items():
+                one.grad = gradient
+            for optimizer in parts.optimizers:
+                optimizer.step()
     return gather(parts)
+
+
+def _gradients(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    held = (one for group in optimizer.param_groups for one in group["params"])
+    return {one: one.grad.clone() for one in held if one.grad is not None}
+
+
+def local_twin(
+    case: str, seed: int, updates: int, *, workers: int, num_steps: int
+) -> list[Results]:
+    """Of each worker: blocks of its own, whose parameters are averaged after so many."""
+    make, phases = CASES[case]
+    every = [make() for _ in range(workers)]
+    for update in range(updates):
+        for place, number in enumerate(_each_seeded(seed, update, workers * num_steps)):
+            block(every[place // num_steps], phases, number)
+        with torch.no_grad():
+            for shared in zip(*map(_parameters, every), strict=True):
+                mean = torch.stack(shared).mean(0)
+                for one in shared:
+                    one.copy_(mean)
+    return [gather(parts) for parts in every]
+
+
+def _parameters(parts: Parts) -> list[nn.Parameter]:
+    return [one for model in parts.models for one in model.parameters()]
 
 
 if __name__ == "__main__":

@@ -191,8 +191,8 @@ class SharedStore:
         number, present = seat + 1, self._present[seat + 1]
         is_changed = scale != 1.0 or factor != 1.0 or clip.has_value
         if is_changed or (seat < 0 and self._sums.are_wide):
-            factors = scale * factor, scale if seat < 0 else 1.0
-            self._sums.scale(2 * job + 1, number, factors, clip)
+            both = scale * factor, scale if seat < 0 else 1.0
+            self._sums.scale(2 * job + 1, number, both, clip)
             number = 0
         slot = self._slots[number]
         self.blocks[new].copy_(self.blocks[old])
