@@ -54,7 +54,7 @@ class Pushes:
                 self._stepped[member] = told.stepped
         if not any(type(order) in (Apply, Retire) for order in orders):
             return
-        self._run.is_mid_batch = protocol.is_spmd and told.steps_again
+        self._run.is_mid_batch = member in self._is_again and told.steps_again
         known = (*self._hypers, *self._is_again, *self._stepped)
         seat = {one: self._run.roster[one].seat for one in known}
         for seen in (self._hypers, self._is_again):

@@ -170,7 +170,7 @@ class TrainingLoop:
             self._has_accumulated = self._gradients.are_there()
         if is_due:
             self._push_what_is_done()
-        elif self.holding.is_owed:
+        elif self.holding.is_owed and self._member.grant() is not None:  # else the run has ended
             self.push(Work())
 
     def _push_what_is_done(self) -> None:

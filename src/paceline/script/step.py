@@ -272,6 +272,8 @@ class OptimizerStep:
 
     def _step_with_others(self, member: StoreExchange, part: int, asked: Work) -> None:
         holding = self._loop.holding
+        if member.grant() is None and self._exchange.is_stopped:
+            return  # the run has ended between two steps of this block, before the first counted
         is_more = holding.is_finished
         num_steps = holding.stepped()
         if self._context.is_difference:
