@@ -40,6 +40,7 @@ class LocalGradients:
         optimizer: of several the joint one.
         precision: of forward passes, see `Amp`.
         is_local: whether the user's optimizer steps on this member's own gradients.
+        is_whole: whether a push is an update: of several optimizers each is clipped at once then.
 
     Attributes:
         device: where they lie.
@@ -57,12 +58,13 @@ class LocalGradients:
         precision: str | None,
         *,
         is_local: bool,
+        is_whole: bool = False,
     ) -> None:
         self._model = model
         self._optimizers = parts_of(optimizer)
         self._parameters = list(model.parameters())
         self.device = device
-        self._is_local = is_local
+        self._clips_here = is_local or (is_whole and len(self._optimizers) > 1)
         self.amp = Amp(optimizer, device, precision)
         self.scaling = Scaling(exchange, model, optimizer, is_local=is_local)
         self.edits: Edits | None = None
@@ -182,7 +184,7 @@ class LocalGradients:
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
-        if self._is_local:
+        if self._clips_here:
             self._unscale()
             return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
         if float(norm_type) != 2.0:
@@ -196,7 +198,7 @@ class LocalGradients:
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """See ``Pace.clip_grad_value_``."""
-        if self._is_local:
+        if self._clips_here:
             self._unscale()
             nn.utils.clip_grad_value_(parameters, clip_value)
             return

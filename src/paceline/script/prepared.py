@@ -4,7 +4,8 @@
     gradients    what lies in .grad between          schedules   learning rates
     settled      how this worker computes            leased      the user's loader, lease by lease
 
-The optimizer, the model and the schedulers stay the user's objects. This module must not know how
+The optimizer, the model and the schedulers stay the user's objects. Above 300 lines because all
+parts are made, joined and described in one place. This module must not know how
 an exchange carries anything.
 """
 
@@ -27,6 +28,7 @@ from ..data.numbers import Numbers, note, numbered
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
+from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, watch_forward
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
@@ -39,7 +41,7 @@ from ..tuning.fast import Settled, made_up_loss, settle
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
-from .patches import SharedStates, clone_state, note_batches, note_losses, sort_out
+from .patches import clone_state, note_batches, note_losses, sort_out
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
@@ -81,7 +83,9 @@ class Prepared:
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
         optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
-        self.steps_apart = len(self.optimizers) > 1 and (self._member is None or context.steps_apart)
+        self.steps_apart = len(self.optimizers) > 1 and (
+            self._member is None or context.steps_apart
+        )
         """Whether each step of several optimizers is an update."""
         self.numbers = Numbers(context.parts) if loader is None else None
         if self.numbers is not None:
@@ -105,7 +109,13 @@ class Prepared:
         leased.order = order  # it knows how many positions an epoch has
         precision = None if context.precision is None else speed.precision
         self.gradients = LocalGradients(
-            exchange, model, optimizer, device, precision, is_local=self._is_local
+            exchange,
+            model,
+            optimizer,
+            device,
+            precision,
+            is_local=self._is_local,
+            is_whole=not (context.averages or context.steps_apart),
         )
         self.loop = TrainingLoop(
             exchange, leased, self.gradients, speed, is_difference=context.is_difference
