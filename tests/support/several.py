@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ Results = dict[str, Tensor]
 
 def _mlp(*widths: int) -> nn.Module:
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).double()
 
@@ -52,7 +53,7 @@ class Parts:
 
 
 Phase = tuple[Callable[[Parts, int], Tensor | None], Sequence[int]]
-"""The loss of a mini-batch of this number, None: this phase is left out; and who steps behind it."""
+"""The loss of a mini-batch of this number (None: it is left out), and who steps behind it."""
 
 
 def _real() -> Tensor:

@@ -3,8 +3,9 @@
     fact -> coordinator.hear -> orders -> trace -> dispatch -> engine
 
 What messages lead to facts is said elsewhere: pushes in ``pushes.py``, epochs in ``epochs.py``,
-rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``. This
-module must not know messages, processes or terminals.
+rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``. Above
+300 lines because what follows from an order passes through all of it. This module must not know
+messages, processes or terminals.
 """
 
 import secrets
@@ -53,10 +54,15 @@ class RunState:
         has_opened: whether one has been, since this run began or went on.
         has_said_goodbye: whether the scripts were let go to their ends, all epochs being over.
         ending: why the run ends; empty while it goes on.
+        steps_apart: whether each of several optimizers makes an update of all workers by itself.
+        is_mid_batch: whether the newest version is that of a step after which others of its batch
+            come: who went on from here would do the batch again, and that step a second time.
+        owes_stop: whether the run ends as soon as the batches at work have made all their steps.
     """
 
     coordinator: Coordinator
     plan: Plan
+    steps_apart = is_mid_batch = owes_stop = False
     watch: ProgressMeter
     at_orders: Callable[[list[Order]], None]
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
@@ -85,17 +91,10 @@ class RunState:
         self.began_s = 0.0
         """When its first epoch opened."""
         self.ending = ""
-        self.owes_stop = False
-        """Whether the run ends where the mini-batches at work have made all their steps."""
         self.patience = Patience(settings.stall_after)
         self.happened: list[str] = []
         """Faults that were ordered and have come."""
         self.by_peers = False
-        self.steps_apart = False
-        """Whether each of several optimizers makes an update of all workers by itself."""
-        self.is_mid_batch = False
-        """Whether the newest version is that of a step after which others of its batch come: who
-        went on from here would do the batch again, and the step a second time."""
         self.needs_store = False
         """Whether the script does what peers cannot by themselves, as accumulating gradients."""
         self.script_epoch = 0 if resumption is None else resumption.epoch

@@ -8,8 +8,8 @@ an update which Paceline skipped (``--nonfinite skip``, an overflow under ``pace
 counted, where it is taken once an update. What goes on between several members stands in
 ``shared_schedule.py``. The scheduler object stays the user's own: ``step`` is replaced on it, and
 ``state_dict``, so that it gives what plain PyTorch gives. Above 300 lines because the contract, its
-plain member and the list that a loop speaks to are read together. This module must not know exchanges, the
-store or who executes.
+plain member and the list that a loop speaks to are read together. This module must not know
+exchanges, the store or who executes.
 """
 
 import abc

@@ -169,7 +169,7 @@ class TwinPart:
             group["fused"] = len(has_momentum) < 2
 
     def step(self, factor: float) -> None:
-        """A step on ``factor`` times the gradients, which stay as they are for who does it again."""
+        """A step on ``factor`` times the gradients; who does it again finds them as they were."""
         for parameter in parameters_of(self.twin) if factor != 1.0 else ():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad * factor
