@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import several
 from meanwhile import stopped_at
 from paceline.context import Context
+from paceline.errors import ConfigError, WorkerError
 from paceline.exchange.solo import SoloExchange
 from paceline.script.worker import Pace
 from reference import differ
@@ -123,3 +125,59 @@ def test_a_death_in_step_begins_again_where_all_were_in_step(tmp_path: Path) -> 
     )  # fmt: skip
     assert differ(found[0], several.twin("gan", 5, 30, 2)) < CLOSE
     assert run.used() == [Counter(range(60))]
+
+
+def test_a_death_in_step_ends_a_run_that_nobody_begins_again(tmp_path: Path) -> None:
+    with pytest.raises(
+        WorkerError, match=r"of several optimizers is an update of all workers, and"
+    ):
+        _run(
+            tmp_path,
+            "gan",
+            30,
+            slow_s=0.02,
+            protocol="full-sync",
+            fault=("kill worker 1 at update 9",),
+        )
+
+
+def test_workers_in_step_step_the_same_optimizers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workers 0 and 1 stepped different optimizers"):
+        _run(tmp_path, "by turns", 4, protocol="full-sync", path="store")
+
+
+def test_one_of_several_models_is_saved_by_itself(tmp_path: Path) -> None:
+    pace = Pace(SoloExchange(), Context(run_dir=str(tmp_path)))
+    parts = several.Parts.of_gan()
+    pace.prepare(*parts.models, *parts.optimizers)
+    one, every = pace.save("one.safetensors", model=parts.models[1]), pace.save()
+    assert load_file(one).keys() == parts.models[1].state_dict().keys()
+    names = {f"{i}.{name}" for i, model in enumerate(parts.models) for name in model.state_dict()}
+    assert load_file(every).keys() == names
+    with pytest.raises(ConfigError, match=r"was given a Linear that prepare\(\) was not"):
+        pace.save(model=torch.nn.Linear(1, 1))
+
+
+def test_state_that_was_loaded_is_the_owners(tmp_path: Path) -> None:
+    """Before the first epoch, of one optimizer of two."""
+    _, found = _run(tmp_path, "loading", 3, engine="inline", protocol="full-sync")
+    assert float(found[0]["0:0.step"]) == 103.0
+    assert "1:0.momentum_buffer" in found[0]
+
+
+def test_steps_outside_a_block_are_refused_where_a_block_is_one_update(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="call their step\\(\\) inside"):
+        _run(tmp_path, "outside", 3, engine="inline", protocol="k-sync:1")
+
+
+def test_blocks_are_counted_where_each_step_is_a_version() -> None:
+    pace = Pace(SoloExchange(), Context(seed=5))
+    parts = several.Parts.of_gan()
+    pace.prepare(*parts.models, *parts.optimizers)
+    versions = []
+    for blocks in (4, 4, 8):
+        for number in pace.updates(blocks):
+            with pace.step():
+                several.block(parts, several.CASES["gan"][1], number)
+        versions.append(pace.version)
+    assert versions == [8, 8, 16]

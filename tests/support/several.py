@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -104,6 +105,10 @@ CASES: dict[str, tuple[Callable[[], Parts], Sequence[Phase]]] = {
 }
 
 
+ODD = ("by turns", "loading", "outside")
+"""The GAN, with something that is not as in others."""
+
+
 def block(parts: Parts, phases: Sequence[Phase], number: int) -> None:
     """What a script does in its block."""
     for loss_of, steps in phases:
@@ -134,17 +139,35 @@ def gather(parts: Parts) -> Results:
 def train(
     pace: Any, case: str, updates: int, folder: Path | None = None, slow_s: float = 0.0
 ) -> Results:
-    make, phases = CASES[case]
+    make, phases = CASES["gan" if case in ODD else case]
     parts = make()
     pace.prepare(*parts.models, *parts.optimizers)
+    if case == "loading":
+        _load(parts.optimizers[0])
+    if case == "by turns" and pace.worker:
+        phases = phases[::-1]
     for turn, number in enumerate(pace.updates(updates)):
-        with pace.step():
+        with nullcontext() if case == "outside" else pace.step():
             time.sleep(slow_s)
             # In step the loop's own index is that of the update, in all workers.
             block(parts, phases, turn if case == "wgan" else number)
         if folder is not None and turn == 5:
             (folder / "is-there").touch()
     return gather(parts)
+
+
+def _load(optimizer: Optimizer) -> None:
+    """A state as after 100 steps."""
+    state = optimizer.state_dict()
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    state["state"] = {
+        number: {"step": torch.tensor(100.0), **{key: torch.zeros_like(one) for key in _MOMENTS}}
+        for number, one in enumerate(held)
+    }
+    optimizer.load_state_dict(state)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def _each_seeded(seed: int, version: int, parts: int) -> Iterator[int]:

@@ -309,7 +309,8 @@ class Prepared:
     def note_batch(self, dataset: object) -> None:
         """A loader gave a batch of this; inside the loop and with gradients, it trains."""
         is_in_loop = self.loop.is_iterating and not self.loop.num_nested and torch.is_grad_enabled()
-        if not is_in_loop or not self.model.training or isinstance(dataset, SeededData):
+        is_training = any(one.training for one in self.models)
+        if not is_in_loop or not is_training or isinstance(dataset, SeededData):
             return
         assert self._member is not None
         number = f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no known size"
