@@ -65,6 +65,8 @@ class Departures:
         one = run.roster[member]
         one.is_done, one.is_over, one.end = True, True, "its script ended"
         if run.is_open and not run.ending and not run.by_peers:
+            if run.steps_apart:
+                raise self._lost_in_step(one)
             run.observer.note(
                 f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
                 "others go on without it"
