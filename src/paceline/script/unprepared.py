@@ -120,8 +120,8 @@ class Strays:
             if one.shape != before.shape or not torch.equal(one, before):
                 raise ConfigError(
                     f"a parameter of shape {tuple(one.shape)} is trained by hand and was not "
-                    "prepared: it would become another in each worker; put its network and the "
-                    "prepared one into one module, and its parameters into the optimizer"
+                    "prepared: it would become another in each worker; prepare its network, and an "
+                    "optimizer that steps it, in the same call as the others"
                 )
 
 
