@@ -81,6 +81,11 @@ class Context:
     source: str = "the script's own"
     notes: tuple[str, ...] = ()
 
+    @property
+    def steps_apart(self) -> bool:
+        """Whether each ``step()`` of one of several optimizers is an update of all workers."""
+        return self.is_spmd and not self.is_difference
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "Context":
         names = {one.name for one in fields(cls)}

@@ -3,9 +3,9 @@
 import pytest
 
 from paceline.core.jobs import Jobs, Payload, makes_border
-from paceline.errors import ProtocolError
+from paceline.errors import ConfigError, ProtocolError
 from paceline.events import Apply, EpochEnd, Pushed, Ticket
-from paceline.store.clip import UNCLIPPED
+from paceline.store.clip import UNCLIPPED, Clip
 from paceline.wire.messages import FOUND_INF, Add, Copy, Finish, Job, Skip
 
 
@@ -22,9 +22,18 @@ class Played:
             samples_per_update=8,
         )
 
-    def push(self, member: int, orders: list[Apply | EpochEnd], fault: int = 0) -> None:
+    def push(
+        self,
+        member: int,
+        orders: list[Apply | EpochEnd],
+        fault: int = 0,
+        *,
+        stepped: int = 0,
+        clip: Clip = UNCLIPPED,
+        steps_again: bool = False,
+    ) -> None:
         pushed = Pushed(Ticket(member, 0, 0), 4, 1.0, True, 0.0)
-        self.jobs.settle(orders, pushed, Payload(fault, UNCLIPPED))
+        self.jobs.settle(orders, pushed, Payload(fault, clip, stepped, steps_again))
 
 
 BOTH = Apply((Ticket(5, 0, 0), Ticket(6, 0, 0)), (0.5, 0.5))
@@ -80,3 +89,30 @@ def test_a_copy_waits_for_a_border_inside_an_epoch() -> None:
     assert not makes_border([alone, EpochEnd(0, 0.0)])
     played.push(5, [alone])
     assert played.sent[-1] == (5, Copy(2, 3))
+
+
+def test_between_two_steps_on_a_batch_is_no_border() -> None:
+    played = Played()
+    played.jobs.ask_copy(3)
+    alone = Apply((Ticket(5, 0, 0),), (1.0,))
+    played.push(5, [alone], steps_again=True)
+    assert not any(isinstance(job, Copy) for _, job in played.sent)
+    played.push(5, [alone])
+    assert played.sent[-1] == (5, Copy(3, 3))
+
+
+def test_the_mean_of_each_optimizer_is_of_the_pushes_that_stepped_it() -> None:
+    played = Played()
+    played.push(5, [], stepped=0b11)
+    played.push(6, [BOTH], stepped=0b10)
+    assert played.sent[-1] == (6, Finish(3, 1, -1, 1.0, UNCLIPPED, (2.0, 1.0)))
+    played.push(5, [], stepped=0b11)
+    played.push(6, [BOTH], stepped=0b11)
+    assert played.sent[-1] == (6, Finish(6, 2, -1, 1.0, UNCLIPPED))
+
+
+def test_steps_of_different_optimizers_are_not_clipped_together() -> None:
+    played = Played()
+    played.push(5, [], stepped=0b11, clip=Clip(1.0))
+    with pytest.raises(ConfigError, match="steps of different optimizers, and it is clipped"):
+        played.push(6, [BOTH], stepped=0b10, clip=Clip(1.0))

@@ -108,3 +108,26 @@ def test_the_loop_without_a_loader_runs_under_any_protocol(
     said = capsys.readouterr().out
     assert "no loader: a batch is what a worker draws for one number" in said
     assert "updates           4, " in said
+
+
+def test_the_gan_runs_by_python(here: Path) -> None:
+    assert "epoch 1: what is made passes for real at 0." in run("07_gan.py", "--samples", "256")
+    assert (here / "generator.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("workers", "protocol", "says"),
+    [
+        ("2", "full-sync", "each step() is an update"),
+        ("2", "k-batch-async:2", "all its gradients are of one version"),
+        ("4", "local-sgd:2", "each steps on every worker by itself"),
+    ],
+)
+def test_the_gan_runs_under_any_protocol(
+    workers: str, protocol: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, words = str(EXAMPLES / "07_gan.py"), ("--samples", "512", "--epochs", "2")
+    launch("launch", "--workers", workers, "--protocol", protocol, script, *words)
+    said = capsys.readouterr().out
+    assert says in " ".join(said.split())
+    assert said.count("epoch 2: what is made passes for real at 0.") == 1

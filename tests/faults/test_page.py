@@ -30,6 +30,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "faults/test_collective.py",
         "test_inside_an_all_reduce_a_run_with_respawn_begins_again",
     ),
+    "it is killed under full-sync": (
+        "script/test_optimizers.py",
+        "test_a_death_in_step_begins_again_where_all_were_in_step",
+    ),
     "it is stopped": (
         "faults/test_live_faults.py",
         "test_a_stopped_worker_that_others_wait_for_is_given_up",

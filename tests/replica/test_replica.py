@@ -92,7 +92,7 @@ def test_what_no_exchange_carries_is_named() -> None:
     embedding = nn.Embedding(3, 2, sparse=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"module '' \(Embedding\) makes sparse"):
-        refuse_what_cannot_be_carried(embedding, optimizer)
+        refuse_what_cannot_be_carried(embedding, [optimizer])
     optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(ConfigError, match="SGD has step hooks"):
         refuse_hooks(optimizer)

@@ -69,15 +69,15 @@ def test_what_is_dropped_is_gone() -> None:
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_the_first_that_is_not_finite_is_named(value: float) -> None:
     model, gradients = made()
-    assert gradients.first_not_finite() is None
+    assert gradients.first_not_finite(0) is None
     model.bias.grad = torch.full((1,), value)
-    assert gradients.first_not_finite() == "bias"
+    assert gradients.first_not_finite(0) == "bias"
 
 
 def test_a_sum_that_overflows_is_no_gradient_that_does() -> None:
     model, gradients = made()
     model.weight.grad, model.bias.grad = torch.full((1, 1), 3e38), torch.full((1,), 3e38)
-    assert gradients.first_not_finite() is None
+    assert gradients.first_not_finite(0) is None
 
 
 def test_a_loss_is_one_number() -> None:
@@ -89,11 +89,12 @@ def test_a_loss_is_one_number() -> None:
 
 
 def test_a_precision_that_the_script_does_not_follow_is_refused() -> None:
-    amp = Amp(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), CPU, "bf16")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    amp = Amp(optimizer, CPU, "bf16")
     with pytest.raises(ConfigError, match="precision bf16 was asked for"):
-        amp.check()
+        amp.check(optimizer)
     amp.autocast(None)
-    amp.check()
+    amp.check(optimizer)
     with pytest.raises(ConfigError, match="autocast takes float16"):
         amp.autocast(torch.float64)
 
@@ -105,7 +106,7 @@ def test_what_a_scaler_left_on_the_optimizer_goes_with_the_push_or_into_the_grad
     optimizer.grad_scale = torch.tensor(4.0)  # type: ignore[attr-defined]
     optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
     work = Work(loss=8.0)
-    scaling.read(work)
+    scaling.read(work, optimizer)
     assert (work.inv_scale, work.found_inf, work.loss) == (0.25, True, 2.0)
     assert [float(one.grad) for one in model.parameters() if one.grad is not None] == [0.25, 0.5]
 

@@ -72,7 +72,7 @@ def skipping_loop(task: Task) -> State:
         ("no batches", "batch_size=None"),
         ("sparse", r"module 'table' \(Embedding\) makes sparse gradients"),
         ("lbfgs", "LBFGS calls the model several times"),
-        ("second optimizer", "needs one optimizer, got SGD, SGD"),
+        ("second optimizer", "two optimizers step parameter 'first.weight'"),
         ("closure", r"optimizer.step\(closure\)"),
     ],
 )

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.script.patches import SharedState, sort_out
+from paceline.replica.held_state import SharedState
+from paceline.script.patches import sort_out
 from paceline.script.unprepared import Strays, leaves_of
 
 
@@ -23,12 +24,17 @@ def objects() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
 
 def test_objects_are_found_in_any_order_and_each_once() -> None:
     model, optimizer, loader = objects()
-    assert sort_out((loader, model, optimizer)) == (model, optimizer, loader)
-    assert sort_out((model, optimizer)) == (model, optimizer, None)
+    assert sort_out((loader, model, optimizer)) == ([model], [optimizer], loader)
+    assert sort_out((model, optimizer)) == ([model], [optimizer], None)
     with pytest.raises(ConfigError, match="needs one loader, got DataLoader, DataLoader"):
         sort_out((model, optimizer, loader, loader))
-    with pytest.raises(ConfigError, match="needs one optimizer, got SGD, SGD; a second"):
+    with pytest.raises(ConfigError, match="was given one optimizer twice"):
         sort_out((model, optimizer, optimizer, loader))
+    with pytest.raises(ConfigError, match="needs a model, got none"):
+        sort_out((optimizer, loader))
+    other = torch.optim.Adam([model.bias])
+    with pytest.raises(ConfigError, match="two optimizers step parameter 'bias'"):
+        sort_out((model, optimizer, other, loader))
     with pytest.raises(ConfigError, match="got dict"):
         sort_out((model, optimizer, loader, {}))
 

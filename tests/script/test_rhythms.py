@@ -39,7 +39,7 @@ class Member:
         )
         self.num_told = 0
         self.schedules = Schedules(
-            [one], self.optimizer, place, self.tell, is_alone=False, skips=True
+            [one], [self.optimizer], place, self.tell, is_alone=False, skips=True
         )
         self.schedules.open()
         self.schedules.opened()

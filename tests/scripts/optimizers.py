@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 
-from .base import Record, Script, everywhere, several
+from .base import Record, Refusal, Script, everywhere, loose, pushed, several
 from .usual import loss_of, network, one_epoch, points
 
 
@@ -256,6 +256,114 @@ def two_optimizers(record: Record) -> None:
                 first.step()
                 second.step()
                 model.zero_grad()
+    record.state(model, first)
+    record.state(model, second)
+
+
+def two_clips_and_schedules(record: Record) -> None:
+    """Two optimizers, each clipped by its own norm and with a scheduler of its own."""
+    pace = paceline.connect()
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.3), SGD(model[-1].parameters(), lr=0.1)
+    falling = torch.optim.lr_scheduler.ExponentialLR(first, 0.8)
+    waving = torch.optim.lr_scheduler.StepLR(second, 2, 0.5)
+    loader = DataLoader(points(), batch_size=8)
+    prepared = pace.prepare(model, first, second, loader, falling, waving)
+    model, first, second, loader, falling, waving = prepared
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                first.zero_grad()
+                second.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                pace.clip_grad_norm_(model[0].parameters(), 0.02)
+                pace.clip_grad_norm_(model[-1].parameters(), 0.05)
+                first.step()
+                second.step()
+        falling.step()
+        waving.step()
+    record.fact(rates=[one.param_groups[0]["lr"] for one in (first, second)])
+    record.state(model)
+
+
+def two_rhythms(record: Record) -> None:
+    """One optimizer steps on every batch, the other on what two batches have accumulated."""
+    pace = paceline.connect()
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.3), SGD(model[-1].parameters(), lr=0.1)
+    loader = DataLoader(points(), batch_size=8)
+    model, first, second, loader = pace.prepare(model, first, second, loader)
+    for _ in pace.epochs(3):
+        for number, (inputs, targets) in enumerate(loader):
+            with pace.step():
+                first.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                first.step()
+                if number % 2:
+                    second.step()
+                    second.zero_grad()
+    record.state(model)
+
+
+def two_schedules_in_the_block(record: Record) -> None:
+    """Two optimizers, whose schedulers are stepped behind them in the block."""
+    pace = paceline.connect()
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.3), SGD(model[-1].parameters(), lr=0.1)
+    falling = torch.optim.lr_scheduler.ExponentialLR(first, 0.9)
+    waving = torch.optim.lr_scheduler.StepLR(second, 2, 0.5)
+    loader = DataLoader(points(), batch_size=8)
+    prepared = pace.prepare(model, first, second, loader, falling, waving)
+    model, first, second, loader, falling, waving = prepared
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                first.zero_grad()
+                second.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                first.step()
+                falling.step()
+                second.step()
+                waving.step()
+    record.state(model)
+
+
+def two_rates_by_hand(record: Record) -> None:
+    """Two optimizers, one of whose rates is lowered in the block, behind its step."""
+    pace = paceline.connect()
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.3), SGD(model[-1].parameters(), lr=0.1)
+    loader = DataLoader(points(), batch_size=8)
+    model, first, second, loader = pace.prepare(model, first, second, loader)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                first.zero_grad()
+                second.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                first.step()
+                first.param_groups[0]["lr"] *= 0.95
+                second.step()
+    record.state(model)
+
+
+def two_scaled(record: Record) -> None:
+    """Two optimizers that a GradScaler steps."""
+    pace = paceline.connect()
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.3), SGD(model[-1].parameters(), lr=0.1)
+    loader = DataLoader(points(), batch_size=8)
+    model, first, second, loader = pace.prepare(model, first, second, loader)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                first.zero_grad()
+                second.zero_grad()
+                scaler.scale(loss_of(model(inputs), targets)).backward()
+                scaler.step(first)
+                scaler.step(second)
+                scaler.update()
     record.state(model)
 
 
@@ -276,7 +384,8 @@ def gan(record: Record) -> None:
                 making.zero_grad()
                 (-judge(made).mean()).backward()
                 making.step()
-    record.state(maker)
+    record.state(maker, making)
+    record.state(judge, judging)
 
 
 def unprepared_optimizer(record: Record) -> None:
@@ -313,8 +422,6 @@ def sparse_embedding(record: Record) -> None:
     record.state(model, optimizer)
 
 
-SECOND = r"second optimizer|one optimizer|one model"
-
 SCRIPTS = (
     Script(sgd),
     Script(nesterov),
@@ -339,8 +446,17 @@ SCRIPTS = (
     Script(step_hook, refused=several("hook", is_sure=False)),
     Script(lbfgs, refused=everywhere("LBFGS", is_early=True)),
     Script(closure, refused=everywhere(r"step\(closure\)", is_early=True)),
-    Script(two_optimizers, refused=everywhere(SECOND, is_early=True)),
-    Script(gan, refused=everywhere(SECOND, is_early=True)),
+    Script(two_optimizers),
+    Script(
+        two_clips_and_schedules, refused={"k-batch-async:2, 2": Refusal("clipped once, as a whole")}
+    ),
+    Script(two_rhythms),
+    Script(two_schedules_in_the_block),
+    Script(
+        two_rates_by_hand, refused=loose("was changed in the block after its step", is_sure=True)
+    ),
+    Script(two_scaled, refused=pushed("GradScaler steps one of several optimizers")),
+    Script(gan, falls=False),
     Script(unprepared_optimizer, refused=several("not prepared")),
     Script(sparse_embedding, refused=everywhere("sparse", is_early=True)),
 )

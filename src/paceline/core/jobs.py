@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import ProtocolError
+from ..errors import ConfigError, ProtocolError
 from ..events import Apply, Discard, EpochEnd, Fact, Grant, Late, Order, Pushed, Ticket
 from ..protocols.staleness import WHOLE, StalenessRule
 from ..store.clip import UNCLIPPED, Clip, clip_conflict
@@ -24,10 +24,17 @@ _WEIGHT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What came with a push beside the fact."""
+    """What came with a push beside the fact.
+
+    Attributes:
+        stepped: see ``Told``.
+        steps_again: the same: at the version that it makes no checkpoint can be taken.
+    """
 
     fault: int
     clip: Clip
+    stepped: int = 0
+    steps_again: bool = False
 
 
 class Jobs:
@@ -59,6 +66,7 @@ class Jobs:
         self._version = 0
         self._summed: dict[Ticket, float] = {}
         self._scales: list[float] = []  # of those, in the same order
+        self._stepped: list[int] = []  # the same: which of several optimizers each is a step of
         self._faults = 0
         self._overflow_version = NO_OVERFLOW
         self._clip = UNCLIPPED
@@ -77,7 +85,8 @@ class Jobs:
         for order in orders:
             if type(order) is Apply:
                 self._apply(order, pushed)
-        self._give_copy(orders, pushed)
+        if payload is None or not payload.steps_again:
+            self._give_copy(orders, pushed)
         for order in orders:
             if type(order) is Grant:
                 self._idle.discard(order.ticket.member)
@@ -133,8 +142,12 @@ class Jobs:
 
     def forget(self) -> None:
         """Drop what is summed but not applied: the run stops."""
+        self._clear()
+
+    def _clear(self) -> None:
         self._summed.clear()
         self._scales.clear()
+        self._stepped.clear()
 
     def jump(self, version: int) -> None:
         """The members made updates among themselves up to ``version``."""
@@ -154,6 +167,7 @@ class Jobs:
             raise clip_conflict(seats[0], self._clip, seats[1], payload.clip)
         self._summed[pushed.ticket] = pushed.share
         self._scales.append(self._rule.scale(self._version - pushed.ticket.version))
+        self._stepped.append(payload.stepped)
         if not is_alone and not payload.fault:
             weight = pushed.share / self._target
             seat = self._seats[pushed.ticket.member]
@@ -171,14 +185,38 @@ class Jobs:
         is_alone = pushed is not None and order.tickets == (pushed.ticket,)
         member = pushed.ticket.member if pushed is not None else self._heir()
         scale = self._scales[0] if is_alone else self._target / total
-        self._summed.clear()
-        self._scales.clear()
+        factors = self._factors(total)
+        self._clear()
         self._version += 1
         if self._faults:
             self._give(member, Skip(self._next(), self._version, self._overflow_version))
         else:
             seat = self._seats[member] if is_alone else -1
-            self._give(member, Finish(self._next(), self._version, seat, scale, self._clip))
+            update = self._version, seat, scale, self._clip, factors
+            self._give(member, Finish(self._next(), *update))
+
+    def _factors(self, total: float) -> tuple[float, ...]:
+        """What makes the mean of all pushes that of those which are a step of each optimizer.
+
+        Raises:
+            ConfigError: they are not all a step of the same ones, and their mean is clipped.
+        """
+        if len(set(self._stepped)) < 2:
+            return ()
+        if self._clip != UNCLIPPED:
+            raise ConfigError(
+                "pushes of one update are steps of different optimizers, and it is clipped as a "
+                "whole: step all optimizers in every block, or use full-sync, where each step is "
+                "an update of its own"
+            )
+        every, factors = 0, []
+        for one in self._stepped:
+            every |= one
+        for bit in range(every.bit_length()):
+            pairs = zip(self._summed.values(), self._stepped, strict=True)
+            share = sum(share for share, one in pairs if one >> bit & 1)
+            factors.append(total / share if share else 1.0)
+        return tuple(factors)
 
     def _check_weights(self, order: Apply, total: float) -> None:
         """Whether what was summed is what was decided."""

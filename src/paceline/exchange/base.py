@@ -72,6 +72,8 @@ class Work:
     inv_scale: float = 1.0
     clip: Clip = UNCLIPPED
     """Of the averaged gradient."""
+    stepped: int = 0
+    """Which of several optimizers it is a step of, a bit each; 0: there is only one."""
 
 
 @dataclass(slots=True)

@@ -124,7 +124,10 @@ class JobQueue:
             scale *= self._scale(2 * job.job + 1, seat)
         if seat == self._seat:
             self.used_in = job.version
-        self._store.finish(job.job, self._updaters, groups, seat=seat, scale=scale, clip=job.clip)
+        self._store.finish(
+            job.job, self._updaters, groups, seat=seat, scale=scale, clip=job.clip,
+            factors=job.factors,
+        )  # fmt: skip
 
     def _scale(self, number: int, seat: int) -> float:
         """What distance leaves of a push; of a dead member's nothing that is not known already."""

@@ -185,7 +185,9 @@ class StoreExchange(Exchange):
         if work.weight:
             fault = own.copy.fill(work, own.step)
             hyper = own.settings()
-        told = said.Told(work.num_samples, work.loss, fault, work.weight, work.kept, work.unused)
+        told = said.Told(
+            work.num_samples, work.loss, fault, work.weight, work.kept, work.unused, work.stepped
+        )
         clocks = said.Clocks(clock.compute_s, clock.wait_s, clock.push_s, clock.add_s)
         own.jobs.used_in = -1
         if not own.is_dropped():

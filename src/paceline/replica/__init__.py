@@ -2,6 +2,9 @@
 
     replica      parameters, buffers and gradients as flat memory
     held         whether the model still holds that memory, and nobody else changed it
+    held_state   the same of the state of its optimizers
+    set_aside    gradients of several optimizers that are not pushed together
+    clips        what the averaged gradient is to be clipped to
     layers       leaving a step between two of them, and what the plan says of them
     seeding      random state as a function of what is computed
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..store.joint import parameters_of
 from ..store.layout import Layout, bind, lay_out
 from ..store.optimizer_copy import has_hooks, state_rows
 from .held import HeldMemory
@@ -197,10 +198,15 @@ class Replica:
 
     def hyper(self) -> Hyper:
         """The values of the optimizer's groups: lr, momentum, ... (not the parameters)."""
-        return tuple(
-            tuple(value for key, value in group.items() if key != "params")
-            for group in self.optimizer.param_groups
-        )
+        return hyper_of(self.optimizer)
+
+
+def hyper_of(optimizer: Optimizer) -> Hyper:
+    """The values of its groups: lr, momentum, ... (not the parameters)."""
+    return tuple(
+        tuple(value for key, value in group.items() if key != "params")
+        for group in optimizer.param_groups
+    )
 
 
 def _register(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> Any:
@@ -240,9 +246,9 @@ def refuse_hooks(optimizer: Optimizer) -> None:
         )
 
 
-def refuse_what_cannot_be_carried(model: nn.Module, optimizer: Optimizer) -> None:
+def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Say by name what no exchange can carry, one worker's included: the script is for all."""
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise ConfigError(
             "LBFGS calls the model several times a step through a closure; that cannot be carried "
             "to several workers: use SGD, Adam or another first-order optimizer"
@@ -254,10 +260,9 @@ def refuse_what_cannot_be_carried(model: nn.Module, optimizer: Optimizer) -> Non
                 "be carried: build it with sparse=False"
             )
     known = set(model.parameters())
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in known:
-                raise ConfigError(
-                    f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that is "
-                    "not the model's; build it from model.parameters() after the model is final"
-                )
+    for parameter in (held for one in optimizers for held in parameters_of(one)):
+        if parameter not in known:
+            raise ConfigError(
+                f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that is "
+                "not the model's; build it from model.parameters() after the model is final"
+            )

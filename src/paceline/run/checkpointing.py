@@ -139,7 +139,9 @@ class Checkpointing:
 
     def at_orders(self, orders: list[Order]) -> None:
         """Through the store: the border has come with these orders, which are not sent yet."""
-        if self._draft is not None and not self._draft.files and makes_border(orders):
+        if self._draft is None or self._draft.files or self._run.is_mid_batch:
+            return
+        if makes_border(orders):
             self._capture(self._draft)
 
     def at_round(self, number: int) -> None:
@@ -165,6 +167,10 @@ class Checkpointing:
 
     def at_stop(self) -> None:
         """The run ends here: what was in flight has returned, and all members wait."""
+        if self._run.is_mid_batch:
+            self._drop()
+            self._lose("the run ended between two steps on one mini-batch")
+            return
         is_lost = self._lost_at == (self._run.coordinator.version, self._run.script_epoch)
         if not is_lost and (self._draft is None or not self._draft.is_last):
             self._snap(is_last=True)

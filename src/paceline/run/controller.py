@@ -202,6 +202,8 @@ class Controller:
         self._shutdown.stopped(run.now_s())
         if run.by_peers:
             run.dispatch.store.alarm()
+        elif run.is_open and run.is_mid_batch:
+            run.owes_stop = True
         elif run.is_open:
             run.send_stop()
         else:  # between epochs nobody is torn out of an evaluation: the answers go on

@@ -65,6 +65,8 @@ class Departures:
         one = run.roster[member]
         one.is_done, one.is_over, one.end = True, True, "its script ended"
         if run.is_open and not run.ending and not run.by_peers:
+            if run.steps_apart:
+                raise self._lost_in_step(one)
             run.observer.note(
                 f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
                 "others go on without it"
@@ -110,6 +112,8 @@ class Departures:
             self._note_end(member)
             raise self._lost(one)
         else:
+            if run.steps_apart:
+                raise self._lost_in_step(one)
             run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
             self._left_others(member)
 
@@ -155,6 +159,16 @@ class Departures:
             return words
         text = str(words or f"worker {one.seat} ended: {one.end}; see its log")
         return AllGone(text) if self._run.settings.respawn else WorkerError(text)
+
+    def _lost_in_step(self, one: RosterEntry) -> AllGone:
+        """Others would push steps of another optimizer into the update that it is missing from."""
+        self._note_end(one.number)
+        return AllGone(
+            f"worker {one.seat} ended: {one.end}; under {self._run.protocol} each step of one of "
+            "several optimizers is an update of all workers, and the others cannot take over the "
+            "rest of its steps on a mini-batch: --respawn goes on from the newest checkpoint; "
+            "--protocol k-sync:K, one update a block, goes on without it"
+        )
 
     def _refuse_to_go_on_without(self, one: RosterEntry) -> None:
         """Raise AllGone where it had begun an update and those who are left never joined."""

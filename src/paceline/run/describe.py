@@ -62,6 +62,7 @@ class Description:
     rounding: tuple[str, ...] = ()
     """What is in effect that rounds otherwise than plain code does."""
     samples: tuple[Likeness, ...] = ()
+    num_optimizers: int = 1
 
     @classmethod
     def read(cls, text: str) -> "Description":

@@ -5,7 +5,8 @@
 This module must not know epochs, rounds among peers, processes or tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from ..core.jobs import Payload
 from ..errors import ConfigError
@@ -23,6 +24,8 @@ class Pushes:
         self._hypers: dict[int, int] = {}
         self._is_again: dict[int, bool] = {}
         """Of those in step: whether what they pushed last is one more step on a batch."""
+        self._stepped: dict[int, int] = {}
+        """Of those in step: which of several optimizers they pushed a step of."""
         self._looked: int | None = None
         """A member that left the first epoch and had done nothing in it."""
 
@@ -34,7 +37,7 @@ class Pushes:
             self._refuse_a_look_of_one()
         if not any(type(order) in (Discard, Late) for order in orders):
             self._compare(member, hyper, told, orders)
-        run.carry_out(orders, fact, Payload(told.fault, clip))
+        run.carry_out(orders, fact, Payload(told.fault, clip, told.stepped, run.is_mid_batch))
 
     def _compare(self, member: int, hyper: int, told: Told, orders: Sequence[Order]) -> None:
         """All pushes of one update come with the same settings, and from the same step on a batch.
@@ -47,9 +50,13 @@ class Pushes:
         protocol = self._run.protocol
         if protocol.is_spmd and protocol.update_rule == "optimizer":
             self._is_again[member] = told.steps_again or told.is_owed
+            if told.weight:
+                self._stepped[member] = told.stepped
         if not any(type(order) in (Apply, Retire) for order in orders):
             return
-        seat = {one: self._run.roster[one].seat for one in (*self._hypers, *self._is_again)}
+        self._run.is_mid_batch = member in self._is_again and told.steps_again
+        known = (*self._hypers, *self._is_again, *self._stepped)
+        seat = {one: self._run.roster[one].seat for one in known}
         for seen in (self._hypers, self._is_again):
             for other, value in seen.items():
                 mine = seen.get(member, value)
@@ -63,6 +70,19 @@ class Pushes:
                     "is an update of all"
                 )
             seen.clear()
+        self._compare_optimizers(seat)
+
+    def _compare_optimizers(self, seat: Mapping[int, int]) -> None:
+        """Raise ConfigError where members in step have stepped different optimizers."""
+        stepped, self._stepped = self._stepped, {}
+        for one, other in pairwise(sorted(stepped)):
+            if stepped[one] != stepped[other]:
+                raise ConfigError(
+                    f"workers {seat[one]} and {seat[other]} stepped different optimizers in one "
+                    "update; under full-sync each step is an update of all workers, so all must "
+                    "step the same ones in the same order: go by what is the same in all, as "
+                    "enumerate(loader) is, and not by a loss or a random number of one"
+                )
 
     def extend(self, member: int, message: Extend) -> None:
         run = self._run

@@ -57,8 +57,11 @@ class Shutdown:
         run = self._run
         if run.engine.processes is None:
             return  # members are this process's own threads: nobody could end one
-        if self._peers.by_peers and now_s - self._stopped_s > _CALL_OFF_S:
-            run.dispatch.call_off(run.live)
+        if now_s - self._stopped_s > _CALL_OFF_S:
+            if self._peers.by_peers:
+                run.dispatch.call_off(run.live)
+            elif run.owes_stop:
+                run.send_stop()
         late_s = now_s - self._asked_s
         if self._peers.by_peers and late_s > _HURRY_S:
             for member in run.live:

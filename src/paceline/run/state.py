@@ -3,8 +3,9 @@
     fact -> coordinator.hear -> orders -> trace -> dispatch -> engine
 
 What messages lead to facts is said elsewhere: pushes in ``pushes.py``, epochs in ``epochs.py``,
-rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``. This
-module must not know messages, processes or terminals.
+rounds among peers in ``peers.py``, calls that all members make together in ``calls.py``. Above
+300 lines because what follows from an order passes through all of it. This module must not know
+messages, processes or terminals.
 """
 
 import secrets
@@ -53,10 +54,15 @@ class RunState:
         has_opened: whether one has been, since this run began or went on.
         has_said_goodbye: whether the scripts were let go to their ends, all epochs being over.
         ending: why the run ends; empty while it goes on.
+        steps_apart: whether each of several optimizers makes an update of all workers by itself.
+        is_mid_batch: whether the newest version is that of a step after which others of its batch
+            come: who went on from here would do the batch again, and that step a second time.
+        owes_stop: whether the run ends as soon as the batches at work have made all their steps.
     """
 
     coordinator: Coordinator
     plan: Plan
+    steps_apart = is_mid_batch = owes_stop = False
     watch: ProgressMeter
     at_orders: Callable[[list[Order]], None]
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
@@ -182,6 +188,9 @@ class RunState:
         )  # fmt: skip
         self.coordinator = Coordinator(protocol, ledger)
         self.protocol = protocol
+        self.steps_apart = (
+            first.num_optimizers > 1 and protocol.is_spmd and protocol.update_rule == "optimizer"
+        )
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
         self.dispatch.begin(first.arena_bytes, plan.samples_per_update, protocol.staleness)
         if self.resumption is not None:
@@ -235,7 +244,7 @@ class RunState:
         self, ticket: Ticket, told: Told, clocks: Clocks, at_s: float
     ) -> tuple[Pushed, list[Order]]:
         """A member pushed: count, trace, ask the coordinator."""
-        num_samples, loss, fault, weight, kept, unused = told
+        num_samples, loss, fault, weight, kept, unused, _ = told
         weighs_otherwise = None if weight == num_samples > 0 else weight
         fact = Pushed(ticket, num_samples, loss, fault == OK, at_s, weighs_otherwise, kept, unused)
         self.roster[ticket.member].count(num_samples, clocks)
@@ -281,6 +290,8 @@ class RunState:
         self.dispatch.carry_out(orders, cause, payload)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"
+            self.owes_stop = True
+        if self.owes_stop and not self.is_mid_batch:
             self.send_stop()  # members hear of one end, not of two
         for order in orders:
             if isinstance(order, EpochEnd) and not self.ending:
@@ -293,7 +304,7 @@ class RunState:
 
     def send_stop(self) -> None:
         """End what is in flight; members are told that the run is over when its end is kept."""
-        self.is_open = False
+        self.is_open = self.owes_stop = False
         self.trace.stopped(self.now_s())
         self.coordinator.stop(self.now_s())
         self.dispatch.call_off(self.live)

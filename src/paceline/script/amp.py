@@ -22,6 +22,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..store.joint import parts_of
 from ..tuning.candidates import DTYPES, autocast
 
 
@@ -38,6 +39,7 @@ class Amp:
 
     def __init__(self, optimizer: Optimizer, device: torch.device, precision: str | None) -> None:
         self._optimizer = optimizer
+        self._num_optimizers = len(parts_of(optimizer))
         self._device = device
         self._chosen = precision
         self._scaler: GradScaler | None = None
@@ -62,6 +64,11 @@ class Amp:
     def backward(self, loss: Tensor) -> Tensor:
         """Differentiate, outside autocast; returns the loss that was: the scaled one, if it is."""
         if self._dtype is torch.float16:
+            if self._num_optimizers > 1:
+                raise ConfigError(
+                    "pace.backward(loss) scales fp16 losses for one optimizer, and "
+                    f"{self._num_optimizers} were prepared: use bf16, pace.autocast(torch.bfloat16)"
+                )
             if self._scaler is None:
                 self._scaler = GradScaler(self._device.type)
             loss = self._scaler.scale(loss)
@@ -90,8 +97,8 @@ class Amp:
         self._scaler.step(self._optimizer)
         self._scaler.update()
 
-    def check(self) -> None:
-        """Refuse a setting that the script does not follow.
+    def check(self, optimizer: Optimizer) -> None:
+        """Refuse a setting that the script does not follow; ``optimizer`` steps now.
 
         Raises:
             ConfigError: it computes without ``pace.autocast()``, or in fp16 without a scaler.
@@ -104,7 +111,7 @@ class Amp:
                 "the forward pass and the loss into `with pace.autocast():`, then call "
                 "pace.backward(loss)"
             )
-        has_scaler = getattr(self._optimizer, "found_inf", None) is not None
+        has_scaler = getattr(optimizer, "found_inf", None) is not None
         if self._dtype is torch.float16 and not has_scaler:
             raise ConfigError(
                 "in fp16 small gradients vanish unless the loss is scaled: call "

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Work
 from ..exchange.through_store import StoreExchange
+from ..store.joint import parameters_of, parts_of
 from ..store.versions import NO_OVERFLOW, LossScale
 
 
@@ -90,24 +91,34 @@ class Scaling:
     ) -> None:
         self._exchange = exchange
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = parts_of(optimizer)
         self._is_local = is_local
         self._scaler: GradScaler | None = None
         GradScaler.scale = _watched_scale  # type: ignore[method-assign]
         GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]
 
-    def read(self, work: Work) -> None:
-        """Put what a GradScaler left on the optimizer into ``work``."""
-        found = getattr(self._optimizer, "found_inf", None)
-        scale = getattr(self._optimizer, "grad_scale", None)
+    def read(self, work: Work, optimizer: Optimizer) -> None:
+        """Put what a GradScaler left on the optimizer, which steps now, into ``work``.
+
+        Raises:
+            ConfigError: several optimizers are stepped so, where all workers have one scale.
+        """
+        found = getattr(optimizer, "found_inf", None)
+        scale = getattr(optimizer, "grad_scale", None)
         if found is not None:
+            if len(self._optimizers) > 1 and self._sharing is not None:
+                raise ConfigError(
+                    "a GradScaler steps one of several optimizers, and its scale would grow with "
+                    "each of their steps: several workers carry that under local-sgd only; use "
+                    "bf16, pace.autocast(torch.bfloat16), which needs no scaler"
+                )
             work.found_inf = bool(found)
-            self._share()
+            self._share(optimizer)
         if scale is not None:
             work.inv_scale = 1.0 / float(scale)
             work.loss *= work.inv_scale
         if self._is_local:
-            self._unscale(work.inv_scale)
+            self._unscale(work.inv_scale, optimizer)
 
     def remember(self) -> dict[str, Any] | None:
         """The scale that the next step begins with; None: nobody scales."""
@@ -137,27 +148,29 @@ class Scaling:
 
     def reset(self) -> None:
         """A step was left: the stage of every live scaler is put back to the beginning."""
-        for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
-            self._optimizer.__dict__.pop(name, None)
-        for scaler in _used.scalers:
-            scaler._per_optimizer_states.pop(id(self._optimizer), None)
+        for one in self._optimizers:
+            for name in ("grad_scale", "found_inf"):  # a scaler multiplies with what it finds there
+                one.__dict__.pop(name, None)
+            for scaler in _used.scalers:
+                scaler._per_optimizer_states.pop(id(one), None)
 
-    def _unscale(self, inv_scale: float) -> None:
+    def _unscale(self, inv_scale: float, optimizer: Optimizer) -> None:
         """For a step here: torch's own optimizers would refuse what the scaler left on them."""
         for name in ("grad_scale", "found_inf"):
-            if name in self._optimizer.__dict__:
-                setattr(self._optimizer, name, None)
+            if name in optimizer.__dict__:
+                setattr(optimizer, name, None)
         if inv_scale != 1.0:
-            for parameter in self._model.parameters():
+            is_only = len(self._optimizers) == 1
+            for parameter in self._model.parameters() if is_only else parameters_of(optimizer):
                 if parameter.grad is not None:
                     parameter.grad.mul_(inv_scale)
 
-    def _share(self) -> None:
+    def _share(self, optimizer: Optimizer) -> None:
         """The scaler that steps now follows the run's scale."""
         if (exchange := self._sharing) is None:
             return
         states = ((one, one._per_optimizer_states) for one in _used.scalers)
-        stepping = [one for one, of in states if id(self._optimizer) in of]
+        stepping = [one for one, of in states if id(optimizer) in of]
         if stepping and stepping[0] is not self._scaler:
             exchange.offer_scale(_read_scaler(stepping[0]))
             self._adopt(stepping[0])

@@ -15,7 +15,6 @@ This module must not know how an exchange clips, nor when a push is due.
 
 import cmath
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,8 +23,10 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Work
+from ..replica.clips import Clips
 from ..replica.replica import Replica
-from ..store.clip import UNCLIPPED, Clip
+from ..replica.set_aside import SetAside
+from ..store.joint import parameters_of, parts_of
 from .amp import Amp
 from .edits import Edits
 from .grad_scaler import Scaling, tell_of_unscaling
@@ -36,13 +37,16 @@ class LocalGradients:
     """What lies in ``.grad`` of one model.
 
     Args:
+        optimizer: of several the joint one.
         precision: of forward passes, see `Amp`.
         is_local: whether the user's optimizer steps on this member's own gradients.
+        is_whole: whether a push is an update: of several optimizers each is clipped at once then.
 
     Attributes:
         device: where they lie.
         loss: of the last backward pass, which the next push reports; None: nobody recorded one.
         edits: what finds changes on the way; None: every change is right.
+        aside: gradients of several optimizers that are not pushed together; None: all are.
     """
 
     def __init__(
@@ -54,17 +58,19 @@ class LocalGradients:
         precision: str | None,
         *,
         is_local: bool,
+        is_whole: bool = False,
     ) -> None:
         self._model = model
+        self._optimizers = parts_of(optimizer)
         self._parameters = list(model.parameters())
         self.device = device
-        self._is_local = is_local
+        self._clips_here = is_local or (is_whole and len(self._optimizers) > 1)
         self.amp = Amp(optimizer, device, precision)
         self.scaling = Scaling(exchange, model, optimizer, is_local=is_local)
         self.edits: Edits | None = None
+        self.aside: SetAside | None = None
         self.loss: Tensor | None = None
-        self._clip = UNCLIPPED
-        self._norm: _LaterNorm | None = None
+        self._clips = Clips(model, self._optimizers)
 
     def backward(self, loss: Tensor) -> None:
         """See ``Pace.backward``."""
@@ -80,6 +86,8 @@ class LocalGradients:
     def watch(self, replica: Replica, *, is_refused: bool) -> None:
         """Find what changes a gradient on its way, but for a scaler; see `Edits`."""
         edits = self.edits = Edits(replica, is_refused=is_refused)
+        if len(self._optimizers) > 1:
+            self.aside = SetAside(replica, self._optimizers)
 
         def before_backward() -> None:
             replica.held.check_kinds()
@@ -90,34 +98,50 @@ class LocalGradients:
 
     # -- the push -------------------------------------------------------------------------------
 
-    def asked(self) -> Work:
-        """What the push that is made now asks for, and the loss that it reports."""
+    def set_aside(self, part: int) -> None:
+        """This optimizer has stepped, and the push is made when the block ends."""
+        assert self.aside is not None
+        self.aside.take(part)
+        self._look_on(self.aside.stepped)
+
+    def asked(self, stepped: int = 1) -> Work:
+        """What the push that is made now asks for, and the loss that it reports.
+
+        Args:
+            stepped: the optimizers that it is a step of, a bit each.
+        """
         loss = math.nan if self.loss is None else float(self.loss)
-        work = Work(clip=self._clip, loss=loss)
-        self.loss, self._clip = None, UNCLIPPED
+        work = Work(clip=self._clips.take(stepped), loss=loss)
+        self.loss = None
+        if len(self._optimizers) > 1:
+            work.stepped = stepped
         return work
 
     def pushed(self, norm: float) -> None:
         """The update that used the push had this norm; nan: none has yet."""
-        self._fill(norm)
+        self._clips.fill(norm)
+        self._look_on(0)
+
+    def _look_on(self, stepped: int) -> None:
+        """These have stepped; to what others are to clip nothing may be added."""
         if self.edits is not None:
             self.edits.pushed()
+            self.edits.is_final = self._clips.waits(stepped)
 
-    def _fill(self, norm: float) -> None:
-        if self._norm is not None:
-            self._norm.is_known = True
-            self._norm.fill_(norm)
-            self._norm = None
-
-    def take_back(self) -> None:
-        """There is nothing that could be clipped, or must not change."""
-        self._clip = UNCLIPPED
-        self._fill(math.nan)
+    def take_back(self, part: int | None = None) -> None:
+        """There is nothing that could be clipped, or must not change; or nothing of ``part``."""
+        mask = -1 if part is None else 1 << part
+        if self.aside is not None and part is not None:
+            mask &= ~self.aside.stepped  # that is pushed all the same
+        self._clips.drop(mask)
         if self.edits is not None:
             self.edits.dropped()
+            self.edits.is_final = self._clips.waits()
 
     def drop(self) -> None:
         """Forget them: the work does not count."""
+        if self.aside is not None:
+            self.aside.drop()
         self.loss = None
         self.amp.is_waiting = False
         self.take_back()
@@ -131,15 +155,24 @@ class LocalGradients:
         grads = (one.grad for one in self._parameters if one.grad is not None)
         return any(one.device.type != "cpu" or bool(one.any()) for one in grads)
 
-    def first_not_finite(self) -> str | None:
-        """The parameter whose gradient holds inf or nan, which sums spread; None: none does."""
-        sums = [p.grad.sum() for p in self._model.parameters() if p.grad is not None]
+    def first_not_finite(self, part: int) -> str | None:
+        """The parameter whose gradient holds inf or nan, which sums spread; None: none does.
+
+        Args:
+            part: of several optimizers the one whose gradients count.
+        """
+        is_only = len(self._optimizers) == 1
+        mine = self._parameters if is_only else parameters_of(self._optimizers[part])
+        sums = [p.grad.sum() for p in mine if p.grad is not None]
         if self.device.type != "cpu":  # each number that is read waits for the device
             sums = [torch.stack([one.abs().float() for one in sums]).sum()] if sums else []
         if all(cmath.isfinite(one.item()) for one in sums):
             return None
+        steps = {*map(id, mine)}
         for name, parameter in self._model.named_parameters():  # or a sum was too large
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+            if id(parameter) not in steps or parameter.grad is None:
+                continue
+            if not bool(torch.isfinite(parameter.grad).all()):
                 return name
         return None
 
@@ -151,7 +184,7 @@ class LocalGradients:
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
-        if self._is_local:
+        if self._clips_here:
             self._unscale()
             return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
         if float(norm_type) != 2.0:
@@ -159,71 +192,20 @@ class LocalGradients:
                 f"pace.clip_grad_norm_ clips an average by its norm of type 2, not {norm_type:g}: "
                 "leave norm_type out, or clip each element: pace.clip_grad_value_"
             )
-        if self._clip != UNCLIPPED:
-            raise ConfigError(
-                "pace.clip_grad_norm_ was called after another clip of the same step: call it "
-                "once, after the last backward(), and pace.clip_grad_value_ only after it"
-            )
-        self._ask("clip_grad_norm_", parameters, Clip(max_norm=_limit("max_norm", max_norm)))
-        self._norm = _LaterNorm.unknown(next(self._model.parameters()).dtype)
-        return self._norm
+        norm = self._clips.ask_norm(parameters, max_norm)
+        self._give_away()
+        return norm
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """See ``Pace.clip_grad_value_``."""
-        if self._is_local:
+        if self._clips_here:
             self._unscale()
             nn.utils.clip_grad_value_(parameters, clip_value)
             return
-        if self._clip.has_value:
-            raise ConfigError(
-                "pace.clip_grad_value_ was called twice in one step: call it once, after the last "
-                "backward()"
-            )
-        clip = self._clip._replace(max_value=_limit("clip_value", clip_value))
-        self._ask("clip_grad_value_", parameters, clip)
+        self._clips.ask_value(parameters, clip_value)
+        self._give_away()
 
-    def _ask(self, name: str, parameters: Any, clip: Clip) -> None:
-        """The push that comes next brings it along."""
-        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        ours, theirs = _with_gradient(self._model.parameters()), _with_gradient(given)
-        if ours != theirs:
-            raise ConfigError(
-                f"pace.{name} was given {len(theirs)} parameters that have gradients, and the "
-                f"model has {len(ours)}; an average is clipped as a whole: "
-                f"pace.{name}(model.parameters(), ...)"
-            )
-        self._clip = clip
+    def _give_away(self) -> None:
+        """To be clipped: nothing may be added to what is there."""
         if self.edits is not None:
             self.edits.is_final = True
-
-
-class _LaterNorm(Tensor):
-    """A number that is known after the step: whoever decides by it before would decide by nan."""
-
-    is_known = False
-
-    @classmethod
-    def unknown(cls, dtype: torch.dtype) -> "_LaterNorm":
-        return torch.tensor(math.nan, dtype=dtype).as_subclass(cls)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(one, _LaterNorm) and not one.is_known for one in args):
-            raise ConfigError(
-                "the norm that pace.clip_grad_norm_ gives is of the averaged gradient, which "
-                "is there after optimizer.step(): look at it then (an update that is not finite "
-                "is refused, or left out with --nonfinite skip)"
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-
-def _with_gradient(parameters: Iterable[Tensor]) -> set[int]:
-    return {id(one) for one in parameters if one.grad is not None}
-
-
-def _limit(name: str, value: float) -> float:
-    limit = float(value)
-    if not limit >= 0.0:
-        raise ConfigError(f"{name} must be >= 0, got {value}")
-    return limit

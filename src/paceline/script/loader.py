@@ -181,12 +181,21 @@ class UpdateLoop:
     where this worker stands: who comes later goes as far as all. Only a pass that makes up for
     updates that were not made follows from the version before it; a checkpoint holds how far.
 
+    Where each step of several optimizers is an update, what it counts are batches: a block each.
+
     Args:
         numbers: of the draws of a script without a loader; None: it has one.
+        counts_blocks: whether that is so.
     """
 
     def __init__(
-        self, loader: PreparedLoader, numbers: Numbers | None, exchange: Exchange, context: Context
+        self,
+        loader: PreparedLoader,
+        numbers: Numbers | None,
+        exchange: Exchange,
+        context: Context,
+        *,
+        counts_blocks: bool = False,
     ) -> None:
         self._loader = loader
         self._numbers = numbers
@@ -194,8 +203,9 @@ class UpdateLoop:
         self._seed = context.seed
         self._num_steps = 1 if context.is_adaptive else context.num_steps  # there are never fewer
         self._last = _Extent(-1, 0, 0)
+        self._counts_blocks = counts_blocks
         self._end = 0
-        """Of the numbers that passes have had, in batches."""
+        """Of the numbers, or blocks, that passes have had, in batches."""
         self.has_begun = False
 
     def remember(self) -> list[int]:
@@ -206,15 +216,27 @@ class UpdateLoop:
         """Become what ``remember`` gave."""
         number, first, stop = state
         self._last = _Extent(integer(number), count(first), count(stop))
-        self._end = self._last.stop
+        self._end = self._end_of(self._last)
+
+    def _end_of(self, extent: _Extent) -> int:
+        if self._counts_blocks and self._numbers is None:
+            return extent.first + min(extent.stop, len(self._loader))
+        return extent.stop
+
+    def _is_missing(self, updates: int) -> bool:
+        """Whether a pass more has to be made."""
+        if not self._counts_blocks:
+            return self._exchange.version < updates
+        is_in_one = self._loader.passes.next == self._last.number  # of a run that goes on
+        return is_in_one or self._end < self._num_steps * updates
 
     def each(self, updates: int) -> Iterator[Any]:
         """The numbers or batches of all passes up to this version."""
         self.has_begun, is_first = True, True
-        while self._exchange.version < updates and not self._exchange.is_stopped:
+        while self._is_missing(updates) and not self._exchange.is_stopped:
             before, num_drawn = self._exchange.version, 0
             self._last = self._next(updates)
-            self._end = self._last.stop
+            self._end = self._end_of(self._last)
             for one in self._pass(self._last):
                 num_drawn += 1
                 yield one
@@ -238,6 +260,8 @@ class UpdateLoop:
         if self._numbers is not None:
             first = self._end
             return _Extent(number, first, until if until > first else first + missing)
+        if self._counts_blocks:
+            return _Extent(number, self._end, until - self._end)
         ahead = until - loader.passes.num_trained * len(loader)
         return _Extent(number, 0, ahead if ahead > 0 else missing)
 

@@ -11,7 +11,7 @@ a push.
 
 import math
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class TrainingLoop:
         has_nested: whether the loader was iterated inside its own loop since the last batch.
         is_failing: whether an exception of the script's own has left a step block.
         local_loss: of the last step of an optimizer that steps here.
+        push_steps: of several optimizers, what a block pushes when it ends.
         batch, given_back: of the only worker, the last one, and those that it left undone.
     """
 
@@ -64,6 +65,7 @@ class TrainingLoop:
         self.iteration: weakref.ref[Generator[Any, None, None]] | None = None
         self.num_nested = 0
         self.local_loss = math.nan
+        self.push_steps: Callable[[], None] = _nothing
         self.batch: Any = None
         self.given_back: list[Any] = []
         self._has_left = False
@@ -159,12 +161,16 @@ class TrainingLoop:
         """A step block has ended, or the next batch is asked for: the work on this one is done."""
         if self._member is None:
             return
+        try:
+            self.push_steps()
+        except Superseded:
+            self.superseded()
         is_due = self.holding.close()
         if self.holding.has_accumulated:
             self._has_accumulated = self._gradients.are_there()
         if is_due:
             self._push_what_is_done()
-        elif self.holding.is_owed:
+        elif self.holding.is_owed and self._member.grant() is not None:  # else the run has ended
             self.push(Work())
 
     def _push_what_is_done(self) -> None:
@@ -234,6 +240,10 @@ class TrainingLoop:
             member.leave_epoch(rest.kept, is_look=not holding.has_worked)
             holding.pushed(rest)
         holding.follow(None)
+
+
+def _nothing() -> None:
+    return None
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

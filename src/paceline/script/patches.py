@@ -9,13 +9,11 @@
 The objects stay the user's. This module must not know how an exchange carries anything.
 """
 
-import copy
 import threading
 import types
 import weakref
-from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,39 +22,61 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import ConfigError
-
-State = dict[Tensor, dict[str, Any]]
-
-
-_HINTS = {
-    ("loader", True): "; loaders for evaluation stay as they are: pace.evaluate(fn, loader)",
-    ("optimizer", True): "; a second optimizer cannot be carried, as a GAN has two: alternate them "
-    "in two runs, or train both parts by one optimizer with parameter groups",
-}
+from ..store.joint import parameters_of
 
 
-def sort_out(objects: tuple[Any, ...]) -> tuple[nn.Module, Optimizer, DataLoader[Any] | None]:
-    """The one model, optimizer and loader among what was given to ``prepare``; a loop may have no
-    loader."""
-    kinds = {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
-    found: list[Any] = []
-    for label, kind in kinds.items():
-        mine = [one for one in objects if isinstance(one, kind)]
-        if not mine and kind is DataLoader:
-            mine = [None]
-        if len(mine) != 1:
-            hint = _HINTS.get((label, len(mine) > 1), "")
-            names = ", ".join(type(one).__name__ for one in mine) or "none"
-            raise ConfigError(f"prepare() needs one {label}, got {names}{hint}")
-        found.append(mine[0])
+class Sorted(NamedTuple):
+    """What was given to ``prepare``, by kind."""
+
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+    loader: DataLoader[Any] | None
+
+
+def sort_out(objects: tuple[Any, ...]) -> Sorted:
+    """The models, optimizers and the loader among what was given to ``prepare``; a loop may have
+    no loader.
+
+    Raises:
+        ConfigError: a kind is missing, there is one too many, or two optimizers have a parameter.
+    """
+    models = [one for one in objects if isinstance(one, nn.Module)]
+    optimizers = [one for one in objects if isinstance(one, Optimizer)]
+    loaders = [one for one in objects if isinstance(one, DataLoader)]
+    for label, mine in (("model", models), ("optimizer", optimizers)):
+        if not mine:
+            raise ConfigError(f"prepare() needs a {label}, got none")
+        if len({*map(id, mine)}) < len(mine):
+            raise ConfigError(f"prepare() was given one {label} twice; give each once")
+    if len(loaders) > 1:
+        names = ", ".join(type(one).__name__ for one in loaders)
+        raise ConfigError(
+            f"prepare() needs one loader, got {names}; loaders for evaluation stay as they are: "
+            "pace.evaluate(fn, loader)"
+        )
     known = (nn.Module, Optimizer, DataLoader, LRScheduler, ReduceLROnPlateau)
     for one in objects:
         if not isinstance(one, known):
             raise ConfigError(
-                f"prepare() takes a model, an optimizer, a DataLoader and schedulers, "
+                f"prepare() takes models, optimizers, a DataLoader and schedulers, "
                 f"got {type(one).__name__}"
             )
-    return found[0], found[1], found[2]
+    _refuse_shared(models, optimizers)
+    return Sorted(models, optimizers, loaders[0] if loaders else None)
+
+
+def _refuse_shared(models: list[nn.Module], optimizers: list[Optimizer]) -> None:
+    """Raise ConfigError where two optimizers step one parameter."""
+    owners: dict[nn.Parameter, int] = {}
+    for number, optimizer in enumerate(optimizers):
+        for parameter in parameters_of(optimizer):
+            if owners.setdefault(parameter, number) == number:
+                continue
+            names = {one: name for model in models for name, one in model.named_parameters()}
+            raise ConfigError(
+                f"two optimizers step parameter {names.get(parameter, '?')!r}; give it to one of "
+                "them, and what it is to be stepped by twice to one optimizer as a group"
+            )
 
 
 def replace_step(optimizer: Optimizer, function: Callable[..., Any]) -> None:
@@ -101,119 +121,6 @@ def _cloned_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> dict
             if isinstance(value, Tensor) and not value.requires_grad:
                 state[name] = value.detach().clone()
     return state
-
-
-_HELD = (
-    "optimizer.state is kept by the run for all workers: read it by "
-    "optimizer.state_dict()['state'], and load it before the first epoch by "
-    "optimizer.load_state_dict(...)"
-)
-
-
-class HeldState(defaultdict[Any, Any]):
-    """In the place of ``optimizer.state``: whoever looks into it is told where the state is.
-
-    Copies and pickles hold the true state.
-    """
-
-    def __init__(self, read: Callable[[], State]) -> None:
-        super().__init__(dict)
-        self.read = read
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise ConfigError(_HELD)
-
-    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _refuse
-    get = items = keys = values = pop = popitem = clear = update = setdefault = copy = _refuse
-    __copy__ = _refuse
-
-    def __bool__(self) -> bool:
-        raise ConfigError(_HELD)
-
-    def __repr__(self) -> str:
-        return "the state that the run keeps: optimizer.state_dict()['state']"
-
-    def __reduce__(self) -> Any:
-        return defaultdict, (dict, dict(self.read()))
-
-    def __reduce_ex__(self, _: Any) -> Any:
-        return self.__reduce__()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "defaultdict[Any, Any]":
-        return defaultdict(dict, copy.deepcopy(dict(self.read()), memo))
-
-
-class SharedState:
-    """The state of the user's optimizer, where the store keeps it.
-
-    ``optimizer.state_dict()`` in any member gives the whole state at one version.
-
-    Args:
-        read: the state of the newest version.
-        has_begun: whether the first epoch was opened: from then on nothing can be loaded.
-    """
-
-    def __init__(
-        self, optimizer: Optimizer, read: Callable[[], State], has_begun: Callable[[], bool]
-    ) -> None:
-        self._optimizer = optimizer
-        self._read = read
-        self._has_begun = has_begun
-        self._state_dict = optimizer.state_dict
-        self._load = optimizer.load_state_dict
-        self._loaded: State | None = None
-        self._num_groups = len(optimizer.param_groups)
-        self._held = HeldState(self._newest)
-        optimizer.state = self._held
-        optimizer.state_dict = self._whole_state  # type: ignore[method-assign]
-        optimizer.load_state_dict = self._note_loaded  # type: ignore[method-assign, assignment]
-        optimizer.add_param_group = _refuse_group  # type: ignore[method-assign]
-
-    def take_loaded(self) -> State | None:
-        """What was loaded since ``prepare``; None: nothing."""
-        loaded, self._loaded = self._loaded, None
-        return loaded
-
-    def check(self) -> None:
-        """Raise ConfigError where the script has put another state or more groups there."""
-        if self._optimizer.state is not self._held:
-            raise ConfigError(
-                "optimizer.state was replaced after prepare(), and the run keeps the true one: to "
-                "begin with a new state, build a new optimizer in a run of its own"
-            )
-        if len(self._optimizer.param_groups) != self._num_groups:
-            _refuse_group()
-
-    def _newest(self) -> State:
-        return self._read() if self._loaded is None else self._loaded
-
-    def _whole_state(self) -> dict[str, Any]:
-        self._optimizer.state = defaultdict(dict, self._newest())
-        try:
-            return self._state_dict()
-        finally:
-            self._optimizer.state = self._held
-
-    def _note_loaded(self, state: dict[str, Any]) -> None:
-        if self._has_begun():
-            raise ConfigError(
-                "load the optimizer's state before the first epoch: the run holds it now"
-            )
-        self._optimizer.state = defaultdict(dict)
-        try:
-            self._load(state)
-            self._loaded = dict(self._optimizer.state)
-        finally:
-            self._optimizer.state = self._held
-
-
-def _refuse_group(*_: Any, **__: Any) -> None:
-    raise ConfigError(
-        "optimizer.add_param_group() cannot be carried after prepare(): give the optimizer all "
-        "parameters before prepare(), torch.optim.SGD([{'params': head.parameters()}, {'params': "
-        "body.parameters()}]), freeze with body.requires_grad_(False), and thaw later with "
-        "body.requires_grad_(True)"
-    )
 
 
 class _Listener(threading.local):

@@ -14,6 +14,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch.optim import Optimizer
+
 from ..errors import ConfigError
 from ..exchange.base import Exchange
 
@@ -94,6 +96,8 @@ class LoopPlace:
         num_steps: own steps in this epoch.
         num_run_steps: own steps in the whole run.
         has_left_out: whether a step of an optimizer that steps here was left out.
+        waits: whether the last step of this optimizer is made when the block ends.
+        deferred: calls of its schedulers meanwhile, which belong behind that step.
         was_current: whether this member took part in the last update before the epoch opened.
         is_stepping: whether a scheduler steps now: those that it steps itself are its own business.
     """
@@ -116,6 +120,8 @@ class LoopPlace:
         self.own_version = -1
         self.num_steps = self.num_run_steps = 0
         self.has_left_out = False
+        self.waits: Callable[[Optimizer], bool] = lambda optimizer: False
+        self.deferred: list[Callable[[], None]] = []
         self.was_current = self.is_stepping = False
         self._has_stepped = False
         self.is_first = not is_newcomer

@@ -4,7 +4,8 @@
     gradients    what lies in .grad between          schedules   learning rates
     settled      how this worker computes            leased      the user's loader, lease by lease
 
-The optimizer, the model and the schedulers stay the user's objects. This module must not know how
+The optimizer, the model and the schedulers stay the user's objects. Above 300 lines because all
+parts are made, joined and described in one place. This module must not know how
 an exchange carries anything.
 """
 
@@ -27,10 +28,12 @@ from ..data.numbers import Numbers, note, numbered
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
+from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, watch_forward
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
+from ..store.joint import joined
 from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores
 from ..tuning.candidate import Forward, Objects, TrialSubject
@@ -38,11 +41,11 @@ from ..tuning.fast import Settled, made_up_loss, settle
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
-from .patches import SharedState, clone_state, note_batches, note_losses, sort_out
+from .patches import clone_state, note_batches, note_losses, sort_out
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
-from .step import OptimizerStep
+from .step import OptimizerStep, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays
 
 
@@ -55,6 +58,7 @@ class Prepared:
         fast: ``auto`` or ``none``, and the loop's own (model, batch) -> loss where it is known.
 
     Attributes:
+        model, optimizer: the user's; of several, one that stands for all.
         num_batches: of an epoch of the user's own loader.
         numbers: of a loop without a loader; None: it has one.
     """
@@ -75,8 +79,14 @@ class Prepared:
         self._device = device
         self._keeper = keeper
         self._is_local = context.is_difference or self._member is None
-        model, optimizer, loader = sort_out(objects)
-        refuse_what_cannot_be_carried(model, optimizer)
+        self.models, self.optimizers, loader = sort_out(objects)
+        model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
+        refuse_what_cannot_be_carried(model, self.optimizers)
+        optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
+        self.steps_apart = len(self.optimizers) > 1 and (
+            self._member is None or context.steps_apart
+        )
+        """Whether each step of several optimizers is an update."""
         self.numbers = Numbers(context.parts) if loader is None else None
         if self.numbers is not None:
             loader, fast = numbered(self.numbers), ("none", None)
@@ -99,13 +109,21 @@ class Prepared:
         leased.order = order  # it knows how many positions an epoch has
         precision = None if context.precision is None else speed.precision
         self.gradients = LocalGradients(
-            exchange, model, optimizer, device, precision, is_local=self._is_local
+            exchange,
+            model,
+            optimizer,
+            device,
+            precision,
+            is_local=self._is_local,
+            is_whole=not (context.averages or context.steps_apart),
         )
         self.loop = TrainingLoop(
             exchange, leased, self.gradients, speed, is_difference=context.is_difference
         )
         self.schedules = self._find_schedules(objects)
-        self.step = OptimizerStep(context, optimizer, self.gradients, self.loop, self.schedules)
+        self.step = OptimizerStep(
+            context, self.optimizers, self.gradients, self.loop, self.schedules
+        )
 
     def _find_schedules(self, objects: tuple[Any, ...]) -> Schedules:
         exchange, context = self._exchange, self._context
@@ -127,15 +145,33 @@ class Prepared:
             [
                 LocalSchedule(one, place, tell, is_one_of_several=is_several)
                 if self._member is None or place.is_local
-                else SharedSchedule(one, place, tell, self._member.rhythm(number))
+                else SharedSchedule(
+                    one,
+                    place,
+                    tell,
+                    self._member.rhythm(number),
+                    is_apart=self.steps_apart,
+                )
                 for number, one in enumerate(own)
             ],
-            self.optimizer,
+            self.optimizers,
             place,
             tell,
             is_alone=self._member is None,
             skips=context.nonfinite == "skip",
         )
+
+    def _only_for_one(self, fast: tuple[str, Forward | None]) -> tuple[str, Forward | None]:
+        """What a trial can be of. ConfigError: several were to be compiled, or fused, as one."""
+        if len(self.models) == len(self.optimizers) == 1:
+            return fast
+        context = self._context
+        if context.compile != "none" or context.fused_optimizer:
+            raise ConfigError(
+                "--compile and --fused-optimizer are of one model and one optimizer; of several "
+                "say it in the script: model.compile(), torch.optim.Adam(..., fused=True)"
+            )
+        return "none", None
 
     def _settle(self, loader: DataLoader[Any], fast: str, forward: Forward | None) -> Settled:
         """How this worker computes: chosen by hand, by measuring, or as it is."""
@@ -183,20 +219,22 @@ class Prepared:
         self._strays = Strays(self.model.parameters())
         note_losses(self.note_loss)
         if not self._context.is_difference:
-            state = SharedState(
-                self.optimizer, exchange.optimizer_state, lambda: exchange.has_opened
+            states = SharedStates(
+                self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened
             )
-            hooks.take_loaded, hooks.check_objects = state.take_loaded, state.check
+            hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
             self.gradients.watch(replica, is_refused=self._context.averages)
         if exchange.num_workers > 1:
             note_batches(self.note_batch)
-            Guard(self.optimizer, exchange.grant, lambda: exchange.is_over).begin()
+            Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
 
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
         add, optimizer = self._keeper.add, self.optimizer
         if self._context.is_difference:
-            add("optimizer", optimizer.state_dict, optimizer.load_state_dict)
+            for number, one in enumerate(self.optimizers):
+                name = f"optimizer {number}" if number else "optimizer"
+                add(name, one.state_dict, one.load_state_dict)
         add("groups", lambda: groups_of(optimizer), lambda rows: set_groups(optimizer, rows))
         for number, schedule in enumerate(self.schedules):
             add(f"schedule {number}", schedule.remember, schedule.go_on)
@@ -244,12 +282,15 @@ class Prepared:
             "could_try": list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "samples": sample_digests(self.loop.leased.loader) if context.workers > 1 else [],
+            "num_optimizers": len(self.optimizers),
         }
 
     def _notes(self) -> list[str]:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes]
         notes += batch_norm_note(self.model, self.shape.batch_size, parts)
+        if len(self.optimizers) > 1:
+            notes.append(note_of_several(len(self.optimizers), context))
         return notes if self.numbers is None else [*notes, note(parts)]
 
     def tell_settings(self) -> None:
@@ -268,7 +309,8 @@ class Prepared:
     def note_batch(self, dataset: object) -> None:
         """A loader gave a batch of this; inside the loop and with gradients, it trains."""
         is_in_loop = self.loop.is_iterating and not self.loop.num_nested and torch.is_grad_enabled()
-        if not is_in_loop or not self.model.training or isinstance(dataset, SeededData):
+        is_training = any(one.training for one in self.models)
+        if not is_in_loop or not is_training or isinstance(dataset, SeededData):
             return
         assert self._member is not None
         number = f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no known size"

@@ -7,11 +7,13 @@ whose optimizers step locally, call it as the script does, call for call. Only a
 an update which Paceline skipped (``--nonfinite skip``, an overflow under ``pace.backward``) is not
 counted, where it is taken once an update. What goes on between several members stands in
 ``shared_schedule.py``. The scheduler object stays the user's own: ``step`` is replaced on it, and
-``state_dict``, so that it gives what plain PyTorch gives. This module must not know exchanges, the
-store or who executes.
+``state_dict``, so that it gives what plain PyTorch gives. Above 300 lines because the contract, its
+plain member and the list that a loop speaks to are read together. This module must not know
+exchanges, the store or who executes.
 """
 
 import abc
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -58,6 +60,9 @@ class Schedule(abc.ABC):
         if place.is_stepping or not place.is_iterating:
             self.take(*arguments, **options)
             return
+        if place.waits(self.optimizer):
+            place.deferred.append(functools.partial(self._step, *arguments, **options))
+            return
         self._num_calls += 1
         self._is_before = place.num_steps == 0 or (self._is_before and self._num_calls == 1)
         self._in_loop(arguments, options)
@@ -79,6 +84,11 @@ class Schedule(abc.ABC):
     @property
     def name(self) -> str:
         return type(self._scheduler).__name__
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Whose rates it sets."""
+        return self._scheduler.optimizer
 
     @abc.abstractmethod
     def _in_loop(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -197,7 +207,7 @@ class Schedules:
     def __init__(
         self,
         every: Sequence[Schedule],
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         place: LoopPlace,
         tell: Callable[[], None],
         *,
@@ -209,9 +219,13 @@ class Schedules:
         self._tell = tell
         self._is_alone = is_alone
         self._skips = skips
-        self._strays: StraySchedulers | None = None
+        self._optimizers = optimizers
+        for one in every if len(optimizers) > 1 else ():
+            if all(one.optimizer is not mine for mine in optimizers):
+                raise ConfigError(f"{one.name} is of an optimizer that prepare() was not given")
+        self._strays: list[StraySchedulers] = []
         if not (every or is_alone or place.is_lockstep or place.is_local):
-            self._strays = StraySchedulers(optimizer)
+            self._strays = [StraySchedulers(one) for one in optimizers]
         self._is_replaced = False
         if not is_alone:
             self._replace()
@@ -232,30 +246,50 @@ class Schedules:
     def opened(self) -> None:
         """The loop begins."""
         self.place.opened()
-        if self._strays is not None:
-            self._strays.open()
+        for stray in self._strays:
+            stray.open()
         for one in self._every:
             one.opened()
 
-    def begin_step(self, version: int, *, found_inf: bool, has_scaled: bool) -> None:
-        """The loop steps its optimizer, with a gradient of ``version``; see ``LoopPlace``."""
+    def _of(self, optimizers: Sequence[Optimizer]) -> Sequence[Schedule]:
+        """Those that set the rates of these; the only optimizer's may be any."""
+        if len(self._optimizers) == 1:
+            return self._every
+        return [one for one in self._every if any(one.optimizer is mine for mine in optimizers)]
+
+    def begin_step(
+        self,
+        version: int,
+        optimizers: Sequence[Optimizer] = (),
+        *,
+        found_inf: bool,
+        has_scaled: bool,
+    ) -> None:
+        """The loop steps these of several optimizers, or the only one; see ``LoopPlace``.
+
+        Args:
+            version: of the gradient.
+        """
         if not self._every and self._is_alone:
             return
         self.check()
         if self._every:
             if not self._is_replaced and (self._skips or has_scaled):
                 self._replace()  # one worker: not before something may be skipped
-            for one in self._every:
+            for one in self._of(optimizers):
                 one.begin_step(version)
         self.place.begin_step(version, found_inf=found_inf, has_scaled=has_scaled)
 
-    def end_step(self) -> None:
+    def end_step(self, optimizers: Sequence[Optimizer] = ()) -> None:
         """That is done, and was not called off."""
         if not self._every and self._is_alone:
             return
-        for one in self._every:
+        for one in self._of(optimizers):
             one.end_step()
         self.place.end_step()
+        deferred, self.place.deferred = self.place.deferred, []
+        for call in deferred:
+            call()
 
     def advance(self, version: int) -> bool:
         """Be ready for the update from ``version``; whether members' rates may differ by then."""
@@ -267,8 +301,8 @@ class Schedules:
 
     def check(self) -> None:
         """Raise ConfigError where one that was not prepared has stepped in the loop."""
-        if self._strays is not None:
-            self._strays.check()
+        for stray in self._strays:
+            stray.check()
 
     def end(self) -> None:
         """The loop has no more."""

@@ -39,6 +39,8 @@ class SharedSchedule(Schedule):
 
     Args:
         words: what all members see of it.
+        is_apart: whether updates are steps of several optimizers by turns: their number says
+            nothing of this one's.
     """
 
     def __init__(
@@ -47,9 +49,13 @@ class SharedSchedule(Schedule):
         place: LoopPlace,
         tell: Callable[[], None],
         words: RhythmWords,
+        *,
+        is_apart: bool = False,
     ) -> None:
         super().__init__(scheduler, place, tell)
         self._words = words
+        if is_apart:
+            words.rhythm = _OTHER
         self._count = 0
         """Steps taken in the loop, by whomever they were called for."""
         self._index = 0

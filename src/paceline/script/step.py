@@ -6,14 +6,19 @@
         optimizer.step()       [ injected delay ] -> read the scaler -> push, wait, pull
                                closed       what was accumulated rides on the next push
 
-Both methods of the optimizer are replaced on the object. This module must not know how an exchange
-carries anything, nor how batches come to the loop.
+Of several optimizers each does the same by itself where members take their steps together, or step
+locally. Elsewhere a block is one push: ``step`` sets its gradients aside, and the end of the block
+pushes them together. Both methods of each optimizer are replaced on the object. Above 300 lines,
+since the ways of a step (alone, here, at once, with its block) stand side by side. This module must
+not know how an exchange carries anything, nor how batches come to the loop.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 from torch.optim import Optimizer
 
@@ -22,9 +27,11 @@ from ..conditions.slowness import InjectedDelay
 from ..context import Context
 from ..data.numbers import Numbers
 from ..errors import ConfigError
+from ..events import Grant
 from ..exchange.base import Exchange, Superseded, Work, not_finite
 from ..exchange.through_store import StoreExchange
-from ..replica.replica import refuse_hooks
+from ..replica.replica import Hyper, hyper_of, refuse_hooks
+from ..replica.seeding import kept_random_state
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 from .patches import replace_step
@@ -67,6 +74,11 @@ class Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> bool:
+        if kind is None:
+            try:
+                self._loop.push_steps()
+            except Superseded as late:
+                kind, error = type(late), late
         self._loop.exchange.is_in_step = False
         if kind is None:
             self._loop.close()
@@ -84,6 +96,9 @@ class Step:
 class OptimizerStep:
     """What ``optimizer.step`` is in a run, and ``zero_grad`` among several workers.
 
+    Args:
+        optimizers: one or several, over different parameters.
+
     Attributes:
         injection: what slows it down or lets it fail, where that was asked for.
     """
@@ -91,7 +106,7 @@ class OptimizerStep:
     def __init__(
         self,
         context: Context,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         gradients: LocalGradients,
         loop: TrainingLoop,
         schedules: Schedules,
@@ -99,37 +114,56 @@ class OptimizerStep:
         self._exchange = exchange = loop.exchange
         self._member = exchange.shared
         self._context = context
-        self._optimizer = optimizer
-        self._own_step, self._own_zero_grad = optimizer.step, optimizer.zero_grad
+        self._optimizers = optimizers
+        self._own_step = [one.step for one in optimizers]
+        self._own_zero_grad = [one.zero_grad for one in optimizers]
+        is_several = len(optimizers) > 1
+        is_shared = not (loop.is_alone or context.is_difference)
+        self._waits = is_several and is_shared and not context.steps_apart
+        """Whether the steps of a block are pushed together, when it ends."""
+        self._settings: dict[int, Hyper] = {}
+        """Of the optimizers that wait for that."""
         self._gradients = gradients
         self._loop = loop
         self._schedules = schedules
         self.injection = Injection(exchange, context)
-        replace_step(optimizer, self._step)
-        if not loop.is_alone:
-            optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        if is_several and is_shared and context.steps_apart:
+            loop.holding.steps_a_batch = len(optimizers)
+        if self._waits:
+            loop.push_steps = self._push_steps
+            schedules.place.waits = self._is_waiting
+        for part, one in enumerate(optimizers):
+            replace_step(one, partial(self._step, part))
+            if not loop.is_alone:
+                one.zero_grad = partial(self._zero_grad, part)  # type: ignore[method-assign]
 
     def begin(self) -> None:
         """A step block begins."""
         self._loop.holding.has_worked = True
         self._loop.is_failing = False
+        self._schedules.place.deferred.clear()  # of a block that was left
         self.injection.begin()
 
-    def _zero_grad(self, set_to_none: bool = True) -> None:
+    def _zero_grad(self, part: int, set_to_none: bool = True) -> None:
         """Replaces ``optimizer.zero_grad``: what was accumulated is left unused."""
-        self._own_zero_grad(set_to_none=set_to_none)
-        self._loop.holding.zeroed()
-        self._gradients.take_back()
+        self._own_zero_grad[part](set_to_none=set_to_none)
+        if len(self._optimizers) == 1:
+            self._loop.holding.zeroed()
+            self._gradients.take_back()
+            return
+        if self._loop.holding.has_accumulated and not self._gradients.are_there():
+            self._loop.holding.zeroed()  # no other optimizer has anything of it either
+        self._gradients.take_back(part)
 
-    def _step(self, closure: Callable[[], float] | None = None) -> None:
+    def _step(self, part: int, closure: Callable[[], float] | None = None) -> None:
         """Replaces ``optimizer.step``: push, wait for the release, pull."""
         try:
-            self._make_step(closure)
+            self._make_step(part, closure)
         except ConfigError:
             self._loop.is_failing = True
             raise
 
-    def _make_step(self, closure: Callable[[], float] | None) -> None:
+    def _make_step(self, part: int, closure: Callable[[], float] | None) -> None:
         if closure is not None:
             raise ConfigError("optimizer.step(closure) calls the model again; step without one")
         current = self._loop.holding.current
@@ -145,29 +179,88 @@ class OptimizerStep:
             )
         if current is not None and current.is_called_off:
             return  # outside the block that said so
-        gradients = self._gradients
+        gradients, optimizer = self._gradients, self._optimizers[part]
         if gradients.amp.is_waiting:
             gradients.amp.step()  # it comes back here with what the scaler found
             return
-        gradients.amp.check()
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        gradients.amp.check(optimizer)
+        optimizer._opt_called = True  # type: ignore[attr-defined]
         self._loop.leased.fetch_ahead()  # the device is still at work on this batch
         if gradients.edits is not None:
-            refuse_hooks(self._optimizer)
+            refuse_hooks(optimizer)
             gradients.edits.check()
-        asked = gradients.asked()
+        if self._waits:
+            assert self._member is not None
+            self._wait(self._member, part)
+            return
+        asked = gradients.asked(1 << part)
         if self._member is None:
-            self._step_alone(asked)
+            self._step_alone(part, asked)
+        elif gradients.aside is None:
+            self._step_with_others(self._member, part, asked)
         else:
-            self._step_with_others(self._member, asked)
+            with gradients.aside.only(part):
+                self._step_with_others(self._member, part, asked)
         gradients.pushed(self._exchange.last_norm)
 
-    def _step_with_others(self, member: StoreExchange, asked: Work) -> None:
-        loop, holding = self._loop, self._loop.holding
-        is_more = holding.is_finished
-        num_steps = holding.stepped()
-        if num_steps > 1 and not self._context.is_difference:
+    # -- steps that are pushed when their block ends --------------------------------------------
+
+    def _wait(self, member: StoreExchange, part: int) -> None:
+        """Set aside what this optimizer steps on."""
+        gradients, optimizer = self._gradients, self._optimizers[part]
+        assert gradients.aside is not None
+        if not self._exchange.is_in_step:
+            raise ConfigError(
+                "several optimizers step together when their block ends: call their step() inside "
+                "`with pace.step():`"
+            )
+        if gradients.aside.stepped >> part & 1:
             self._check_that_all_step_again(member)
+        self._granted(member)
+        gradients.scaling.read(Work(), optimizer)  # which refuses it
+        self._loop.holding.stepped()
+        gradients.set_aside(part)
+        self._settings[part] = hyper_of(optimizer)
+
+    def _is_waiting(self, optimizer: Optimizer) -> bool:
+        """Whether its step is made when the block ends."""
+        aside = self._gradients.aside
+        pairs = enumerate(self._optimizers)
+        return aside is not None and any(
+            aside.stepped >> part & 1 for part, one in pairs if one is optimizer
+        )
+
+    def _push_steps(self) -> None:
+        """The block ends: what its steps have set aside makes one push."""
+        gradients, member = self._gradients, self._member
+        assert gradients.aside is not None
+        assert member is not None
+        if not (stepped := gradients.aside.stepped):
+            return
+        parts = [part for part in range(len(self._optimizers)) if stepped >> part & 1]
+        try:
+            for part in parts:
+                self._check_settings(part)
+            asked = gradients.asked(stepped)
+            with gradients.aside.taken():
+                self._push(member, parts, asked, self._loop.holding.work)
+        except ConfigError:
+            self._loop.is_failing = True
+            raise
+        gradients.pushed(self._exchange.last_norm)
+
+    def _check_settings(self, part: int) -> None:
+        optimizer = self._optimizers[part]
+        if hyper_of(optimizer) != self._settings[part]:
+            raise ConfigError(
+                f"a setting of {type(optimizer).__name__} (lr, momentum, ...) was changed in the "
+                "block after its step(), which is made when the block ends; change it before that "
+                "step, or after the block"
+            )
+
+    # -- steps that are pushed at once ----------------------------------------------------------
+
+    def _granted(self, member: StoreExchange) -> Grant:
         grant = member.grant()
         if grant is None:
             raise ConfigError(
@@ -175,30 +268,68 @@ class OptimizerStep:
                 "update needs one; step on what was accumulated inside the loop: "
                 "if (i + 1) % n == 0 or i + 1 == len(loader): optimizer.step()"
             )
-        self.injection.hold(grant.ticket.serial)
-        self._begin_step(grant.ticket.version, asked)
-        if self._context.is_difference:
-            member.unedited.check()
-            if not asked.found_inf:
-                self._own_step()
-            member.unedited.mark()
-            self._schedules.end_step()
-            loop.local_loss = asked.loss
-            return
-        keeps = num_steps < holding.steps_a_batch
-        counts = holding.again() if is_more else holding.work(keeps=keeps)
-        work = replace(
-            asked, num_samples=counts.num_samples, weight=counts.weight, kept=counts.kept,
-            unused=counts.unused,
-        )  # fmt: skip
-        if loop.push(work):
-            self._schedules.end_step()
+        return grant
 
-    def _begin_step(self, version: int, work: Work) -> None:
+    def _step_with_others(self, member: StoreExchange, part: int, asked: Work) -> None:
+        holding = self._loop.holding
+        if member.grant() is None and self._exchange.is_stopped:
+            return  # the run has ended between two steps of this block, before the first counted
+        is_more = holding.is_finished
+        num_steps = holding.stepped()
+        if self._context.is_difference:
+            self._step_here(member, part, asked)
+            return
+        if num_steps > 1:
+            self._check_that_all_step_again(member)
+        keeps = num_steps < holding.steps_a_batch
+        counts = holding.again if is_more else partial(holding.work, keeps=keeps)
+        self._push(member, [part], asked, counts)
+
+    def _step_here(self, member: StoreExchange, part: int, asked: Work) -> None:
+        """A step of its own, on this member's weights."""
+        grant = self._granted(member)
+        self.injection.hold(grant.ticket.serial)
+        self._begin_step(grant.ticket.version, [part], asked)
+        member.unedited.check()
+        if not asked.found_inf:
+            self._own_step[part]()
+        member.unedited.mark()
+        self._schedules.end_step([self._optimizers[part]])
+        self._loop.local_loss = asked.loss
+
+    def _push(
+        self,
+        member: StoreExchange,
+        parts: Sequence[int],
+        asked: Work,
+        counts: Callable[[], Work],
+    ) -> None:
+        """Push the step of these optimizers, and go on with the next work."""
+        grant = self._granted(member)
+        self.injection.hold(grant.ticket.serial)
+        self._begin_step(grant.ticket.version, parts, asked)
+        found = counts()
+        work = replace(
+            asked, num_samples=found.num_samples, weight=found.weight, kept=found.kept,
+            unused=found.unused,
+        )  # fmt: skip
+        # Of members in one process each draws on where it was, in the rest of its block.
+        with kept_random_state() if work.kept else nullcontext():
+            is_done = self._loop.push(work)
+        if is_done:
+            self._schedules.end_step([self._optimizers[part] for part in parts])
+
+    def _begin_step(self, version: int, parts: Sequence[int], work: Work) -> None:
         """What a scaler has left on the optimizer; schedulers count the steps of the loop."""
-        self._gradients.scaling.read(work)
-        has_scaled = self._gradients.amp.has_scaled
-        self._schedules.begin_step(version, found_inf=work.found_inf, has_scaled=has_scaled)
+        optimizers = [self._optimizers[part] for part in parts]
+        if len(parts) == 1:
+            self._gradients.scaling.read(work, optimizers[0])
+        self._schedules.begin_step(
+            version,
+            optimizers,
+            found_inf=work.found_inf,
+            has_scaled=self._gradients.amp.has_scaled,
+        )
 
     def _check_that_all_step_again(self, member: StoreExchange) -> None:
         """Raise ConfigError unless a second step on one batch is what all members do now."""
@@ -215,26 +346,42 @@ class OptimizerStep:
                 "the run: step once, or give each step a mini-batch of its own"
             )
 
-    def _step_alone(self, work: Work) -> None:
+    def _step_alone(self, part: int, work: Work) -> None:
         exchange = self._exchange.alone
         assert exchange is not None
         self.injection.hold(exchange.version)
-        self._begin_step(exchange.version, work)
-        if work.found_inf or not self._is_finite(work):
+        self._begin_step(exchange.version, [part], work)
+        if work.found_inf or not self._is_finite(part, work):
             exchange.skip()
         else:
-            self._own_step()
+            self._own_step[part]()
             exchange.push()
-        self._schedules.end_step()
+        self._schedules.end_step([self._optimizers[part]])
 
-    def _is_finite(self, work: Work) -> bool:
+    def _is_finite(self, part: int, work: Work) -> bool:
         """Whether the update can be made; WorkerError where one that cannot is not skipped."""
-        name = self._gradients.first_not_finite()
+        name = self._gradients.first_not_finite(part)
         if name is None or self._context.nonfinite == "skip":
             return name is None
         version = self._exchange.version
         loss = None if math.isnan(work.loss) else work.loss
         raise not_finite(self._exchange.seat, name, version, version, loss)
+
+
+def note_of_several(num: int, context: Context) -> str:
+    """For the plan: what a step of one of so many optimizers is."""
+    if context.is_difference:
+        return f"{num} optimizers: each steps on every worker by itself, as in plain PyTorch"
+    if context.steps_apart:
+        return (
+            f"{num} optimizers: each step() is an update, so a block makes as many versions as it "
+            "has steps, and each loss sees what the steps before it have made"
+        )
+    return (
+        f"{num} optimizers: the steps of a block are one update, made when the block ends, so all "
+        "its gradients are of one version: the second loss sees the first model as it was before "
+        "the block; as in one process, step after step: --protocol full-sync or local-sgd"
+    )
 
 
 class Injection:

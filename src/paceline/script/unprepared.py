@@ -9,7 +9,7 @@ epoch. Optimizers inside the prepared one step with it. This module must not kno
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,18 +42,18 @@ class Guard:
     """Looks at every step of an optimizer in this thread.
 
     Args:
-        prepared: the optimizer of the run.
+        prepared: the optimizers of the run.
         mini_batch: what is the same object as long as one mini-batch is at work; None: none is.
         is_over: whether the script has no more epochs.
     """
 
     def __init__(
         self,
-        prepared: Optimizer,
+        prepared: Sequence[Optimizer],
         mini_batch: Callable[[], object | None],
         is_over: Callable[[], bool],
     ) -> None:
-        self._prepared = prepared
+        self._prepared = {id(one) for one in prepared}
         self._mini_batch = mini_batch
         self._is_over = is_over
         self._is_stepping = False
@@ -67,13 +67,13 @@ class Guard:
             _installed.append(register_optimizer_step_post_hook(_after))
 
     def before(self, optimizer: Optimizer) -> None:
-        if optimizer is self._prepared:
+        if id(optimizer) in self._prepared:
             self._is_stepping = True
         elif not (self._is_stepping or is_twin(optimizer) or self._is_over()):
             self._refuse_training(optimizer)
 
     def after(self, optimizer: Optimizer) -> None:
-        if optimizer is self._prepared:
+        if id(optimizer) in self._prepared:
             self._is_stepping = False
 
     def _refuse_training(self, optimizer: Optimizer) -> None:
@@ -120,8 +120,8 @@ class Strays:
             if one.shape != before.shape or not torch.equal(one, before):
                 raise ConfigError(
                     f"a parameter of shape {tuple(one.shape)} is trained by hand and was not "
-                    "prepared: it would become another in each worker; put its network and the "
-                    "prepared one into one module, and its parameters into the optimizer"
+                    "prepared: it would become another in each worker; prepare its network, and an "
+                    "optimizer that steps it, in the same call as the others"
                 )
 
 
@@ -185,9 +185,8 @@ def _refused(optimizer: Optimizer) -> ConfigError:
     name = type(optimizer).__name__
     return ConfigError(
         f"{name} was stepped, and it was not prepared: what it trains would become another in each "
-        "worker; give its parameters to the prepared optimizer as one more "
-        "group, torch.optim.SGD([{'params': model.parameters()}, {'params': other.parameters()}]), "
-        "with one module that holds both, or train it with one worker"
+        "worker; prepare it and its model as well, in the same call: model, other, optimizer, "
+        "its_optimizer, loader = pace.prepare(model, other, optimizer, its_optimizer, loader)"
     )
 
 

@@ -191,8 +191,8 @@ class Pace:
         The objects stay the user's own, except for the loader; they come back in the same order.
 
         Args:
-            objects: one ``nn.Module``, one ``Optimizer``, one ``DataLoader`` over a map-style
-                data set, and any number of LR schedulers. Without a loader: see ``updates``.
+            objects: any number of each ``nn.Module``, ``Optimizer`` and LR scheduler, and one
+                ``DataLoader`` over a map-style data set. Without a loader: see ``updates``.
             batch: "global": the loader's batch size is what an update averages, shared by its
                 mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
             fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
@@ -224,7 +224,10 @@ class Pace:
         else:
             for line in prepared.settled.notes:
                 self.print(line)
-        self._updates = UpdateLoop(loader, prepared.numbers, exchange, self._context)
+        self._updates = UpdateLoop(
+            loader, prepared.numbers, exchange, self._context,
+            counts_blocks=prepared.steps_apart,
+        )  # fmt: skip
         self._keeper.add("updates", self._updates.remember, self._updates.go_on)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
@@ -253,6 +256,8 @@ class Pace:
 
     def updates(self, updates: int, loader: PreparedLoader | None = None) -> Iterator[Any]:
         """The loop of a script that counts updates: it ends everywhere at this version.
+
+        With several optimizers it counts blocks, also where each of their steps is a version.
 
         Over a loader it gives its mini-batches, pass after pass, the last one cut short. Without
         one it numbers the draws that the script makes by itself: each stands for one mini-batch,
@@ -549,20 +554,35 @@ class Pace:
         with self._exchange.once() as is_first:
             yield is_first
 
-    def save(self, name: str = "model.safetensors") -> Path:
+    def save(
+        self, name: str = "model.safetensors", *, model: torch.nn.Module | None = None
+    ) -> Path:
         """Save the model's parameters and buffers into the run's folder.
 
         The main worker does; in a loop over numbers (``updates`` without a loader), where each is
         one worker's alone, whoever comes by: ``if number % 100 == 0: pace.save()``. The file
         loads without Paceline: ``load_state_dict(safetensors.torch.load_file(path))``.
+
+        Args:
+            model: which of several; None: all, as ``nn.ModuleList`` names them (``0.weight``).
+
+        Raises:
+            ConfigError: it was not prepared.
         """
         from ..checkpoints.state import save_model
+
+        if model is not None and not any(model is one for one in self._prepared.models):
+            raise ConfigError(
+                f"pace.save(model=...) was given a {type(model).__name__} that prepare() was not"
+            )
 
         path = Path(self._context.run_dir or ".") / name
         if self.is_main or self._draws_alone:
             is_within = Path(name).name == name  # else it is a path of the user's own
             save_model(
-                self._prepared.model, path, self._context.run_identity if is_within else None
+                self._prepared.model if model is None else model,
+                path,
+                self._context.run_identity if is_within else None,
             )
         return path
 

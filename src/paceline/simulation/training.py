@@ -76,7 +76,7 @@ class TrainingWork:
         self.model = task.model()
         self._learning_rate = lr or task.learning_rate
         optimizer = self._make_optimizer()
-        refuse_what_cannot_be_carried(self.model, optimizer)
+        refuse_what_cannot_be_carried(self.model, [optimizer])
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
         is_difference = protocol.update_rule == "mean"

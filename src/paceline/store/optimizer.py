@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from .layout import Layout, StateEntry
-from .optimizer_copy import EXISTS, bare_step, keeps_gradients, make_twin
+from .optimizer_copy import EXISTS, keeps_gradients, make_twin, twin_parts
 
 _OURS = ("params", "capturable", "fused", "foreach")
 """Keys of a group that say how to compute, not what: a user's choice of them is kept."""
@@ -77,10 +76,7 @@ class Updater:
             self._held += held
             groups.append({**group, "params": [parameter for _, parameter in held]})
         self._optimizer = make_twin(optimizer, groups)
-        self._fused = [
-            type(optimizer) is torch.optim.SGD and bool(one.get("fused")) for one in groups
-        ]
-        self._step = bare_step(optimizer)
+        self._parts = twin_parts(optimizer, self._optimizer, number_of)
         self._may_change_gradients = not keeps_gradients(optimizer)
         self._unbound = [
             (piece, parameter)
@@ -109,12 +105,15 @@ class Updater:
                     rows.append((entry, view))
         return rows
 
-    def step(self, slot: Tensor, present: Sequence[int], groups: Groups) -> None:
+    def step(
+        self, slot: Tensor, present: Sequence[int], groups: Groups, factors: Sequence[float] = ()
+    ) -> None:
         """Update with the gradients in ``slot`` (bytes, the layout's offsets).
 
         Args:
             present: per parameter, 0 where no gradient was computed: it is left as it is.
             groups: the values of the user's ``param_groups`` to use (lr, momentum, ...).
+            factors: of the gradients of each of several optimizers; none: all 1.
         """
         for group, values in zip(self._optimizer.param_groups, groups, strict=True):
             for key, value in values.items():
@@ -127,28 +126,19 @@ class Updater:
             parameter.grad = gradient if present[piece.number] else None
             if self._may_change_gradients and parameter.grad is not None:
                 parameter.grad = gradient.clone()  # who does this step again reads what it read
-        if self._unbound:
-            self._choose_kernels()
         if self._numbers:
             self._read_numbers()
-        with torch.no_grad():
-            self._step(self._optimizer)
+        is_only = len(self._parts) == 1
+        for i, part in enumerate(self._parts):
+            if self._unbound:
+                part.choose_kernels()
+            if is_only or any(present[number] for number in part.numbers):
+                part.step(factors[i] if factors else 1.0)
         self._created = []
         if self._unbound:
             self._bind_created()
         if self._numbers:
             self._write_numbers()
-
-    def _choose_kernels(self) -> None:
-        """Torch's one-pass SGD takes momentum that all parameters have or none has (torch 2.13).
-
-        One whose gradient comes later than the others', as when a layer thaws, has none yet.
-        """
-        state = self._optimizer.state
-        for group, is_fused in zip(self._optimizer.param_groups, self._fused, strict=True):
-            if is_fused:
-                held = [one for one in group["params"] if one.grad is not None]
-                group["fused"] = len({"momentum_buffer" in state.get(one, {}) for one in held}) < 2
 
     def private_state(self) -> list[Tensor]:
         """Clones of the state that is not in the block: a piece's own copies of step counters."""

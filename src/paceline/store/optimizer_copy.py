@@ -8,6 +8,7 @@ around ``step``, which cost more than a small update. This module must not know 
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from .joint import JointOptimizer, parameters_of, parts_of
 
 ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -37,7 +39,7 @@ StateRow = tuple[int, str, Tensor, bool]
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    return type(optimizer) in ELEMENTWISE
+    return all(type(one) in ELEMENTWISE for one in parts_of(optimizer))
 
 
 def keeps_gradients(optimizer: Optimizer) -> bool:
@@ -47,7 +49,10 @@ def keeps_gradients(optimizer: Optimizer) -> bool:
 
 def has_hooks(optimizer: Optimizer) -> bool:
     """Whether something is called before or after each of its steps."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    return any(
+        one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks
+        for one in parts_of(optimizer)
+    )
 
 
 def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[StateRow]:
@@ -58,12 +63,13 @@ def state_rows(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list
     """
     number_of = {parameter: i for i, parameter in enumerate(parameters)}
     rows: list[StateRow] = []
-    for group in optimizer.param_groups:
+    every = [(one, group) for one in parts_of(optimizer) for group in one.param_groups]
+    for one, group in every:
         for parameter in group["params"]:
-            state = _trial_state(optimizer, group, parameter)
+            state = _trial_state(one, group, parameter)
             rows.append((number_of[parameter], EXISTS, torch.zeros(1, dtype=torch.uint8), False))
             for key, value in state.items():
-                rows += _row(optimizer, number_of[parameter], key, value)
+                rows += _row(one, number_of[parameter], key, value)
     return rows
 
 
@@ -102,6 +108,8 @@ def _trial_state(
 
 def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """The same class with the same attributes, over other parameters, with no state."""
+    if isinstance(optimizer, JointOptimizer):
+        return _joint_twin(optimizer, groups)
     twin: Optimizer = object.__new__(type(optimizer))
     private = {
         "step", "zero_grad", "state_dict", "load_state_dict", "add_param_group", "state",
@@ -121,9 +129,71 @@ def make_twin(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     return twin
 
 
+def _joint_twin(optimizer: JointOptimizer, groups: list[dict[str, Any]]) -> JointOptimizer:
+    """A twin of each part, over its groups; they keep their state in one place."""
+    parts, rest, state = [], list(groups), defaultdict[Any, Any](dict)
+    for one in optimizer.parts:
+        count = len(one.param_groups)
+        parts.append(make_twin(one, rest[:count]))
+        parts[-1].state, rest = state, rest[count:]
+    return JointOptimizer(parts, state)
+
+
 def is_twin(optimizer: Optimizer) -> bool:
     """Whether it was made here."""
     return _TWIN in optimizer.__dict__
+
+
+@dataclass(frozen=True, slots=True)
+class TwinPart:
+    """The twin of one of several optimizers, or of the only one.
+
+    Attributes:
+        numbers: of all parameters that its optimizer steps; the twin may have a share of them.
+        fused: its groups whose kernel is torch's one-pass SGD.
+    """
+
+    twin: Optimizer
+    bare: Callable[[Optimizer], object]
+    numbers: Sequence[int]
+    fused: Sequence[dict[str, Any]]
+
+    def choose_kernels(self) -> None:
+        """Torch's one-pass SGD takes momentum that all parameters have or none has (torch 2.13).
+
+        One whose gradient comes later than the others', as when a layer thaws, has none yet.
+        """
+        for group in self.fused:
+            held = [one for one in group["params"] if one.grad is not None]
+            has_momentum = {"momentum_buffer" in self.twin.state.get(one, {}) for one in held}
+            group["fused"] = len(has_momentum) < 2
+
+    def step(self, factor: float) -> None:
+        """A step on ``factor`` times the gradients; who does it again finds them as they were."""
+        for parameter in parameters_of(self.twin) if factor != 1.0 else ():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad * factor
+        with torch.no_grad():
+            self.bare(self.twin)
+
+
+def twin_parts(
+    optimizer: Optimizer, twin: Optimizer, number_of: Mapping[nn.Parameter, int]
+) -> list[TwinPart]:
+    """What a twin is made of, and of each part the numbers of its parameters."""
+    return [
+        TwinPart(
+            twin=part,
+            bare=bare_step(one),
+            numbers=[number_of[held] for held in parameters_of(one)],
+            fused=[
+                group
+                for group in part.param_groups
+                if type(one) is torch.optim.SGD and group.get("fused")
+            ],
+        )
+        for one, part in zip(parts_of(optimizer), parts_of(twin), strict=True)
+    ]
 
 
 def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:

@@ -171,10 +171,11 @@ class SharedStore:
         seat: int,
         scale: float,
         clip: Clip = UNCLIPPED,
+        factors: Sequence[float] = (),
     ) -> None:
         """Write the next version: from the accumulator times ``scale``, or from one seat's slot.
 
-        Seven arguments: an update is all of them, and every one is a plain number or the user's.
+        Eight arguments: an update is all of them, and every one is plain numbers or the user's.
 
         Args:
             updater: one for each block.
@@ -182,6 +183,7 @@ class SharedStore:
             scale: makes a mean of the accumulator; of a seat's slot, what its staleness leaves of
                 the gradient (its buffers are taken as they are).
             clip: what the averaged gradient is clipped to.
+            factors: of the gradients of each of several optimizers besides; none: all 1.
         """
         old, new = self.current, 1 - self.current
         self._begin_writing()
@@ -189,12 +191,12 @@ class SharedStore:
         number, present = seat + 1, self._present[seat + 1]
         is_changed = scale != 1.0 or factor != 1.0 or clip.has_value
         if is_changed or (seat < 0 and self._sums.are_wide):
-            factors = scale * factor, scale if seat < 0 else 1.0
-            self._sums.scale(2 * job + 1, number, factors, clip)
+            both = scale * factor, scale if seat < 0 else 1.0
+            self._sums.scale(2 * job + 1, number, both, clip)
             number = 0
         slot = self._slots[number]
         self.blocks[new].copy_(self.blocks[old])
-        updater[new].step(slot, present, groups)
+        updater[new].step(slot, present, groups, factors)
         buffers = self._buffers
         if buffers.num_bytes:
             buffers.of(self.blocks[new]).copy_(buffers.of(slot))

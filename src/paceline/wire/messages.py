@@ -35,7 +35,11 @@ class Clocks(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the coordinator is told of a push; its fields are those of ``Pushed``."""
+    """What the coordinator is told of a push; its first fields are those of ``Pushed``.
+
+    Attributes:
+        stepped: which of several optimizers it is a step of, a bit each; 0: there is only one.
+    """
 
     num_samples: int
     loss: float
@@ -43,6 +47,7 @@ class Told(NamedTuple):
     weight: float
     kept: tuple[int, ...] = ()
     unused: tuple[int, ...] = ()
+    stepped: int = 0
 
     @property
     def steps_again(self) -> bool:
@@ -368,13 +373,18 @@ class Add(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Job: make this version of the sum, or of one seat's slot; ``seat`` -1: of the sum."""
+    """Job: make this version of the sum, or of one seat's slot; ``seat`` -1: of the sum.
+
+    Attributes:
+        factors: of the gradients of each of several optimizers; none: all 1.
+    """
 
     job: int
     version: int
     seat: int
     scale: float
     clip: Clip
+    factors: tuple[float, ...] = ()
 
 
 class Skip(NamedTuple):

@@ -1,0 +1,158 @@
+"""The state of the user's optimizers where the run keeps it, behind the names that torch gives it.
+
+    optimizer.state             whoever looks into it is told where it is
+    optimizer.state_dict()      the whole state at one version, in any member
+    optimizer.load_state_dict   noted until the first epoch, which begins with it
+
+The optimizers stay the user's objects. This module must not know where a version lies.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..store.joint import parameters_of
+
+State = dict[Tensor, dict[str, Any]]
+
+_HELD = (
+    "optimizer.state is kept by the run for all workers: read it by "
+    "optimizer.state_dict()['state'], and load it before the first epoch by "
+    "optimizer.load_state_dict(...)"
+)
+
+
+class HeldState(defaultdict[Any, Any]):
+    """In the place of ``optimizer.state``: whoever looks into it is told where the state is.
+
+    Copies and pickles hold the true state.
+    """
+
+    def __init__(self, read: Callable[[], State]) -> None:
+        super().__init__(dict)
+        self.read = read
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError(_HELD)
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _refuse
+    get = items = keys = values = pop = popitem = clear = update = setdefault = copy = _refuse
+    __copy__ = _refuse
+
+    def __bool__(self) -> bool:
+        raise ConfigError(_HELD)
+
+    def __repr__(self) -> str:
+        return "the state that the run keeps: optimizer.state_dict()['state']"
+
+    def __reduce__(self) -> Any:
+        return defaultdict, (dict, dict(self.read()))
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return self.__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "defaultdict[Any, Any]":
+        return defaultdict(dict, copy.deepcopy(dict(self.read()), memo))
+
+
+class SharedState:
+    """The state of the user's optimizer, where the store keeps it.
+
+    ``optimizer.state_dict()`` in any member gives the whole state at one version.
+
+    Args:
+        read: the state of the newest version, of all optimizers' parameters.
+        has_begun: whether the first epoch was opened: from then on nothing can be loaded.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, read: Callable[[], State], has_begun: Callable[[], bool]
+    ) -> None:
+        self._optimizer = optimizer
+        self._read = read
+        self._has_begun = has_begun
+        self._state_dict = optimizer.state_dict
+        self._load = optimizer.load_state_dict
+        self._loaded: State | None = None
+        self._num_groups = len(optimizer.param_groups)
+        self._held = HeldState(self._newest)
+        optimizer.state = self._held
+        optimizer.state_dict = self._whole_state  # type: ignore[method-assign]
+        optimizer.load_state_dict = self._note_loaded  # type: ignore[method-assign, assignment]
+        optimizer.add_param_group = _refuse_group  # type: ignore[method-assign]
+
+    def take_loaded(self) -> State | None:
+        """What was loaded since ``prepare``; None: nothing."""
+        loaded, self._loaded = self._loaded, None
+        return loaded
+
+    def check(self) -> None:
+        """Raise ConfigError where the script has put another state or more groups there."""
+        if self._optimizer.state is not self._held:
+            raise ConfigError(
+                "optimizer.state was replaced after prepare(), and the run keeps the true one: to "
+                "begin with a new state, build a new optimizer in a run of its own"
+            )
+        if len(self._optimizer.param_groups) != self._num_groups:
+            _refuse_group()
+
+    def _newest(self) -> State:
+        if self._loaded is not None:
+            return self._loaded
+        state = self._read()
+        return {one: state[one] for one in parameters_of(self._optimizer) if one in state}
+
+    def _whole_state(self) -> dict[str, Any]:
+        self._optimizer.state = defaultdict(dict, self._newest())
+        try:
+            return self._state_dict()
+        finally:
+            self._optimizer.state = self._held
+
+    def _note_loaded(self, state: dict[str, Any]) -> None:
+        if self._has_begun():
+            raise ConfigError(
+                "load the optimizer's state before the first epoch: the run holds it now"
+            )
+        self._optimizer.state = defaultdict(dict)
+        try:
+            self._load(state)
+            self._loaded = dict(self._optimizer.state)
+        finally:
+            self._optimizer.state = self._held
+
+
+class SharedStates:
+    """The same of each of a script's optimizers; ``read`` gives the state of all of them."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        read: Callable[[], State],
+        has_begun: Callable[[], bool],
+    ) -> None:
+        self._each = [SharedState(one, read, has_begun) for one in optimizers]
+
+    def take_loaded(self) -> State | None:
+        """What was loaded since ``prepare``, by parameter; None: nothing."""
+        loaded = [one for state in self._each if (one := state.take_loaded()) is not None]
+        return {name: value for one in loaded for name, value in one.items()} if loaded else None
+
+    def check(self) -> None:
+        """See ``SharedState.check``."""
+        for one in self._each:
+            one.check()
+
+
+def _refuse_group(*_: Any, **__: Any) -> None:
+    raise ConfigError(
+        "optimizer.add_param_group() cannot be carried after prepare(): give the optimizer all "
+        "parameters before prepare(), torch.optim.SGD([{'params': head.parameters()}, {'params': "
+        "body.parameters()}]), freeze with body.requires_grad_(False), and thaw later with "
+        "body.requires_grad_(True)"
+    )

@@ -1,0 +1,91 @@
+"""Gradients of a member whose script steps several optimizers in one block.
+
+    each step is an update    D.step():  | D's |  pushed, G's away meanwhile  | both back in .grad
+                              G.step():  | G's |  pushed, D's away meanwhile  | both back in .grad
+    a block is an update      D.step():  a copy of D's is set aside
+                              G.step():  a copy of G's is set aside           later passes may add
+                              block ends: | copies | pushed together          what .grad was, back
+
+A parameter whose gradient is away counts as one without any, which an update leaves as it is. What
+a step has taken is what ``.grad`` was then, and ``.grad`` itself stays the script's, as in plain
+PyTorch. This module must not know who pushes, or when.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..store.joint import parameters_of
+from .replica import Replica
+
+
+class SetAside:
+    """What lies beside ``.grad`` in one member.
+
+    Args:
+        replica: its hooks are registered.
+        optimizers: over different parameters of the replica's model.
+
+    Attributes:
+        stepped: whose gradients wait for the block's end, a bit for each optimizer.
+    """
+
+    def __init__(self, replica: Replica, optimizers: Sequence[Optimizer]) -> None:
+        self._replica = replica
+        number_of = {one: number for number, one in enumerate(replica.parameters)}
+        self._numbers = [[number_of[held] for held in parameters_of(one)] for one in optimizers]
+        self._taken: dict[int, Tensor] = {}
+        self._num_dropped = 0
+        self.stepped = 0
+
+    def take(self, part: int) -> None:
+        """Set aside what this optimizer steps on."""
+        for number in self._numbers[part]:
+            gradient = self._replica.parameters[number].grad
+            if gradient is not None:
+                self._taken[number] = gradient.clone()
+        self.stepped |= 1 << part
+
+    def drop(self) -> None:
+        """The work does not count: nothing is set aside, and nothing put back any more."""
+        self._taken = {}
+        self._num_dropped += 1
+        self.stepped = 0
+
+    @contextmanager
+    def only(self, part: int) -> Iterator[None]:
+        """Inside, no other optimizer's parameters have gradients."""
+        parameters = self._replica.parameters
+        mine = {number: parameters[number].grad for number in self._numbers[part]}
+        with self._with({number: one for number, one in mine.items() if one is not None}):
+            yield
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside, what was set aside is all that there is, and nothing waits any more."""
+        taken, self._taken, self.stepped = self._taken, {}, 0
+        with self._with(taken):
+            yield
+
+    @contextmanager
+    def _with(self, gradients: Mapping[int, Tensor]) -> Iterator[None]:
+        """Inside, these are the gradients; afterwards, unless the work was left, those before."""
+        replica, before, num_dropped = self._replica, {}, self._num_dropped
+        for number, parameter in enumerate(replica.parameters):
+            gradient, wanted = parameter.grad, gradients.get(number)
+            if gradient is wanted:
+                continue
+            before[number] = None if gradient is None else gradient.clone()
+            _put(replica, number, wanted)
+        yield
+        for number, gradient in before.items() if num_dropped == self._num_dropped else ():
+            _put(replica, number, gradient)
+
+
+def _put(replica: Replica, number: int, gradient: Tensor | None) -> None:
+    if gradient is None:
+        replica.parameters[number].grad = None
+    else:
+        replica.take_over(number, gradient)

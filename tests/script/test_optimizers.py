@@ -1,0 +1,183 @@
+"""Several models and optimizers in one script: a GAN, a WGAN, an actor and its critic.
+
+What a step is follows from the protocol: one worker, and full-sync, take step after step as plain
+PyTorch does; local-sgd does so on every worker; elsewhere the steps of a block are one update.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import several
+from meanwhile import stopped_at
+from paceline.context import Context
+from paceline.errors import ConfigError, WorkerError
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
+from reference import differ
+from runs import Run, run_script
+
+CLOSE = 1e-6
+Say = Callable[[str], tuple[int, str, str]]
+SCRIPT = Path(several.__file__)
+PLACES = [{"engine": "inline"}, {"path": "store"}, {"path": "peers"}]
+
+
+def _run(
+    folder: Path, case: str, blocks: int, slow_s: float = 0.0, **settings: Any
+) -> tuple[Run, list[dict[str, Tensor]]]:
+    """A run, and what each worker came to."""
+    words = [case, str(folder), str(blocks), str(slow_s)]
+    run = run_script(SCRIPT, folder, *words, **{"workers": 2, "seed": 5, **settings})
+    return run, [torch.load(path) for path in sorted(folder.glob("result-*.pt"))]
+
+
+@pytest.mark.parametrize("case", several.CASES)
+def test_alone_it_is_its_plain_twin_to_the_last_bit(case: str) -> None:
+    found = several.train(Pace(SoloExchange(), Context(seed=5)), case, 12)
+    assert differ(found, several.twin(case, 5, 12, 1)) == 0.0
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("where", PLACES, ids=str)
+@pytest.mark.parametrize("case", several.CASES)
+def test_full_sync_is_its_plain_twin(
+    tmp_path: Path, case: str, workers: int, where: dict[str, str]
+) -> None:
+    run, found = _run(tmp_path, case, 7, workers=workers, protocol="full-sync", **where)
+    assert len(found) == workers
+    for one in found:
+        assert differ(one, several.twin(case, 5, 7, workers)) < CLOSE
+    assert run.used() == [Counter(range(7 * workers))]
+    assert run.summary.updates == {"gan": 14, "wgan": 8, "actor": 14}[case]
+    assert run.summary.dropped_samples == 0
+
+
+@pytest.mark.parametrize("where", PLACES, ids=str)
+def test_local_steps_are_those_of_plain_workers_that_are_averaged(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    _, found = _run(tmp_path, "gan", 5, protocol="local-sgd:2", **where)
+    twin = several.local_twin("gan", 5, 5, workers=2, num_steps=2)
+    for one, its in zip(found, twin, strict=True):
+        assert differ(one, its) < CLOSE
+
+
+@pytest.mark.parametrize("case", ["gan", "actor"])
+def test_steps_of_a_block_that_is_one_update_are_of_one_version(tmp_path: Path, case: str) -> None:
+    run, found = _run(tmp_path, case, 9, protocol="k-sync:2")
+    for one in found:
+        assert differ(one, several.twin(case, 5, 9, 2, is_at_once=True)) < CLOSE
+    assert run.summary.updates == 9
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+@pytest.mark.parametrize(
+    ("protocol", "parts"),
+    [("k-sync:1", 1), ("k-batch-sync:2", 2), ("k-async:2", 2), ("k-batch-async:2", 2),
+     ("async", 1), ("stale-synchronous:1", 1), ("adaptive-local:2", 0), ("adaptive", 0)],
+)  # fmt: skip
+def test_under_every_protocol_each_number_counts_once(
+    tmp_path: Path, engine: str, protocol: str, parts: int
+) -> None:
+    run, found = _run(tmp_path, "wgan", 12, engine=engine, workers=3, protocol=protocol)
+    assert run.summary.updates == 12
+    assert all(set(used.values()) == {1} for used in run.used())
+    assert not parts or run.used() == [Counter(range(12 * parts))]
+    weights = [{k: v for k, v in one.items() if ":" not in k} for one in found]
+    assert all(differ(one, other) < CLOSE for one, other in pairwise(weights))
+    assert all(bool(one.isfinite().all()) for one in weights[0].values())
+
+
+@pytest.mark.parametrize("path", ["store", "peers"])
+def test_stopped_and_resumed_is_never_stopped(say: Say, tmp_path: Path, path: str) -> None:
+    words = f"launch --workers 2 --device cpu --seed 5 --run-dir {tmp_path / 'run'}"
+    with stopped_at(tmp_path / "is-there"):
+        code, _, err = say(f"{words} --path {path} {SCRIPT} gan {tmp_path} 40 0.02")
+    assert code == 143, err
+    code, _, err = say(
+        f"launch --workers 2 --resume {tmp_path / 'run'} {SCRIPT} gan {tmp_path} 40 0"
+    )
+    assert code == 0, err
+    assert differ(torch.load(tmp_path / "result-0.pt"), several.twin("gan", 5, 40, 2)) < CLOSE
+
+
+def test_a_death_loses_no_number(tmp_path: Path) -> None:
+    run, _ = _run(
+        tmp_path, "gan", 40, slow_s=0.01, protocol="k-batch-async:2", respawn=True,
+        fault=("kill worker 1 at update 9", "kill worker 0 at update 25"),
+    )  # fmt: skip
+    assert len(run.left) == 2
+    assert run.used() == [Counter(range(80))]
+
+
+def test_a_death_in_step_begins_again_where_all_were_in_step(tmp_path: Path) -> None:
+    run, found = _run(
+        tmp_path, "gan", 30, slow_s=0.02, protocol="full-sync", respawn=True,
+        checkpoint_every="5 updates", fault=("kill worker 1 at update 31",),
+    )  # fmt: skip
+    assert differ(found[0], several.twin("gan", 5, 30, 2)) < CLOSE
+    assert run.used() == [Counter(range(60))]
+
+
+def test_a_death_in_step_ends_a_run_that_nobody_begins_again(tmp_path: Path) -> None:
+    with pytest.raises(
+        WorkerError, match=r"of several optimizers is an update of all workers, and"
+    ):
+        _run(
+            tmp_path,
+            "gan",
+            30,
+            slow_s=0.02,
+            protocol="full-sync",
+            fault=("kill worker 1 at update 9",),
+        )
+
+
+def test_workers_in_step_step_the_same_optimizers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workers 0 and 1 stepped different optimizers"):
+        _run(tmp_path, "by turns", 4, protocol="full-sync", path="store")
+
+
+def test_one_of_several_models_is_saved_by_itself(tmp_path: Path) -> None:
+    pace = Pace(SoloExchange(), Context(run_dir=str(tmp_path)))
+    parts = several.Parts.of_gan()
+    pace.prepare(*parts.models, *parts.optimizers)
+    one, every = pace.save("one.safetensors", model=parts.models[1]), pace.save()
+    assert load_file(one).keys() == parts.models[1].state_dict().keys()
+    names = {f"{i}.{name}" for i, model in enumerate(parts.models) for name in model.state_dict()}
+    assert load_file(every).keys() == names
+    with pytest.raises(ConfigError, match=r"was given a Linear that prepare\(\) was not"):
+        pace.save(model=torch.nn.Linear(1, 1))
+
+
+def test_state_that_was_loaded_is_the_owners(tmp_path: Path) -> None:
+    """Before the first epoch, of one optimizer of two."""
+    _, found = _run(tmp_path, "loading", 3, engine="inline", protocol="full-sync")
+    assert float(found[0]["0:0.step"]) == 103.0
+    assert "1:0.momentum_buffer" in found[0]
+
+
+def test_steps_outside_a_block_are_refused_where_a_block_is_one_update(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="call their step\\(\\) inside"):
+        _run(tmp_path, "outside", 3, engine="inline", protocol="k-sync:1")
+
+
+def test_blocks_are_counted_where_each_step_is_a_version() -> None:
+    pace = Pace(SoloExchange(), Context(seed=5))
+    parts = several.Parts.of_gan()
+    pace.prepare(*parts.models, *parts.optimizers)
+    versions = []
+    for blocks in (4, 4, 8):
+        for number in pace.updates(blocks):
+            with pace.step():
+                several.block(parts, several.CASES["gan"][1], number)
+        versions.append(pace.version)
+    assert versions == [8, 8, 16]
