@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.porting.dataflow import Parts
+from paceline.porting.parts import Parts
 from paceline.porting.porting import advise, check_script, read
 from paceline.porting.reading import Source
 from paceline.porting.rewrite import port

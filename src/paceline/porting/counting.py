@@ -2,7 +2,7 @@
 
     for it in range(n)                       ->  for it in pace.updates(n)
     while it < n, while True ... break       ->  for _ in pace.updates(n)
-    what a turn's number is used for         ->  it = pace.version, where it says how far training is
+    what a turn's number is used for         ->  it = pace.version, if it says how far training is
 
 The number of a turn may choose what is learnt (then each worker must have another) or say how far
 training is, for a learning rate or a log (then all must have the same). It is made the version, so
@@ -17,10 +17,8 @@ import libcst as cst
 from .dataflow import AnyLoop, Flow, parameters
 from .tree import Binding, CannotDerive, SourceTree, positional
 
-_TELLS = re.compile(
-    r"print|log|write|set_\w+|scalar|update|info|append|evaluate|save|format|lr|schedul|warmup|"
-    r"checkpoint|metric|tell|report"
-)
+_SAYS = re.compile(r"print|log|lr|schedul|warmup|save|checkpoint")
+_TELLS = re.compile(r"write|set_\w+|scalar|\.update$|info|append|evaluate|format|metric|report")
 _RATE = re.compile(r"lr\b|learning_rate|rate|warmup|progress|frac")
 _DEPTH = 4
 
@@ -91,7 +89,7 @@ def _minus(last: str, first: str) -> str:
     return f"{last} - ({first})" if is_sum else f"{last} - {first}"
 
 
-# -- while ------------------------------------------------------------------------------------------
+# -- while -----------------------------------------------------------------------------------------
 
 
 def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> Count:
@@ -143,9 +141,10 @@ def _limit(
 
 
 def _own(line: cst.If) -> list[cst.CSTNode]:
-    """What stands in an ``if`` by itself, and not in an ``else``."""
+    """What stands in an ``if`` by itself, in no block below."""
     rows = line.body.body if isinstance(line.body, cst.IndentedBlock) else [line.body]
-    return [one for row in rows for one in (getattr(row, "body", None) or ())]
+    simple = cst.SimpleStatementLine | cst.SimpleStatementSuite
+    return [one for row in rows if isinstance(row, simple) for one in row.body]
 
 
 def _counts(script: SourceTree, node: cst.CSTNode, name: str) -> bool:
@@ -163,7 +162,7 @@ def _first(flow: Flow, name: str, loop: cst.While) -> str:
     return name
 
 
-# -- what a number is for ---------------------------------------------------------------------------
+# -- what a number is for --------------------------------------------------------------------------
 
 
 def _is_asked(flow: Flow, name: str, node: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
@@ -201,12 +200,14 @@ def _tells(flow: Flow, use: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
             return _RATE.search(script.code(target)) is not None
         if isinstance(node, cst.Call) and isinstance(below, cst.Arg):
             function = flow.function_of(node)
+            if _SAYS.search(script.code(node.func).lower()):
+                return True
             if function is not None and function not in seen and len(seen) < _DEPTH:
                 taken = _taken_as(node, below, function)
                 if taken is not None:
                     _is_asked(flow, taken, function.body, seen)
                     return True
-            if _TELLS.search(script.code(node.func).lower()):
+            if function is None and _TELLS.search(script.code(node.func).lower()):
                 return True
         below = node
     return False

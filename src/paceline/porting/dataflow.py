@@ -1,7 +1,7 @@
 """What a script's names stand for, and what the same thing is called elsewhere in its text.
 
     origins   a name -> the calls it may come from: by assignments, arguments, ``return``
-    express   an expression in one function -> its name in another: by arguments, ``self.x``, aliases
+    express   an expression in one function -> its name in another: by arguments, ``self.x``
     around    a node -> the loops around it, in its function and around each call of that
 
 Everything is read from the tree; what is not clear without running the script is not derived. This
@@ -109,6 +109,8 @@ class Flow:
             return False
         if self.script.code(call.func.value) == "self":
             return self.owner(self.script.scope(call)) is owner
+        if (self.script.code(call.func.value), self.script.scope(call)) in self._targets:
+            return True  # for layer in layers: layer.train(...)
         made = self.origins(call.func.value)
         names = [self.script.meaning(one.func) for one in made if isinstance(one, cst.Call)]
         return owner.name.value in names
@@ -135,14 +137,18 @@ class Flow:
             ]
         return self._part(expr, None, depth)
 
-    def _values(self, expr: cst.Name | cst.Attribute) -> Iterator[tuple[cst.BaseExpression, int | None]]:
+    def _values(
+        self, expr: cst.Name | cst.Attribute
+    ) -> Iterator[tuple[cst.BaseExpression, int | None]]:
         """What a name is given, anywhere."""
         code, scope = self.script.code(expr), self.script.scope(expr)
         if isinstance(expr, cst.Name):
             home = self.home(code, scope)
             yield from ((one.value, one.place) for one in self.bindings(code, home))
             if code in parameters(home):
-                yield from ((one.given[code], None) for one in self.calls_of(home) if code in one.given)
+                yield from (
+                    (one.given[code], None) for one in self.calls_of(home) if code in one.given
+                )
             return
         for one in self.script.bindings:
             is_same = not code.startswith("self.") or self.owner(

@@ -35,7 +35,6 @@ def leave_group(script: SourceTree) -> SourceTree:
     return script
 
 
-
 def _device_names(script: SourceTree) -> set[str]:
     """What stands for this process's device: ``device_ids=[rank]`` and ``set_device`` say so."""
     names = {'int(os.environ["LOCAL_RANK"])', "int(os.environ['LOCAL_RANK'])"}

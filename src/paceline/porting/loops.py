@@ -1,8 +1,7 @@
-"""Which loop of a script trains, and what `prepare` would be given for it.
+"""Which loop of a script trains, what it goes over, and whose parameters it changes.
 
     optimizer.step() -> the loops around it -> the one over a loader, or the only one
     optimizer -> the models whose parameters it was made for; its schedulers
-    all of these -> their names in one function, and the line of it before which they exist
 
 This module must not know what is done with what it finds.
 """
@@ -14,8 +13,7 @@ from typing import NamedTuple
 import libcst as cst
 
 from .dataflow import AnyLoop, Flow
-from .reading import INIT, WRAP
-from .tree import CannotDerive, Scope, SourceTree, positional
+from .tree import CannotDerive, Scope, positional
 
 _OPTIMIZER = re.compile(
     r"(^|\.)optim\.(?!lr_scheduler|swa_utils)|(^|\.)(SGD|Adam\w*|NAdam|RAdam|RMSprop|Adadelta|Adagrad|"
@@ -26,11 +24,16 @@ _SCHEDULER = re.compile(
     r"lr_scheduler\.|\.SWALR$|(^|[._])(get|create|make|build)\w*schedul\w*$|(^|\.)\w+LR$"
 )
 _OF_A_MODEL = ("parameters", "named_parameters", "configure_optimizers", "trainable_parameters")
-_PASSED_ON = re.compile(r"(^|\.)(enumerate|islice|iter|tqdm|trange|track|progress|log_every|notebook)$")
+_PASSED_ON = re.compile(
+    r"(^|\.)(enumerate|islice|iter|tqdm|trange|track|progress|log_every|notebook)$"
+)
 """What gives the batches of its first argument one by one."""
 _LITERALS = cst.List | cst.ListComp | cst.Tuple | cst.Dict | cst.Set | cst.BaseNumber
 _MAKES_LISTS = ("range", "zip", "list", "sorted", "reversed", "tuple", "random.sample")
 _DEPTH = 8
+_NO_LOOP = (
+    "no optimizer.step() in a loop was found in it; where another file has the loop, check that one"
+)
 
 
 class Loop(NamedTuple):
@@ -79,10 +82,7 @@ class Training:
                 loop = self._chosen(call, chain)
                 found[loop.node] = loop
         if not found:
-            raise CannotDerive(
-                "no optimizer.step() in a loop was found in it; where another file has the loop, "
-                "check that file"
-            )
+            raise CannotDerive(self._by_hand() or _NO_LOOP)
         if len(found) > 1:
             lines = " and ".join(str(script.line(one)) for one in found)
             raise CannotDerive(
@@ -91,9 +91,26 @@ class Training:
             )
         return next(iter(found.values()))
 
+    def _by_hand(self) -> str:
+        """A sentence where parameters are changed without an optimizer."""
+        hands = [
+            call
+            for call in self.script.calls("add_", "sub_", "copy_")
+            if ".grad" in self.script.code(call) and any(self.flow.around(call))
+        ]
+        if not hands or self.script.calls("step"):
+            return ""
+        return (
+            f"line {self.script.line(hands[0])} changes parameters by hand, and an update is an "
+            "optimizer's step; write optimizer = torch.optim.SGD(model.parameters(), lr=...) and "
+            "optimizer.step()"
+        )
+
     def _chosen(self, call: cst.Call, chain: list[AnyLoop]) -> Loop:
         """The loop over batches among those around a step."""
-        over = {one: self.iterated(one) for one in chain if isinstance(one, cst.For)}
+        over: dict[AnyLoop, cst.BaseExpression | None] = {
+            one: self.iterated(one) for one in chain if isinstance(one, cst.For)
+        }
         kinds = {node: self.is_loader(expr) for node, expr in over.items() if expr is not None}
         for number, node in enumerate(chain):
             if kinds.get(node) or (number == 0 and node in kinds and kinds[node] is None):
@@ -103,9 +120,9 @@ class Training:
         lines = [self.script.line(one) for one in chain]
         raise CannotDerive(
             f"the loop of line {lines[0]}, inside that of line {lines[1]}, steps at line "
-            f"{self.script.line(call)} and goes over no DataLoader: make what it takes batches from "
-            "one (DataLoader(range(n), batch_size=...) for numbers that it counts), or write one "
-            "loop: for number in pace.updates(n)"
+            f"{self.script.line(call)} and goes over no DataLoader: make what it takes batches "
+            "from one (DataLoader(range(n), batch_size=...) for numbers that it counts), or write "
+            "one loop: for number in pace.updates(n)"
         )
 
     def _stepped(self, call: cst.Call) -> cst.BaseExpression | None:
@@ -153,7 +170,7 @@ class Training:
         return _PASSED_ON.search(name or self.script.code(call.func)) is not None
 
     def _local(self, name: cst.Name) -> cst.BaseExpression | None:
-        """What a name is bound to, once in its function: ``bar = tqdm(loader)``, ``with ... as``."""
+        """What a name is bound to once: ``bar = tqdm(loader)``, ``with tqdm(loader) as bar``."""
         scope = self.script.scope(name)
         for one in self.script.up(name):
             for item in one.items if isinstance(one, cst.With) else ():
@@ -180,7 +197,10 @@ class Training:
             return False
         name = self.script.meaning(value.func).rpartition(".")[2]
         bases = self.flow.classes[name].bases if name in self.flow.classes else ()
-        return "DataLoader" in (name, *(self.script.meaning(b.value).rpartition(".")[2] for b in bases))
+        return "DataLoader" in (
+            name,
+            *(self.script.meaning(b.value).rpartition(".")[2] for b in bases),
+        )
 
     # -- whose parameters -----------------------------------------------------------------------
 
@@ -197,7 +217,10 @@ class Training:
         for one in () if found else made:
             called = {self.script.code(call.func) for call in self.script.every_call}
             for given in positional(one) if isinstance(one, cst.Call) else ():
-                if isinstance(given, cst.Name | cst.Attribute) and self.script.code(given) in called:
+                if (
+                    isinstance(given, cst.Name | cst.Attribute)
+                    and self.script.code(given) in called
+                ):
                     found[self.script.code(given)] = given
         return found
 
@@ -205,9 +228,9 @@ class Training:
         """Whose ``parameters()`` stand in an expression, or in what its names are bound to."""
         own: list[cst.BaseExpression] = []
         for one in self.script.within(node):
-            if isinstance(one, cst.Call) and isinstance(one.func, cst.Attribute):
-                if one.func.attr.value in _OF_A_MODEL:
-                    own.append(self._whole(one.func.value))
+            func = one.func if isinstance(one, cst.Call) else None
+            if isinstance(func, cst.Attribute) and func.attr.value in _OF_A_MODEL:
+                own.append(self._whole(func.value))
         own = [one for one in own if isinstance(one, cst.Name | cst.Attribute)]
         yield from own
         if own or depth > 1 or isinstance(node, Scope):
@@ -230,7 +253,7 @@ class Training:
 
     def schedulers(self) -> dict[str, cst.BaseExpression]:
         """What else is stepped and was made as a schedule of a learning rate, by its text."""
-        found = {}
+        found: dict[str, cst.BaseExpression] = {}
         for call in self.script.calls("step"):
             one = call.func.value if isinstance(call.func, cst.Attribute) else None
             if not isinstance(one, cst.Name | cst.Attribute):
@@ -239,167 +262,3 @@ class Training:
             if any(_SCHEDULER.search(self.script.meaning(each.func)) for each in made):
                 found[self.script.code(one)] = one
         return found
-
-
-class Parts:
-    """What `prepare` is given, by the names of one function, and where.
-
-    Attributes:
-        scope: that function, or the module.
-        models, optimizers, loader, schedulers: their names there; loader None: there is none.
-        before: the line of ``scope`` before which all of them exist.
-        epochs: the loop over epochs; None: there is none.
-        is_flagged: whether a group of torch's own is made only where somebody asks for it.
-
-    Raises:
-        CannotDerive: something cannot be found, or is made again and again.
-    """
-
-    def __init__(self, script: SourceTree) -> None:
-        self.script, self.flow = script, Flow(script)
-        self.training = Training(self.flow)
-        self.loop = self.training.loop
-        wraps = script.calls(WRAP)
-        self.is_flagged = all(
-            self.flow.is_conditional(one) for one in [*script.calls(INIT), *wraps]
-        )
-        self._models = self._find_models(wraps)
-        self.scope, use = self._settle()
-        outer = self.loops_around(use)
-        self.epochs = next((one for one in reversed(outer) if one is not self.loop.node), None)
-        if self.epochs is None and use is not self.loop.node:
-            inner = [one for one in self.loop.outer]
-            self.epochs = inner[-1] if inner else None
-
-    @property
-    def names(self) -> list[str]:
-        loader = [] if self.loader is None else [self.loader]
-        return [*self.models, *self.optimizers, *loader, *self.schedulers]
-
-    def _find_models(self, wraps: list[cst.Call]) -> list[cst.BaseExpression]:
-        script = self.script
-        wrapped = [one for one in script.bindings if one.value in wraps and one.place is None]
-        if wraps:
-            targets = {one.name: one.node for one in wrapped}
-            if len(targets) != 1 or len(wrapped) != len(wraps):
-                raise CannotDerive
-            (node,) = targets.values()
-            target = node.targets[0].target if isinstance(node, cst.Assign) else None
-            if target is None:
-                raise CannotDerive
-            return [target]
-        found: dict[str, cst.BaseExpression] = {}
-        for code, optimizer in self.training.optimizers.items():
-            models = self.training.models(optimizer)
-            if not models:
-                raise CannotDerive(f"whose parameters {code} steps could not be found")
-            found |= models
-        return list(found.values())
-
-    # -- in which function ----------------------------------------------------------------------
-
-    def _settle(self) -> tuple[Scope, cst.CSTNode]:
-        """The innermost function that has all of them and is gone through once."""
-        reason = CannotDerive()
-        for scope, use in self._scopes():
-            if self.flow.is_repeated(scope):
-                continue
-            if self._is_called_again(scope):
-                reason = CannotDerive(
-                    f"{scope.name.value}() trains and is called more than once"
-                    if isinstance(scope, cst.FunctionDef)
-                    else ""
-                )
-                continue
-            try:
-                self._name(scope, use)
-                return scope, use
-            except CannotDerive as why:
-                reason = why if why.why or not reason.why else reason
-        raise reason
-
-    def _is_called_again(self, scope: Scope) -> bool:
-        """Whether a function is called more than once, and not by either branch of an ``if``."""
-        ways = [self._branches(one.node) for one in self.flow.calls_of(scope)]
-        return any(
-            not any(a in two and two[a] is not b for a, b in one.items())
-            for number, one in enumerate(ways)
-            for two in ways[:number]
-        )
-
-    def _branches(self, node: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
-        """Every ``if`` around a node, with the branch of it that the node stands in."""
-        found: dict[cst.CSTNode, cst.CSTNode] = {}
-        for one in self.script.up(node):
-            if isinstance(one, cst.If):
-                found[one] = node
-            node = one
-        return found
-
-    def _scopes(self) -> Iterator[tuple[Scope, cst.CSTNode]]:
-        """The functions from the loop's own outwards, each with what in it leads to the loop."""
-        scope, use = self.script.scope(self.loop.node), self.loop.node
-        for _ in range(_DEPTH):
-            yield scope, use
-            calls = self.flow.calls_of(scope)
-            if not calls:
-                return
-            ways = {self.script.scope(one.node): one.node for one in reversed(calls)}
-            if len(ways) > 1:
-                return
-            ((scope, use),) = ways.items()  # type: ignore[assignment]
-
-    def _name(self, scope: Scope, use: cst.CSTNode) -> None:
-        """Find all names there, and the line before which they exist."""
-        around = self.loops_around(use)
-        self.before = self.script.block_line(around[-1] if around else use)
-        express = self.flow.express
-        self.models = [express(one, scope) for one in self._models]
-        self.optimizers = [express(one, scope) for one in self.training.optimizers.values()]
-        loader = self.loop.loader
-        self.loader = None if loader is None else express(loader, scope)
-        for name in (*self.models, *self.optimizers, *([self.loader] if self.loader else [])):
-            self._check_bound(name, scope)
-        self.schedulers = [
-            name
-            for one in self.training.schedulers().values()
-            if (name := self._scheduler(one, scope)) is not None
-        ]
-
-    def loops_around(self, use: cst.CSTNode) -> list[AnyLoop]:
-        """The loops of its own function that a node stands in, or is, innermost first."""
-        return [one for one in (use, *self.script.up(use)) if isinstance(one, AnyLoop)]
-
-    def _check_bound(self, name: str, scope: Scope) -> None:
-        """A name has its value before the loop, and no other inside."""
-        bound = [one.node for one in self.flow.bindings(name, scope)]
-        if self.flow.home(name.partition(".")[0], scope) is not scope or not bound:
-            return
-        order, inside = self.script.order, set(self.script.within(self.before))
-        if again := [one for one in bound if one in inside]:
-            raise CannotDerive(
-                f"line {self.script.line(again[0])} makes {name} anew in each turn of the loop of "
-                f"line {self.script.line(self.before)}; a run trains one model on one loader: make "
-                "it once before the loop, or give each turn a run of its own"
-            )
-        if not any(order[one] < order[self.before] for one in bound):
-            raise CannotDerive
-
-    def _scheduler(self, one: cst.BaseExpression, scope: Scope) -> str | None:
-        """Its name there, where it is made in any case; None: it stays as it is."""
-        try:
-            name = self.flow.express(one, scope)
-        except CannotDerive:
-            return None
-        bound = [each.node for each in self.flow.bindings(name, scope)]
-        is_sure = all(
-            self.script.order[each] < self.script.order[self.before]
-            and not any(isinstance(up, cst.If) for up in self._up_to_common(each))
-            for each in bound
-        )
-        return name if is_sure else None
-
-    def _up_to_common(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """What a node stands in and the place of `prepare` does not."""
-        shared = set(self.script.up(self.before))
-        return (one for one in self.script.up(node) if one not in shared)

@@ -17,7 +17,8 @@ INIT = "distributed.init_process_group"
 _SAVES = (
     "torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt",
     "joblib.dump", "safetensors.torch.save_file", "write_text", "write_bytes", "to_csv",
-    "to_parquet", "to_pickle", "savefig", "save_pretrained", "SummaryWriter", "shutil.rmtree",
+    "to_parquet", "to_pickle", "savefig", "save_image", "save_pretrained", "SummaryWriter",
+    "shutil.rmtree",
 )  # fmt: skip
 """Endings of the names of what writes a file, or takes files away."""
 _FOLDERS = ("os.mkdir", "os.makedirs", "mkdir")

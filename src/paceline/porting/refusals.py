@@ -63,9 +63,7 @@ def refuse_anywhere(script: SourceTree) -> None:
 def _refuse_places(script: SourceTree) -> None:
     """Raise CannotDerive where parts of a model lie on devices that are named one by one."""
     moved = [
-        (call, script.code(positional(call)[0]))
-        for call in script.calls("to")
-        if positional(call)
+        (call, script.code(positional(call)[0])) for call in script.calls("to") if positional(call)
     ]
     found = {text: call for call, text in moved if (one := _PLACE.fullmatch(text)) and one[2]}
     if len(found) > 1:
@@ -85,7 +83,8 @@ def refuse_loop(training: Training) -> None:
     script, flow, loop = training.script, training.flow, training.loop
     for call, optimizer in training.steps:
         given = positional(call) or list(by_name(call).values())
-        if given and call.func.value is optimizer and not isinstance(given[0], cst.BaseNumber):  # type: ignore[union-attr]
+        is_own = isinstance(call.func, cst.Attribute) and call.func.value is optimizer
+        if given and is_own and not isinstance(given[0], cst.BaseNumber):
             raise CannotDerive(
                 f"line {script.line(call)} gives a closure to step(), which may take several "
                 "gradients of one batch; write optimizer.zero_grad(); loss.backward(); "

@@ -18,9 +18,10 @@ import re
 import libcst as cst
 
 from .counting import Count, count_of
-from .dataflow import AnyLoop
+from .dataflow import AnyLoop, Flow
 from .group import leave_group
-from .loops import Loop, Parts
+from .loops import Loop
+from .parts import Parts
 from .reading import INIT, WRAP, Source, writes
 from .refusals import refuse_anywhere, refuse_loop
 from .tree import CannotDerive, SourceTree, TreeEdits, by_name, positional
@@ -46,11 +47,11 @@ def port(text: str) -> str:
     if parts.loop.loader is None:
         _updates(parts, edits)
     else:
-        peek(script, parts.loop, edits)
+        _peek(parts, edits)
         step(parts.loop, edits)
         epochs(script, parts.epochs, edits)
     clip(script, edits)
-    guard(script, parts, edits)
+    guard(script, parts.flow, parts.before, edits)
     _device(script, edits)
     if parts.is_flagged:
         _main(script, edits)
@@ -62,7 +63,7 @@ def port(text: str) -> str:
     return script.module.visit(edits).code
 
 
-# -- the four lines ---------------------------------------------------------------------------------
+# -- the four lines --------------------------------------------------------------------------------
 
 
 def _prepare(parts: Parts, edits: TreeEdits) -> None:
@@ -86,19 +87,22 @@ def _modules(script: SourceTree) -> str:
     raise CannotDerive
 
 
-def peek(script: SourceTree, loop: Loop, edits: TreeEdits) -> None:
+def _peek(parts: Parts, edits: TreeEdits) -> None:
     """A look at one batch beside the loop is one into the plain loader: it opens no epoch."""
+    script, loop = parts.script, parts.loop
     assert loop.loader is not None
-    loader = script.code(loop.loader)
+    names = {script.scope(loop.node): script.code(loop.loader), parts.scope: parts.loader}
     for call in script.calls("iter"):
+        scope = script.scope(call)
+        is_prepared = scope is not parts.scope or script.order[call] > script.order[parts.before]
         for one in positional(call)[:1]:
-            if script.code(one) == loader and script.order[call] > script.order[loop.node]:
-                edits.replace(one, f"{loader}.plain")
+            if is_prepared and script.code(one) == names.get(scope):
+                edits.replace(one, f"{names[scope]}.plain")
 
 
-def step(loop: Loop, edits: TreeEdits, first: str = "") -> None:
+def step(loop: Loop, edits: TreeEdits, first: str = "", who: str = "pace") -> None:
     """``with pace.step()`` around what is done with a batch, after a ``first`` line."""
-    item = cst.WithItem(cst.parse_expression("pace.step()"))
+    item = cst.WithItem(cst.parse_expression(f"{who}.step()"))
 
     def wrapped(body: cst.BaseSuite) -> cst.BaseSuite:
         if not isinstance(body, cst.IndentedBlock):
@@ -110,16 +114,16 @@ def step(loop: Loop, edits: TreeEdits, first: str = "") -> None:
     edits.change(loop.node.body, wrapped)
 
 
-def epochs(script: SourceTree, loop: AnyLoop | None, edits: TreeEdits) -> None:
+def epochs(script: SourceTree, loop: AnyLoop | None, edits: TreeEdits, who: str = "pace") -> None:
     """``pace.epochs`` where the loop over epochs is one over numbers."""
     if not isinstance(loop, cst.For):
         return
     for call in script.calls("range"):
         if any(one is loop.iter for one in (call, *script.up(call))):
             if len(call.args) == 1:
-                edits.replace(call.func, "pace.epochs")
+                edits.replace(call.func, f"{who}.epochs")
             else:
-                edits.replace(call, f"pace.epochs({script.code(call)})")
+                edits.replace(call, f"{who}.epochs({script.code(call)})")
             return
 
 
@@ -137,7 +141,7 @@ def connect(script: SourceTree, edits: TreeEdits) -> None:
     edits.insert(lines[last], "\npace = paceline.connect()")
 
 
-# -- a loop without a loader ------------------------------------------------------------------------
+# -- a loop without a loader -----------------------------------------------------------------------
 
 
 def _updates(parts: Parts, edits: TreeEdits) -> None:
@@ -172,31 +176,32 @@ def _numbered(script: SourceTree, count: Count, loop: AnyLoop, edits: TreeEdits)
     first = f"first_{count.name.rpartition('.')[2]}"
     if script.uses(first):
         raise CannotDerive
-    edits.insert(script.block_line(script.statement(loop)), f"{first} = {count.name}")
+    edits.insert(
+        script.block_line(script.statement(loop)), f"{first} = {count.name}", is_before=True
+    )
     return f"{count.name} = {first} + pace.version"
 
 
 def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
-    """A batch that is drawn one turn ahead is drawn in its own, as what is drawn there is counted."""
+    """A batch that is drawn one turn ahead is drawn in its own: a turn is what is counted."""
     inside = set(script.within(loop.body))
     before = {
         script.code(one.node): one.node
         for one in script.bindings
-        if script.order[one.node] < script.order[loop] and isinstance(one.value, cst.Call)
+        if script.order[one.node] < script.order[loop]
+        and isinstance(one.value, cst.Call)
+        and script.scope(one.node) is script.scope(loop)
     }
-    for one in script.bindings:
-        text = script.code(one.node)
-        if one.node not in inside or text not in before or not isinstance(one.value, cst.Call):
-            continue
-        block = script.parents[script.block_line(one.node)]
-        if not isinstance(block, cst.IndentedBlock):
-            continue
-        edits.remove(one.node)
-        edits.remove(before[text])
-        edits.insert(block.body[0], text, is_before=True)
+    ahead = dict.fromkeys(one.node for one in script.bindings if one.node in inside)
+    for node in ahead:
+        text, block = script.code(node), script.parents[script.block_line(node)]
+        if text in before and isinstance(block, cst.IndentedBlock):
+            edits.remove(node)
+            edits.remove(before[text])
+            edits.insert(block.body[0], text, is_before=True)
 
 
-# -- beside the loop --------------------------------------------------------------------------------
+# -- beside the loop -------------------------------------------------------------------------------
 
 
 def clip(script: SourceTree, edits: TreeEdits) -> None:
@@ -225,8 +230,15 @@ def _main(script: SourceTree, edits: TreeEdits) -> None:
             edits.replace(value, "pace.is_main")
 
 
-def guard(script: SourceTree, parts: Parts | None, edits: TreeEdits, who: str = "pace") -> None:
-    """What all workers would write at once is written by one; what they all need, by one first."""
+def guard(
+    script: SourceTree, flow: Flow, before: cst.CSTNode, edits: TreeEdits, who: str = "pace"
+) -> None:
+    """What all workers would write at once is written by one; what they all need, by one first.
+
+    Args:
+        before: the line of `prepare`; what is made before it, all need.
+        who: what `connect` gave is called there.
+    """
     found: dict[cst.CSTNode, str] = {}
     there = {(line, func): text for line, func, text in writes(Source(script.module.code))}
     for call in script.every_call:
@@ -235,10 +247,10 @@ def guard(script: SourceTree, parts: Parts | None, edits: TreeEdits, who: str = 
         if text is None or line is None:
             continue
         is_download = text.endswith("download=True)")
-        is_before = parts is None or script.order[call] < script.order[parts.before]
+        is_before = script.order[call] < script.order[before]
         is_once = is_download or (text.split("(")[0].endswith(("mkdir", "makedirs")) and is_before)
         is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
-        if parts is not None and any(parts.flow.around(call)):
+        if any(flow.around(call)):
             if is_download:
                 continue
             is_once = False
@@ -253,9 +265,8 @@ def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
     line = script.block_line(call)
     if isinstance(line, cst.SimpleStatementLine):
         around = script.parents.get(script.parents[line])
-        is_look = isinstance(around, cst.If) and re.search("exists|isdir", script.code(around.test))
-        if is_look and len(around.body.body) == 1 and around.orelse is None:  # type: ignore[union-attr]
-            line = around
+        if isinstance(around, cst.If) and around.orelse is None and len(around.body.body) == 1:
+            line = around if re.search("exists|isdir", script.code(around.test)) else line
     elif not isinstance(line, cst.With):
         return None
     kept = cst.Return | cst.Yield | cst.Continue | cst.Break | cst.Global

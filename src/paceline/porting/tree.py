@@ -206,7 +206,7 @@ class TreeEdits(cst.CSTTransformer):
         super().__init__()
         self._changes: dict[cst.CSTNode, Callable[[Any], Any]] = {}
         self._gone: set[cst.CSTNode] = set()
-        self._before: dict[cst.CSTNode, str] = {}
+        self._before: dict[cst.CSTNode, list[str]] = {}
         self._after: dict[cst.CSTNode, str] = {}
         self._heads: dict[cst.CSTNode, str] = {}
         self._followers: dict[cst.CSTNode, cst.CSTNode] = {}
@@ -236,8 +236,11 @@ class TreeEdits(cst.CSTTransformer):
         self._gone.update(one for one in statements if isinstance(one, cst.Expr))
 
     def insert(self, line: cst.CSTNode, text: str, *, is_before: bool = False) -> None:
-        """Put a line beside one of a block."""
-        (self._before if is_before else self._after)[line] = text
+        """Put a line beside one of a block; several before it in the order of the calls."""
+        if is_before:
+            self._before.setdefault(line, []).append(text)
+        else:
+            self._after[line] = text
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         if original_node in self._gone:
@@ -259,8 +262,8 @@ class TreeEdits(cst.CSTTransformer):
         lines = iter(block.body)  # libcst has left out those of which nothing is left
         for old in before:
             above += old.leading_lines
-            if old in self._before:
-                body.append(_line(self._before[old], above))
+            for text in self._before.get(old, ()):
+                body.append(_line(text, above))
                 above = []
             if not isinstance(old, cst.SimpleStatementLine) or not self._gone.issuperset(old.body):
                 self._put(body, old, next(lines).with_changes(leading_lines=above))
@@ -271,16 +274,14 @@ class TreeEdits(cst.CSTTransformer):
         rest = {"footer": [*above, *block.footer]} if above else {}
         return block.with_changes(body=body, **rest)
 
-
     def _put(self, body: list[Any], old: cst.CSTNode, new: Any) -> None:
         """Add a line, under its head where it has one."""
         if old in self._followers:
             under = body[-1].body
             body[-1] = body[-1].with_changes(body=under.with_changes(body=[*under.body, new]))
         elif old in self._heads:
-            head = cst.ensure_type(
-                cst.parse_statement(f"{self._heads[old]}\n    pass\n"), cst.With | cst.If
-            )
+            head = cst.parse_statement(f"{self._heads[old]}\n    pass\n")
+            assert isinstance(head, cst.With | cst.If)
             under = head.body.with_changes(body=[new.with_changes(leading_lines=())])
             body.append(head.with_changes(body=under, leading_lines=new.leading_lines))
         else:

@@ -1,0 +1,141 @@
+"""What ``launch --check`` says of a script: the change that it needs, or why none will do.
+
+    text -> nothing to add | a diff, and what to know of it | a sentence why it cannot be carried
+
+The script is read, never run, and nothing is written. This module must not know engines or
+settings.
+"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import libcst as cst
+
+from ..errors import ConfigError
+from ..program import ScriptProgram
+from .accelerate import is_for_accelerate, leave_accelerate
+from .dataflow import Flow
+from .loops import Training
+from .porting import by_hand, find, left_over, read
+from .reading import Source, note_of_writes
+from .rewrite import port
+from .tree import CannotDerive, SourceTree, by_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a script needs.
+
+    Attributes:
+        script: its path.
+        diff: a unified diff for ``patch -p0``; empty: there is nothing to add, or it cannot be
+            carried.
+        added: lines that are new or changed in it, without those that are only indented.
+        reason: why it cannot be carried, one sentence; empty: it can.
+        notes: what to know of the script with these lines, a sentence each.
+    """
+
+    script: str
+    diff: str = ""
+    added: int = 0
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The one object of ``--json``."""
+        return {
+            "script": self.script,
+            "verdict": "refused" if self.reason else "change" if self.diff else "nothing to add",
+            "diff": self.diff,
+            "added_lines": self.added,
+            "reason": self.reason or None,
+            "notes": list(self.notes),
+        }
+
+
+def check(program: ScriptProgram) -> Verdict:
+    """Read a script.
+
+    Raises:
+        ConfigError: it is not there, or no Python.
+    """
+    path = find(program)
+    if path is None:
+        raise ConfigError(f"module {program.path} has no file of Python to read")
+    try:
+        text = path.read_bytes().decode("utf-8")
+        source = Source(text)
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno} is no valid Python ({error.msg})") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
+    return judge(source, str(path))
+
+
+def judge(source: Source, name: str) -> Verdict:
+    """What a text needs; ``name`` is its path."""
+    if next(source.calls("paceline.connect"), None) is not None:
+        known = read(source, name)
+        return Verdict(script=name, notes=tuple(one for one in (*known.notes, known.writes) if one))
+    why = ""
+    try:
+        is_foreign = is_for_accelerate(source)
+        after, notes = leave_accelerate(source.text) if is_foreign else (port(source.text), ())
+        ported = Source(after)
+    except (CannotDerive, SyntaxError) as error:
+        why = error.why if isinstance(error, CannotDerive) else ""
+        return Verdict(script=name, reason=by_hand(source, name, why))
+    more = [*_notes_of_loop(source.text, name), note_of_writes(ported, name), left_over(ported)]
+    return Verdict(
+        script=name,
+        diff=unified(source.text, after, name),
+        added=added_lines(source.text, after),
+        notes=(*notes, *(one for one in more if one)),
+    )
+
+
+def _notes_of_loop(text: str, name: str) -> Iterator[str]:
+    """What is other with several workers, and not for the converter to decide."""
+    script = SourceTree(text)
+    flow = Flow(script)
+    for node in flow.reached([Training(flow).loop.node.body]):
+        for call in (one for one in script.within(node) if isinstance(one, cst.Call)):
+            made = [call, *(flow.origins(call.func) if call.func is not node else ())]
+            words = [by_name(one) for one in made if isinstance(one, cst.Call)]
+            if any("reduction" in one and "sum" in script.code(one["reduction"]) for one in words):
+                yield (
+                    f"{name}:{script.line(call)} sums the loss over a batch, and workers average "
+                    "their sums: with K of them an update is 1/K of one worker's; write the mean, "
+                    "or K times the learning rate"
+                )
+    for call in script.calls("DataParallel"):
+        yield (
+            f"{name}:{script.line(call)} DataParallel lets each worker use all GPUs that it sees; "
+            "leave it out"
+        )
+
+
+def unified(before: str, after: str, name: str) -> str:
+    """A diff that ``patch -p0`` and ``git apply`` take, of whatever line ends."""
+    old, new = _rows(before), _rows(after)
+    rows = list(difflib.unified_diff(old, new, name, name))
+    ended = [
+        one if one.endswith("\n") else f"{one}\n\\ No newline at end of file\n" for one in rows
+    ]
+    return "".join(ended)
+
+
+def added_lines(before: str, after: str) -> int:
+    """Lines that are new or changed, apart from their indentation and empty ones."""
+    old = [one.strip() for one in _rows(before) if one.strip()]
+    new = [one.strip() for one in _rows(after) if one.strip()]
+    blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    return len(new) - sum(one.size for one in blocks)
+
+
+def _rows(text: str) -> list[str]:
+    r"""Lines as diffs count them: a form feed ends none."""
+    return [f"{one}\n" for one in text.split("\n")[:-1]] + [
+        one for one in (text.rsplit("\n")[-1],) if one
+    ]
