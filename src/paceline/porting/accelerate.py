@@ -289,6 +289,16 @@ def _is_whole(training: Training, node: cst.CSTNode, inside: set[cst.CSTNode]) -
 # -- imports ---------------------------------------------------------------------------------------
 
 
+def _types(script: SourceTree, name: str, edits: TreeEdits) -> None:
+    """Nothing is annotated as an accelerator any more."""
+    for one in script.uses(name):
+        around = script.parents[one]
+        if isinstance(around, cst.Annotation):
+            edits.remove(around)
+        elif not (isinstance(around, cst.Call) and around.func is one):
+            raise CannotDerive(f"line {script.line(one)} uses the class {name}; leave that out")
+
+
 def _imports(script: SourceTree, edits: TreeEdits) -> None:
     """Paceline in the place of Accelerate; what of that stays needs no accelerator."""
     is_there = False
@@ -302,6 +312,8 @@ def _imports(script: SourceTree, edits: TreeEdits) -> None:
         gone = []
         for one, name, full in names:
             last = full.rpartition(".")[2]
+            if full == _MADE_BY:
+                _types(script, name, edits)
             if full == _MADE_BY or not script.uses(name) or last == "DistributedType":
                 gone.append(one)
             elif last not in _FROM_ACCELERATE and full != "accelerate":
