@@ -35,9 +35,9 @@ AHEAD = (
 """What is drawn one turn ahead is drawn in its own."""
 ADDED = {
     "accumulated": 8,
-    "counted_draws": 6,
+    "counted_draws": 7,
     "drawn_batches": 11,
-    "full_batch": 6,
+    "full_batch": 7,
     "functions": 6,
     "globals_in_functions": 7,
     "module_level": 6,

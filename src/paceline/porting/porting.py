@@ -136,7 +136,7 @@ def by_hand(source: Source, name: str, why: str) -> str:
     from .parts import names_of
 
     lines = _own_lines(source, names_of(source.text))
-    return f"{who}; under paceline it needs these lines in place of those{because}:\n\n{lines}"
+    return f"{who}{because}; under paceline it needs these lines in place of those:\n\n{lines}"
 
 
 def _other_library(source: Source, library: str) -> str:
