@@ -12,7 +12,7 @@ from torch import Tensor
 
 import paceline
 from paceline.context import Context
-from paceline.porting.check import Verdict, check, judge
+from paceline.porting.check import CheckResult, check, judge
 from paceline.porting.reading import Source
 from paceline.program import ScriptProgram
 from paceline.replica.seeding import kept_random_state, seed_all
@@ -49,7 +49,7 @@ SAME_IN_PARTS = ("accumulated", "full_batch", "module_level", "trainer_class", "
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 
 
-def ported(path: Path, folder: Path) -> tuple[Path, Verdict]:
+def ported(path: Path, folder: Path) -> tuple[Path, CheckResult]:
     """A copy of a script in ``folder`` with its diff applied by patch."""
     copy = folder / path.name
     copy.write_bytes(path.read_bytes())

@@ -8,7 +8,7 @@ from paceline.porting.check import judge
 from paceline.porting.counting import count_of
 from paceline.porting.dataflow import Flow
 from paceline.porting.group import leave_group
-from paceline.porting.loops import Training
+from paceline.porting.loops import Stepping
 from paceline.porting.reading import Source
 from paceline.porting.refusals import refuse_anywhere, refuse_loop
 from paceline.porting.tree import CannotDerive, SourceTree
@@ -133,6 +133,17 @@ REFUSED = {
         ((LOOP, DRAWS.replace("get_batch()", "data[it * 8 : it * 8 + 8]")),),
         "line 9 uses it, the number of a turn: where it chooses what is learnt write for number",
     ),
+    "a place that is counted up": (
+        (
+            ("model = ", "at = 0\nmodel = "),
+            (LOOP, DRAWS.replace("get_batch()", "data[at : at + 8]") + "    at += 8\n"),
+        ),
+        "line 10 takes its batch by at, which each worker would count for itself (line 14)",
+    ),
+    "tensors of no model": (
+        (("model.parameters()", "[w, b]"),),
+        "line 12: whose parameters optimizer steps could not be found",
+    ),
     "positions in a text": (
         ((LOOP, "for epoch in range(3):\n    " + DRAWS.replace("\n    ", "\n        ")),),
         "the loop of line 9, inside that of line 8, steps at line 13 and goes over no DataLoader",
@@ -152,6 +163,16 @@ def test_what_cannot_be_carried_is_named_with_its_line(name: str) -> None:
         assert old in text
         text = text.replace(old, new, 1)
     assert reason(text).startswith(f"train.py: {sentence}")
+
+
+def test_a_loop_that_one_worker_may_leave_alone_is_noted() -> None:
+    text = SCRIPT.replace(LOOP, DRAWS)
+    for test, is_noted in {"loss < 0.1": True, "it == 50": False, "args.dry_run": False}.items():
+        found = judge(Source(f"{text}    if {test}:\n        break\n"), "train.py")
+        assert found.diff
+        assert [one.startswith("train.py:14 leaves the loop") for one in found.notes] == [
+            True
+        ] * is_noted
 
 
 def test_without_these_the_script_is_carried() -> None:
@@ -229,11 +250,11 @@ def test_each_part_says_it_by_itself() -> None:
     tree = SourceTree(SCRIPT.replace("SGD", "LBFGS"))
     with pytest.raises(CannotDerive, match="LBFGS takes several gradients"):
         refuse_anywhere(tree)
-    training = Training(Flow(SourceTree(SCRIPT.replace(".step()", ".step(closure)"))))
+    training = Stepping(Flow(SourceTree(SCRIPT.replace(".step()", ".step(closure)"))))
     with pytest.raises(CannotDerive, match="gives a closure"):
         refuse_loop(training)
     flow = Flow(SourceTree(SCRIPT.replace(LOOP, DRAWS)))
-    training = Training(flow)
+    training = Stepping(flow)
     count = count_of(flow, training.loop.node, training.steps[0][0])
     assert (count.total, count.name) == ("100", None)
     assert is_for_accelerate(Source(ACCELERATED))

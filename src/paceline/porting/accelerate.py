@@ -19,7 +19,7 @@ import libcst as cst
 
 from .accumulation import Accelerator, accumulate
 from .dataflow import Flow, parameters
-from .loops import Training
+from .loops import Stepping
 from .reading import Source
 from .refusals import refuse_anywhere, refuse_loop
 from .rewrite import epochs, guard, step
@@ -74,7 +74,7 @@ def leave_accelerate(text: str) -> tuple[str, tuple[str, ...]]:
     script = SourceTree(text)
     refuse_anywhere(script)
     flow = Flow(script)
-    training = Training(flow)
+    training = Stepping(flow)
     refuse_loop(training)
     if training.loop.loader is None:
         raise CannotDerive(
@@ -149,7 +149,7 @@ def _precision(script: SourceTree, own: Accelerator) -> tuple[str, ...]:
 
 
 def _prepare(
-    script: SourceTree, flow: Flow, training: Training, own: Accelerator, edits: TreeEdits
+    script: SourceTree, flow: Flow, training: Stepping, own: Accelerator, edits: TreeEdits
 ) -> None:
     """One call, without the loaders that nobody trains on."""
     calls = script.calls(f"{own.name}.prepare")
@@ -193,7 +193,7 @@ def _small(text: str) -> cst.BaseSmallStatement:
     return line.body[0]
 
 
-def _on_device(script: SourceTree, training: Training, one: cst.BaseExpression, name: str) -> str:
+def _on_device(script: SourceTree, training: Stepping, one: cst.BaseExpression, name: str) -> str:
     """A model is put where this worker computes, unless the script does that."""
     code = script.code(one)
     trained = {text for each in training.optimizers.values() for text in training.models(each)}
@@ -208,7 +208,7 @@ def _on_device(script: SourceTree, training: Training, one: cst.BaseExpression, 
 # -- what an accelerator does ----------------------------------------------------------------------
 
 
-def _attributes(script: SourceTree, training: Training, own: Accelerator, edits: TreeEdits) -> None:
+def _attributes(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEdits) -> None:
     """Everything that the script asks of its accelerator."""
     _check_names(script, training.flow, own)
     inside = set(script.within(training.loop.node))
@@ -277,7 +277,7 @@ def _check_names(script: SourceTree, flow: Flow, own: Accelerator) -> None:
                 )
 
 
-def _is_whole(training: Training, node: cst.CSTNode, inside: set[cst.CSTNode]) -> bool:
+def _is_whole(training: Stepping, node: cst.CSTNode, inside: set[cst.CSTNode]) -> bool:
     """Whether a node stands in a loop over a loader that is not shared out."""
     if node in inside:
         return False

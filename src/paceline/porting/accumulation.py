@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from .loops import Training
+from .loops import Stepping
 from .tree import CannotDerive, SourceTree, TreeEdits, positional
 
 
@@ -32,7 +32,7 @@ class Accelerator(NamedTuple):
     precision: str
 
 
-def accumulate(script: SourceTree, training: Training, own: Accelerator, edits: TreeEdits) -> bool:
+def accumulate(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEdits) -> bool:
     """``with accumulate(model)`` as a step block; whether there is one."""
     calls = script.calls(f"{own.name}.accumulate")
     synced = [
@@ -53,7 +53,7 @@ def accumulate(script: SourceTree, training: Training, own: Accelerator, edits: 
     return bool(calls)
 
 
-def _due(script: SourceTree, training: Training, own: Accelerator, edits: TreeEdits) -> str:
+def _due(script: SourceTree, training: Stepping, own: Accelerator, edits: TreeEdits) -> str:
     """The condition for a step: every k-th batch, and the last one."""
     assert own.steps is not None
     assert training.loop.loader is not None
@@ -82,7 +82,7 @@ def _due(script: SourceTree, training: Training, own: Accelerator, edits: TreeEd
 
 
 def _share(
-    script: SourceTree, training: Training, own: Accelerator, due: str, edits: TreeEdits
+    script: SourceTree, training: Stepping, own: Accelerator, due: str, edits: TreeEdits
 ) -> None:
     """The loss is divided by the number of batches, and only every so many of them step."""
     assert own.steps is not None

@@ -7,6 +7,7 @@ settings.
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,8 +16,9 @@ import libcst as cst
 from ..errors import ConfigError
 from ..program import ScriptProgram
 from .accelerate import is_for_accelerate, leave_accelerate
+from .counting import count_of
 from .dataflow import Flow
-from .loops import Training
+from .loops import Stepping
 from .porting import by_hand, find, left_over, read
 from .reading import Source, note_of_writes
 from .rewrite import port
@@ -24,7 +26,7 @@ from .tree import CannotDerive, SourceTree, by_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """What a script needs.
 
     Attributes:
@@ -54,7 +56,7 @@ class Verdict:
         }
 
 
-def check(program: ScriptProgram) -> Verdict:
+def check(program: ScriptProgram) -> CheckResult:
     """Read a script.
 
     Raises:
@@ -73,11 +75,13 @@ def check(program: ScriptProgram) -> Verdict:
     return judge(source, str(path))
 
 
-def judge(source: Source, name: str) -> Verdict:
+def judge(source: Source, name: str) -> CheckResult:
     """What a text needs; ``name`` is its path."""
     if next(source.calls("paceline.connect"), None) is not None:
         known = read(source, name)
-        return Verdict(script=name, notes=tuple(one for one in (*known.notes, known.writes) if one))
+        return CheckResult(
+            script=name, notes=tuple(one for one in (*known.notes, known.writes) if one)
+        )
     why = ""
     try:
         is_foreign = is_for_accelerate(source)
@@ -85,9 +89,9 @@ def judge(source: Source, name: str) -> Verdict:
         ported = Source(after)
     except (CannotDerive, SyntaxError) as error:
         why = error.why if isinstance(error, CannotDerive) else ""
-        return Verdict(script=name, reason=by_hand(source, name, why))
+        return CheckResult(script=name, reason=by_hand(source, name, why))
     more = [*_notes_of_loop(source.text, name), note_of_writes(ported, name), left_over(ported)]
-    return Verdict(
+    return CheckResult(
         script=name,
         diff=unified(source.text, after, name),
         added=added_lines(source.text, after),
@@ -99,7 +103,8 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
     """What is other with several workers, and not for the converter to decide."""
     script = SourceTree(text)
     flow = Flow(script)
-    for node in flow.reached([Training(flow).loop.node.body]):
+    training = Stepping(flow)
+    for node in flow.reached([training.loop.node.body]):
         for call in (one for one in script.within(node) if isinstance(one, cst.Call)):
             made = [call, *(flow.origins(call.func) if call.func is not node else ())]
             words = [by_name(one) for one in made if isinstance(one, cst.Call)]
@@ -109,11 +114,36 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
                     "their sums: with K of them an update is 1/K of one worker's; write the mean, "
                     "or K times the learning rate"
                 )
+    if training.loop.loader is None:
+        yield from _notes_of_breaks(script, training, name)
     for call in script.calls("DataParallel"):
         yield (
             f"{name}:{script.line(call)} DataParallel lets each worker use all GPUs that it sees; "
             "leave it out"
         )
+
+
+def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Iterator[str]:
+    """Where one worker leaves a loop of updates by what it alone sees."""
+    loop = training.loop.node
+    counter = count_of(training.flow, loop, training.steps[0][0]).counter
+    for node in (one for one in script.within(loop.body) if isinstance(one, cst.Break)):
+        ups = list(script.up(node))
+        tests = [one.test for one in ups[: ups.index(loop)] if isinstance(one, cst.If)]
+        is_own = next(one for one in ups if isinstance(one, cst.For | cst.While)) is loop
+        is_alike = any(counter in script.inside(one) or _is_asked(script, one) for one in tests)
+        if is_own and not is_alike:
+            yield (
+                f"{name}:{script.line(node)} leaves the loop in one worker alone, where the others "
+                "do not see the same; write pace.stop() before it, which ends it in all"
+            )
+
+
+def _is_asked(script: SourceTree, test: cst.BaseExpression) -> bool:
+    """Whether a condition is what the command line says: ``args.dry_run``."""
+    return (
+        re.fullmatch(r"(args|opts?|options|config|cfg|flags)\.\w+", script.code(test)) is not None
+    )
 
 
 def unified(before: str, after: str, name: str) -> str:

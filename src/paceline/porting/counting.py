@@ -23,7 +23,7 @@ _RATE = re.compile(r"lr\b|learning_rate|rate|warmup|progress|frac")
 _DEPTH = 4
 
 
-class Count(NamedTuple):
+class TurnCount(NamedTuple):
     """How a loop counts.
 
     Attributes:
@@ -31,15 +31,17 @@ class Count(NamedTuple):
         name: what its body calls the number of a turn; None: nothing asks.
         first: the number of its first turn, as an expression.
         is_changed: whether that name is another at the loop's end, so that it is to be kept.
+        counter: what the loop counts with.
     """
 
     total: str
     name: str | None
     first: str
     is_changed: bool = False
+    counter: str = ""
 
 
-def count_of(flow: Flow, loop: AnyLoop, step: cst.CSTNode) -> Count:
+def count_of(flow: Flow, loop: AnyLoop, step: cst.CSTNode) -> TurnCount:
     """How many updates a loop makes.
 
     Raises:
@@ -47,11 +49,11 @@ def count_of(flow: Flow, loop: AnyLoop, step: cst.CSTNode) -> Count:
     """
     found = _of_for(flow, loop) if isinstance(loop, cst.For) else _of_while(flow, loop, step)
     if found.name is not None and _is_asked(flow, found.name, loop.body, set()):
-        return found
-    return found._replace(name=None)
+        return found._replace(counter=found.name)
+    return found._replace(name=None, counter=found.name or "")
 
 
-def _of_for(flow: Flow, loop: cst.For) -> Count:
+def _of_for(flow: Flow, loop: cst.For) -> TurnCount:
     script, call = flow.script, loop.iter
     while isinstance(call, cst.Call) and script.meaning(call.func).rpartition(".")[2] == "tqdm":
         call = positional(call)[0] if positional(call) else call.func
@@ -75,8 +77,8 @@ def _of_for(flow: Flow, loop: cst.For) -> Count:
             "range(n), or over DataLoader(range(first, last, step), batch_size=...)"
         )
     if len(given) == 1:
-        return Count(given[0], target, "0")
-    return Count(_minus(given[1], given[0]), target, given[0])
+        return TurnCount(given[0], target, "0")
+    return TurnCount(_minus(given[1], given[0]), target, given[0])
 
 
 def _minus(last: str, first: str) -> str:
@@ -92,7 +94,7 @@ def _minus(last: str, first: str) -> str:
 # -- while -----------------------------------------------------------------------------------------
 
 
-def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> Count:
+def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
     """By its condition, or by the ``if`` in it that breaks."""
     script = flow.script
     endless = CannotDerive(
@@ -122,7 +124,7 @@ def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> Count:
         extra += 1
     first = _first(flow, name, loop)
     total = f"{last} + {extra}" if extra else last
-    return Count(_minus(total, first), name, first, is_changed=first == name)
+    return TurnCount(_minus(total, first), name, first, is_changed=first == name)
 
 
 def _limit(

@@ -49,7 +49,7 @@ class Loop(NamedTuple):
     outer: list[AnyLoop]
 
 
-class Training:
+class Stepping:
     """The loop that trains, with its optimizers.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from .dataflow import AnyLoop, Flow
-from .loops import Training
+from .loops import Stepping
 from .reading import INIT, WRAP
 from .tree import CannotDerive, Scope, SourceTree
 
@@ -36,7 +36,7 @@ class Parts:
 
     def __init__(self, script: SourceTree) -> None:
         self.script, self.flow = script, Flow(script)
-        self.training = Training(self.flow)
+        self.training = Stepping(self.flow)
         self.loop = self.training.loop
         wraps = script.calls(WRAP)
         self.is_flagged = all(
@@ -70,7 +70,11 @@ class Parts:
         for code, optimizer in self.training.optimizers.items():
             models = self.training.models(optimizer)
             if not models:
-                raise CannotDerive(f"whose parameters {code} steps could not be found")
+                raise CannotDerive(
+                    f"line {script.line(optimizer)}: whose parameters {code} steps could not be "
+                    "found; make it of model.parameters(), and plain tensors a model by "
+                    "torch.nn.ParameterList([...])"
+                )
             found |= models
         return list(found.values())
 
@@ -100,7 +104,7 @@ class Parts:
         raise reason
 
     def _is_called_again(self, scope: Scope) -> bool:
-        """Whether a function is called more than once, and not by either branch of an ``if``."""
+        """Whether a function is called more than once, and not in branches of one ``if``."""
         ways = [self._branches(one.node) for one in self.flow.calls_of(scope)]
         return any(
             not any(a in two and two[a] is not b for a, b in one.items())
@@ -109,10 +113,10 @@ class Parts:
         )
 
     def _branches(self, node: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
-        """Every ``if`` around a node, with the branch of it that the node stands in."""
+        """Every ``if`` and ``try`` around a node, with the branch that the node stands in."""
         found: dict[cst.CSTNode, cst.CSTNode] = {}
         for one in self.script.up(node):
-            if isinstance(one, cst.If):
+            if isinstance(one, cst.If | cst.Try):
                 found[one] = node
             node = one
         return found

@@ -9,7 +9,7 @@ import re
 import libcst as cst
 
 from .dataflow import Flow
-from .loops import Loop, Training
+from .loops import Loop, Stepping
 from .tree import CannotDerive, SourceTree, by_name, positional
 
 _OWN_WORKERS = re.compile(
@@ -74,7 +74,7 @@ def _refuse_places(script: SourceTree) -> None:
         )
 
 
-def refuse_loop(training: Training) -> None:
+def refuse_loop(training: Stepping) -> None:
     """What cannot be carried inside the loop that trains, or in what it goes over.
 
     Raises:
@@ -96,7 +96,7 @@ def refuse_loop(training: Training) -> None:
         _refuse_streams(training)
 
 
-def _refuse_streams(training: Training) -> None:
+def _refuse_streams(training: Stepping) -> None:
     """Raise CannotDerive where the loader goes over a data set of no numbers."""
     script, flow = training.script, training.flow
     assert training.loop.loader is not None
@@ -122,6 +122,8 @@ def _refuse_draws(flow: Flow, loop: Loop) -> None:
     for node in (one for inner in reached for one in script.within(inner)):
         if isinstance(node, cst.Call):
             _refuse_next(script, node, script.line(loop.node))
+        if isinstance(node, cst.AugAssign):
+            _refuse_place(script, node, reached)
         if isinstance(node, cst.Name):
             made = flow.origins(node) if flow.bindings(node.value, script.module) else []
             for one in made:
@@ -134,8 +136,22 @@ def _refuse_draws(flow: Flow, loop: Loop) -> None:
                     )
 
 
+def _refuse_place(script: SourceTree, grown: cst.AugAssign, reached: list[cst.CSTNode]) -> None:
+    """Raise CannotDerive where what is counted up says which part of the data comes next."""
+    name = script.code(grown.target)
+    for node in (one for inner in reached for one in script.within(inner)):
+        if isinstance(node, cst.Subscript) and any(
+            name in script.inside(one) for one in node.slice
+        ):
+            raise CannotDerive(
+                f"line {script.line(node)} takes its batch by {name}, which each worker would "
+                f"count for itself (line {script.line(grown)}), so that all would learn the same; "
+                "make a DataLoader of it, or take it by number: for number in pace.updates(n)"
+            )
+
+
 def _refuse_next(script: SourceTree, call: cst.Call, loop_line: int) -> None:
-    is_method = isinstance(call.func, cst.Attribute) and call.func.attr.value == "next"
+    is_method = isinstance(call.func, cst.Attribute) and "next" in call.func.attr.value
     if not is_method and script.meaning(call.func) != "next":
         return
     raise CannotDerive(

@@ -17,7 +17,7 @@ import re
 
 import libcst as cst
 
-from .counting import Count, count_of
+from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .group import leave_group
 from .loops import Loop
@@ -165,7 +165,7 @@ def _updates(parts: Parts, edits: TreeEdits) -> None:
     edits.change(loop, counted)
 
 
-def _numbered(script: SourceTree, count: Count, loop: AnyLoop, edits: TreeEdits) -> str:
+def _numbered(script: SourceTree, count: TurnCount, loop: AnyLoop, edits: TreeEdits) -> str:
     """The line that says where training is, in each turn."""
     if count.name is None:
         return ""
