@@ -173,6 +173,21 @@ def test_a_diff_applies_whatever_the_line_ends(old: str, new: str, tmp_path: Pat
     assert after.count("\r\n") in (0, after.count("\n"))
 
 
+def test_a_diff_names_a_file_as_patch_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    script = tmp_path / "jobs" / "train.py"
+    script.write_bytes((HERE / "plain" / "functions.py").read_bytes())
+    for place, label in ((tmp_path, "jobs/train.py"), (script.parent, "train.py")):
+        with contextlib.chdir(place):
+            assert check(ScriptProgram(path=str(script))).diff.startswith(f"--- {label}\n")
+    with contextlib.chdir("/"):
+        relative = str(script).removeprefix("/")
+        assert check(ScriptProgram(path=relative)).diff.startswith(f"--- {relative}\n")
+    (tmp_path / "here").mkdir()
+    with contextlib.chdir(tmp_path / "here"):
+        assert check(ScriptProgram(path="../jobs/train.py")).diff.startswith("--- train.py\n")
+
+
 def test_a_sum_over_a_batch_is_noted() -> None:
     text = (HERE / "plain" / "functions.py").read_text()
     assert judge(Source(text), "train.py").notes == ()  # the one in test() trains nobody

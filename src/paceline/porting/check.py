@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import libcst as cst
 
@@ -31,8 +32,8 @@ class CheckResult:
 
     Attributes:
         script: its path.
-        diff: a unified diff for ``patch -p0``; empty: there is nothing to add, or it cannot be
-            carried.
+        diff: a unified diff for ``patch -p0``, here or, for a script that lies elsewhere, in its
+            folder; empty: there is nothing to add, or it cannot be carried.
         added: lines that are new or changed in it, without those that are only indented.
         reason: why it cannot be carried, one sentence; empty: it can.
         notes: what to know of the script with these lines, a sentence each.
@@ -82,7 +83,6 @@ def judge(source: Source, name: str) -> CheckResult:
         return CheckResult(
             script=name, notes=tuple(one for one in (*known.notes, known.writes) if one)
         )
-    why = ""
     try:
         is_foreign = is_for_accelerate(source)
         after, notes = leave_accelerate(source.text) if is_foreign else (port(source.text), ())
@@ -93,10 +93,19 @@ def judge(source: Source, name: str) -> CheckResult:
     more = [*_notes_of_loop(source.text, name), note_of_writes(ported, name), left_over(ported)]
     return CheckResult(
         script=name,
-        diff=unified(source.text, after, name),
+        diff=unified(source.text, after, _label(name)),
         added=added_lines(source.text, after),
         notes=(*notes, *(one for one in more if one)),
     )
+
+
+def _label(name: str) -> str:
+    """What a diff calls a file: as seen from here, or from its own folder; patch takes no other."""
+    path = Path(name)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    is_below = not path.is_absolute() and ".." not in path.parts
+    return path.as_posix() if is_below else path.name
 
 
 def _notes_of_loop(text: str, name: str) -> Iterator[str]:
