@@ -124,6 +124,11 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
                     "or K times the learning rate"
                 )
     if training.loop.loader is None:
+        yield (
+            f"{name}:{script.line(training.loop.node)} random numbers that its turns draw follow "
+            "from the turn's number, the same whoever draws them, and are others than before; a "
+            "batch is what one worker draws"
+        )
         yield from _notes_of_breaks(script, training, name)
     for call in script.calls("DataParallel"):
         yield (
