@@ -196,6 +196,12 @@ def test_a_sum_over_a_batch_is_noted() -> None:
     assert note.startswith("train.py:30 sums the loss over a batch")
 
 
+def test_a_rate_that_is_set_by_hand_is_noted() -> None:
+    text = (HERE / "plain" / "drawn_batches.py").read_text()
+    (note, _) = judge(Source(text), "train.py").notes
+    assert note.startswith("train.py:54 sets a learning rate by hand for each step")
+
+
 def test_what_accelerate_counts_otherwise_is_noted() -> None:
     text = (HERE / "accelerate" / "functions.py").read_text()
     notes = " ".join(judge(Source(text), "train.py").notes)

@@ -123,6 +123,14 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
                     "their sums: with K of them an update is 1/K of one worker's; write the mean, "
                     "or K times the learning rate"
                 )
+    for one in script.bindings:
+        is_rate = re.search(r"""\[['"]lr['"]\]$""", one.name) is not None
+        if is_rate and any(training.loop.node in way for way in flow.around(one.node)):
+            yield (
+                f"{name}:{script.line(one.node)} sets a learning rate by hand for each step, which "
+                "is refused where workers do not step together (k-sync, async and their kin); a "
+                "LambdaLR that is given to prepare goes everywhere"
+            )
     if training.loop.loader is None:
         yield (
             f"{name}:{script.line(training.loop.node)} random numbers that its turns draw follow "
@@ -143,6 +151,8 @@ def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Itera
     counter = count_of(training.flow, loop, training.steps[0][0]).counter
     for node in (one for one in script.within(loop.body) if isinstance(one, cst.Break)):
         ups = list(script.up(node))
+        if loop not in ups:
+            continue  # of a function that is made there
         tests = [one.test for one in ups[: ups.index(loop)] if isinstance(one, cst.If)]
         is_own = next(one for one in ups if isinstance(one, cst.For | cst.While)) is loop
         is_alike = any(counter in script.inside(one) or _is_asked(script, one) for one in tests)
