@@ -19,8 +19,8 @@ CARRIED = {  # and the number that each prints of an epoch: what it is, and whet
     "imagenet_style": ("loss", False),
     "ddp_flag": ("loss", False),
 }
-NEED_A_HAND = ("shared_loop", "own_batches")
-"""One loop trains and tests; there is no loader."""
+NEED_A_HAND = ("shared_loop",)
+"""One loop trains and tests."""
 
 
 def text_of(name: str) -> str:
@@ -58,6 +58,18 @@ def test_what_cannot_be_followed_gets_the_lines_and_where_they_go(name: str) -> 
     assert re.search(r'batch="per-worker"\)  # instead of line \d+\n', hint)
 
 
+def test_a_loop_that_draws_its_batches_counts_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ported = port(text_of("own_batches"))
+    assert "for _ in pace.updates(20):\n    with pace.step():\n" in ported
+    script = tmp_path / "own_batches.py"
+    script.write_text(ported)
+    run = run_script(script, tmp_path, workers=2, has_ranks=False)
+    assert run.summary.updates == 20
+
+
 def test_a_reduction_over_the_group_is_named_and_not_guessed() -> None:
     hint = advise(Source(text_of("reduced_metrics")), "train.py")
     assert hint is not None
@@ -65,5 +77,5 @@ def test_a_reduction_over_the_group_is_named_and_not_guessed() -> None:
 
 
 def test_every_shape_is_tried() -> None:
-    tried = {*CARRIED, *NEED_A_HAND, "reduced_metrics"}
+    tried = {*CARRIED, *NEED_A_HAND, "reduced_metrics", "own_batches"}
     assert {one.stem for one in SHAPES.glob("*.py")} == tried

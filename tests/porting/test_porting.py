@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.porting.dataflow import Parts
+from paceline.porting.parts import Parts
 from paceline.porting.porting import advise, check_script, read
 from paceline.porting.reading import Source
 from paceline.porting.rewrite import port
@@ -138,7 +138,7 @@ def test_the_message_is_one_sentence_and_the_diff() -> None:
     sentence, _, diff = hint.partition("\n\n")
     assert sentence.startswith("train.py:10 uses torch's own process group and never calls")
     assert "\n" not in sentence
-    assert diff.startswith("--- train.py (now)\n+++ train.py (for paceline)\n")
+    assert diff.startswith("--- train.py\n+++ train.py\n")
     assert '\n-    dist.init_process_group("gloo")\n' in diff
     assert "\n+pace = paceline.connect()\n" in diff
     assert "There" not in diff  # nothing is left over
@@ -211,10 +211,17 @@ for epoch in range(3):
 """
 
 
-def test_a_script_for_accelerate_gets_its_lines_by_its_own_names() -> None:
+def test_a_script_for_accelerate_gets_its_diff() -> None:
     hint = advise(Source(ACCELERATED), "train.py")
     assert hint is not None
     assert hint.startswith("train.py:2 is written for Accelerate, whose workers no protocol")
+    assert "\n+accelerator = paceline.connect()\n" in hint
+    assert "\n+        with accelerator.step():\n" in hint
+
+
+def test_a_script_for_accelerate_that_cannot_be_carried_gets_lines_by_its_own_names() -> None:
+    hint = advise(Source(ACCELERATED.replace("opt.step()", "accelerator.reduce(1)")), "train.py")
+    assert hint is not None
     assert "    net, opt, batches, plan = pace.prepare(net, opt, batches, plan)  # line 3\n" in hint
     assert "pace.backward(loss)" in hint
 

@@ -127,7 +127,9 @@ ANSWERS: Mapping[str, str] = {
 }
 """Flags that mean something else here: what to say to them."""
 
-_SWITCHES = frozenset(flag_of(name) for name in NAMES if TYPES[name] is bool) | {"--help", "-h"}
+_SWITCHES = frozenset(flag_of(name) for name in NAMES if TYPES[name] is bool) | {
+    "--help", "-h", "--check",
+}  # fmt: skip
 """Flags of ``launch`` that take no value."""
 _VALUED = frozenset(flag_of(name) for name in NAMES if TYPES[name] is not bool) | {"--config"}
 

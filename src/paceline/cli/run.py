@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..config import RunSettings
+from ..config import RunSettings, flag_of
 from ..errors import ConfigError, Interrupted
 from ..program import Program, ScriptProgram, TaskProgram
 from ..system.signals import ended_by_signals
+from . import flags as command
 from .flags import NO_FLAGS, ConfigFile, Json, RunFlags, num_columns, say, settings_of, show
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def launch(
     module: Annotated[
         bool, Parameter(name=("-m", "--module"), negative=(), help="SCRIPT is a module's name.")
     ] = False,
+    check: Annotated[
+        bool, Parameter(negative=(), help="Only say which lines SCRIPT needs, as a diff.")
+    ] = False,
     flags: RunFlags = NO_FLAGS,
     config: ConfigFile = None,
 ) -> None:
@@ -57,12 +61,44 @@ def launch(
     from ..porting.porting import check_script
 
     program = ScriptProgram(path=script or "", args=args, is_module=module)
+    if check:
+        _check(program, flags, config)
+        return
     settings = settings_of(flags, config)
     found = check_script(program)
     notes = found.notes
     if settings.workers > 1 and found.writes:
         notes = (*notes, found.writes)
     _run_program(replace(program, has_ranks=not found.has_group), settings, notes)
+
+
+def _check(program: ScriptProgram, flags: command.Flags, config: Path | None) -> None:
+    """What a script needs: the diff on standard output, all else on standard error.
+
+    Raises:
+        ConfigError: it is no script, or a setting is given that nothing here reads.
+    """
+    from ..porting.check import check
+
+    asked = command.given(flags)
+    if spare := sorted(asked.keys() - {"json"}):
+        raise ConfigError(
+            f"--check only reads the script, got {flag_of(spare[0])}, too; leave it out, or leave "
+            "out --check to run"
+        )
+    verdict = check(program)
+    is_json = settings_of(flags, config).json
+    if is_json:
+        print(dumps(verdict.to_json(), allow_nan=False))
+    elif verdict.diff:
+        print(verdict.diff, end="")
+    elif not verdict.reason:
+        print(f"{verdict.script}: nothing to add")
+    for note in () if is_json else (verdict.reason, *verdict.notes):
+        if note:
+            say(note)
+    if verdict.reason:
+        sys.exit(1)
 
 
 def _run_program(program: Program, settings: RunSettings, notes: Sequence[str] = ()) -> None:

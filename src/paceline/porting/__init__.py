@@ -1,9 +1,15 @@
-"""Reading a user's script: what it does, and how one for another library becomes one for Paceline.
+"""Reading a user's script: what it does, and how it becomes one for Paceline.
 
     porting            what ``launch`` says of it
+    check              what ``launch --check`` says of it: a diff, or why there is none
     reading            what its text means, and what all its workers would write at once
     tree, dataflow     its tree, which keeps comments and layout; what flows where in it
+    loops, parts       the loop that trains, and what `prepare` is given for it
+    counting           how many updates a loop without a loader makes
+    refusals           what no lines can carry
     rewrite            the same script for Paceline, pass by pass
+    group              without a process group of torch's own
+    accelerate, accumulation   without an accelerator of Accelerate's
 
-It must not run any of it; only the last three import libcst.
+It must not run any of it; only what rewrites imports libcst.
 """

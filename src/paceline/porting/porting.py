@@ -6,7 +6,6 @@ know engines or settings.
 """
 
 import ast
-import difflib
 import importlib.util
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,10 @@ _STEP_LINES = """\
     for epoch in pace.epochs(10):
         for inputs, targets in loader:
             with pace.step():                        # zero_grad ... optimizer.step()"""
+_PLAIN = (
+    "the lines are pace = paceline.connect(), model, optimizer, loader = pace.prepare(model, "
+    "optimizer, loader) before the loop, and with pace.step(): around what it does with a batch"
+)
 _FOREIGN = {
     "accelerate.Accelerator": "Accelerate",
     "lightning.Trainer": "Lightning",
@@ -51,7 +54,7 @@ def check_script(program: ScriptProgram) -> Reading:
     Raises:
         ConfigError: what is wrong, with the diff that the script needs where it can be derived.
     """
-    path = _find(program)
+    path = find(program)
     if path is None:
         return Reading()
     name = str(path) if program.is_module else program.path
@@ -83,37 +86,61 @@ def read(source: Source, name: str) -> Reading:
 
 
 def advise(source: Source, name: str) -> str | None:
-    """What a script needs to be launched; None where it needs nothing that can be seen here."""
+    """What a script for another library's workers needs; None where nothing can be seen here."""
     if next(source.calls("paceline.connect"), None) is not None:
         return None
+    who = _whose(source, name)
+    if not who:
+        return None
+    from .check import judge  # here: only who is refused needs libcst
+
+    verdict = judge(source, name)
+    if not verdict.diff:
+        return verdict.reason
+    notes = "".join(f"\n{one}" for one in verdict.notes)
+    return f"{who}; under paceline it needs this change:\n\n{verdict.diff}{notes}".rstrip("\n")
+
+
+def _whose(source: Source, name: str) -> str:
+    """The half of a sentence that says whose workers a script has; empty: nobody else's."""
+    if (foreign := _foreign(source)) is not None:
+        return (
+            f"{name}:{foreign[0].lineno} is written for {foreign[1]}, whose workers no protocol of "
+            "paceline could reach"
+        )
+    if (group := next(source.calls(WRAP, INIT), None)) is not None:
+        return (
+            f"{name}:{group.lineno} uses torch's own process group and never calls "
+            "paceline.connect(), so no protocol could reach it"
+        )
+    return ""
+
+
+def _foreign(source: Source) -> tuple[ast.Call, str] | None:
+    """What begins a run of another library, and that library."""
     for call in (one for one in ast.walk(source.tree) if isinstance(one, ast.Call)):
         library = _FOREIGN.get(source.meaning(call.func))
         if library is not None:
-            return _other_library(source, f"{name}:{call.lineno}", library)
-    wraps = [*source.calls(WRAP, INIT)]
-    if not wraps:
-        return None
-    sentence = (
-        f"{name}:{wraps[0].lineno} uses torch's own process group and never calls "
-        "paceline.connect(), so no protocol could reach it; under paceline it needs"
-    )
-    from .rewrite import names_of, port  # here: only who is refused needs libcst
-    from .tree import CannotDerive
-
-    try:
-        ported = Source(port(source.text))
-    except (CannotDerive, SyntaxError):
-        lines = _own_lines(source, names_of(source.text))
-        return f"{sentence} these lines in place of those:\n\n{lines}"
-    diff = difflib.unified_diff(
-        source.lines, ported.lines, f"{name} (now)", f"{name} (for paceline)", n=1
-    )
-    text = "".join(line if line.endswith("\n") else f"{line}\n" for line in diff)
-    return f"{sentence} this change:\n\n{text}{_left_over(ported)}".rstrip("\n")
+            return call, library
+    return None
 
 
-def _other_library(source: Source, place: str, library: str) -> str:
-    """A script whose workers are another library's."""
+def by_hand(source: Source, name: str, why: str) -> str:
+    """Why a script cannot be carried, and the lines to write by hand."""
+    who, because = _whose(source, name), f" ({why})" if why else ""
+    if (foreign := _foreign(source)) is not None:
+        return f"{who}; {_other_library(source, foreign[1])}{because}"
+    if not who:
+        reason = why or "it is written in a way that is not followed"
+        return f"{name}: {reason}" if why else f"{name}: {reason}; {_PLAIN}"
+    from .parts import names_of
+
+    lines = _own_lines(source, names_of(source.text))
+    return f"{who}{because}; under paceline it needs these lines in place of those:\n\n{lines}"
+
+
+def _other_library(source: Source, library: str) -> str:
+    """The lines of a script whose workers are another library's."""
     prepared = next((one for one in source.calls("prepare") if one.args), None)
     names = "model, optimizer, loader"
     if prepared is not None and all(isinstance(one, ast.Name) for one in prepared.args):
@@ -121,7 +148,6 @@ def _other_library(source: Source, place: str, library: str) -> str:
     line = "" if prepared is None else f"  # line {prepared.lineno}"
     backward = ", pace.backward(loss)" if library == "Accelerate" else ""
     return (
-        f"{place} is written for {library}, whose workers no protocol of paceline could reach; "
         "under paceline the script has a loop of its own, with these lines:\n\n"
         "    import paceline\n"
         "    pace = paceline.connect()\n"
@@ -148,7 +174,7 @@ def _own_lines(source: Source, parts: list[str] | None) -> str:
     return "\n".join([*lines, _STEP_LINES])
 
 
-def _find(program: ScriptProgram) -> Path | None:
+def find(program: ScriptProgram) -> Path | None:
     """The script's file; None for a module that has none."""
     if not program.is_module:
         path = Path(program.path)
@@ -168,8 +194,8 @@ def _find(program: ScriptProgram) -> Path | None:
     return Path(spec.origin) if spec.has_location and spec.origin else None
 
 
-def _left_over(source: Source) -> str:
-    """The lines that still speak to a process group, which is no longer there."""
+def left_over(source: Source) -> str:
+    """A sentence on the lines that still speak to a process group, which is no longer there."""
     if next(source.calls(INIT), None) is not None:
         return ""  # they stand in a branch that is not taken
     rest = [
@@ -180,8 +206,8 @@ def _left_over(source: Source) -> str:
     numbers = sorted({node.lineno for node in rest})
     if not numbers:
         return ""
-    lines = "".join(f"    {number}: {source.lines[number - 1].strip()}\n" for number in numbers)
+    lines = "".join(f"\n    {number}: {source.lines[number - 1].strip()}" for number in numbers)
     return (
-        "\nThese lines then speak to a process group that is not there (paceline launch starts "
-        f"the workers; pace.sum adds over them):\n{lines}"
+        "These lines then speak to a process group that is not there (paceline launch starts the "
+        f"workers; pace.sum adds over them):{lines}"
     )

@@ -17,7 +17,8 @@ INIT = "distributed.init_process_group"
 _SAVES = (
     "torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt",
     "joblib.dump", "safetensors.torch.save_file", "write_text", "write_bytes", "to_csv",
-    "to_parquet", "to_pickle", "savefig", "save_pretrained", "SummaryWriter", "shutil.rmtree",
+    "to_parquet", "to_pickle", "savefig", "save_image", "save_pretrained", "SummaryWriter",
+    "shutil.rmtree",
 )  # fmt: skip
 """Endings of the names of what writes a file, or takes files away."""
 _FOLDERS = ("os.mkdir", "os.makedirs", "mkdir")
@@ -105,7 +106,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def note_of_writes(source: Source, name: str) -> str:
     """One sentence on what is written by all workers at once; empty where nothing is."""
-    found = sorted({(call.lineno, text) for call, text in _writes(source)})
+    found = sorted({(line, text) for line, _, text in writes(source)})
     if not found:
         return ""
     listed = [f"{name}:{line} {text}" for line, text in found[:_MOST]]
@@ -119,11 +120,12 @@ def note_of_writes(source: Source, name: str) -> str:
     )
 
 
-def _writes(source: Source) -> Iterator[tuple[ast.Call, str]]:
+def writes(source: Source) -> Iterator[tuple[int, str, str]]:
+    """What all workers would write at once: its line, the function's text, and how it is told."""
     for call in (one for one in ast.walk(source.tree) if isinstance(one, ast.Call)):
         text = _written(source, call)
         if text and not _is_own(source, call) and not _is_guarded(source, call):
-            yield call, text
+            yield call.lineno, source.code(call.func), text
 
 
 def _written(source: Source, call: ast.Call) -> str:

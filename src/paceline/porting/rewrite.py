@@ -1,138 +1,133 @@
-"""From a script for DistributedDataParallel to the same script for Paceline, pass by pass.
+"""From a script for one process, or for a process group, to the same script for Paceline.
 
 Passes of one round read one tree, and what one changes may stand inside of another's change:
 
-    model, optimizer, loader   ->  one line after they exist: pace.prepare(...)
-    for batch, for epoch       ->  with pace.step(), pace.epochs
-    and, where the group is made in any case:
-    rank as a device           ->  pace.device, and set_device nothing
-    DDP(model), model.module   ->  model
-    DistributedSampler         ->  nothing, nor set_epoch: mini-batches are leased
-    spawn(f, args=(a, b))      ->  f(pace.worker, a, b): paceline launch starts the workers
-    init, barrier, destroy     ->  nothing
-    get_rank, get_world_size   ->  pace.is_main, pace.worker, pace.num_workers
+    model, optimizer, loader   ->  one line before the loop that trains: pace.prepare(...)
+    for batch, for epoch       ->  with pace.step(), pace.epochs; without a loader: pace.updates
+    clip_grad_norm_            ->  pace's, of the averaged gradient
+    torch.save, download=True  ->  under if pace.is_main, or with pace.once()
+    a process group            ->  nothing (group.py), where the group is made in any case
 
 Where the group is made under an ``if``, that branch stays as it is: `launch` sets no RANK for such
-a script, so it runs as it does by plain ``python``. What is left of the group's calls, a reduction
-for one, is left, and fails by name. This module must not know where a script lies or who asked.
+a script, so it runs as it does by plain ``python``. This module must not know where a script lies
+or who asked.
 """
 
-from collections.abc import Callable
+import re
 
 import libcst as cst
 
-from .dataflow import Flow, Parts
-from .reading import INIT, WRAP
-from .tree import CannotDerive, SourceTree, TreeEdits, by_name, imported, positional
+from .counting import TurnCount, count_of
+from .dataflow import AnyLoop, Flow
+from .group import leave_group
+from .loops import Loop
+from .parts import Parts
+from .reading import INIT, WRAP, Source, writes
+from .refusals import refuse_anywhere, refuse_loop
+from .tree import CannotDerive, SourceTree, TreeEdits, by_name, positional
 
-_SAMPLER = "DistributedSampler"
+_INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 
 
 def port(text: str) -> str:
     """The script as it would be written for Paceline.
 
     Raises:
-        CannotDerive: its optimizer, loader or loop cannot be found, or something of its group would
-            stay that cannot.
+        CannotDerive: its optimizer, loader or loop cannot be found, something in it cannot be
+            carried, or something of its group would stay that cannot.
     """
     script = SourceTree(text)
-    is_flagged = Parts(script).is_flagged
-    if script.uses("pace"):
-        raise CannotDerive
-    rounds: list[list[Callable[[SourceTree, TreeEdits], None]]]
-    rounds = [[_prepare, _peek, _step, _epochs, _clip], [_connect]]
-    if not is_flagged:
-        rounds[1:1] = [[_ask_pace, _devices, _samplers, _unwrap, _modules, _group], [_spawn]]
-        rounds[-1].insert(0, _unused)
-    for passes in rounds:
-        edits = TreeEdits()
-        for edit in passes:
-            edit(script, edits)
-        if edits:
-            script = SourceTree(script.module.visit(edits).code)
-    if not is_flagged and script.calls(INIT, WRAP, _SAMPLER, "BatchSampler"):
-        raise CannotDerive
-    return script.module.code
-
-
-def names_of(text: str) -> list[str] | None:
-    """Model, optimizer and loader, by their names; None where they cannot be found."""
-    try:
-        return Parts(SourceTree(text)).names
-    except CannotDerive:
-        return None
-
-
-# -- the loop -------------------------------------------------------------------------------------
-
-
-def _prepare(script: SourceTree, edits: TreeEdits) -> None:
-    """One line after model, optimizer, loader and its schedulers exist."""
+    if taken := script.uses("pace"):
+        raise CannotDerive(f"line {script.line(taken[0])} has a use of its own for the name pace")
+    refuse_anywhere(script)
     parts = Parts(script)
-    flow, scope = parts.flow, parts.scope
-    binders = [one for name in parts.names if (one := flow.binder(name, scope)) is not None]
-    place = flow.place([*binders, *parts.wraps], parts.uses)
-    _check_loader(parts)
-    names = list(parts.names)
-    for value, name in script.assigned:
-        meaning = script.meaning(value.func) if isinstance(value, cst.Call) else ""
-        if "lr_scheduler." in meaning and script.scope(value) is scope:
-            names.append(name)
-            place = flow.place([place, value], parts.uses)
-    listed = ", ".join(names)
+    refuse_loop(parts.training)
+    edits = TreeEdits()
+    _prepare(parts, edits)
+    if parts.loop.loader is None:
+        _updates(parts, edits)
+    else:
+        _peek(parts, edits)
+        step(parts.loop, edits)
+        epochs(script, parts.epochs, edits)
+    clip(script, edits)
+    guard(script, parts.flow, parts.before, edits)
+    _device(script, edits)
+    if parts.is_flagged:
+        _main(script, edits)
+    script = SourceTree(script.module.visit(edits).code)
+    if not parts.is_flagged:
+        script = leave_group(script)
+    edits = TreeEdits()
+    connect(script, edits)
+    return script.module.visit(edits).code
+
+
+# -- the four lines --------------------------------------------------------------------------------
+
+
+def _prepare(parts: Parts, edits: TreeEdits) -> None:
+    """One line before the loop, after all that it is given exists."""
+    given, returned = list(parts.names), list(parts.names)
+    if len(parts.models) > 1 and len(parts.optimizers) == 1:
+        both = ", ".join(parts.models)
+        given[: len(parts.models)] = [f"{_modules(parts.script)}.ModuleList([{both}])"]
+        returned[: len(parts.models)] = ["_"]
     # DistributedDataParallel's loaders count per worker; so the run keeps its mathematics.
     batch = "" if parts.is_flagged else ', batch="per-worker"'
-    edits.insert(place, f"{listed} = pace.prepare({listed}{batch})")
+    line = f"{', '.join(returned)} = pace.prepare({', '.join(given)}{batch})"
+    edits.insert(parts.before, line, is_before=True)
 
 
-def _check_loader(parts: Parts) -> None:
-    """What the loop runs over is a loader, and no list of one's own."""
-    binder = parts.flow.binder(parts.names[2], parts.scope)
-    while isinstance(binder, cst.Assign) and not parts.flow.makes_loader(binder.value):
-        if not isinstance(binder.value, cst.Name):
-            raise CannotDerive
-        binder = parts.flow.binder(binder.value.value, parts.scope)
+def _modules(script: SourceTree) -> str:
+    """What ``torch.nn`` is called there."""
+    for name in ("nn", "torch.nn"):
+        if script.meaning(cst.parse_expression(name)) == "torch.nn":
+            return name
+    raise CannotDerive
 
 
-def _peek(script: SourceTree, edits: TreeEdits) -> None:
+def _peek(parts: Parts, edits: TreeEdits) -> None:
     """A look at one batch beside the loop is one into the plain loader: it opens no epoch."""
-    loader = script.code(Flow(script).loop().loader)
+    script, loop = parts.script, parts.loop
+    assert loop.loader is not None
+    names = {script.scope(loop.node): script.code(loop.loader), parts.scope: parts.loader}
     for call in script.calls("iter"):
+        scope = script.scope(call)
+        is_prepared = scope is not parts.scope or script.order[call] > script.order[parts.before]
         for one in positional(call)[:1]:
-            if script.code(one) == loader:
-                edits.replace(one, f"{loader}.plain")
+            if is_prepared and script.code(one) == names.get(scope):
+                edits.replace(one, f"{names[scope]}.plain")
 
 
-def _step(script: SourceTree, edits: TreeEdits) -> None:
-    """``with pace.step()`` around what is done with a batch."""
-    step = cst.WithItem(cst.parse_expression("pace.step()"))
+def step(loop: Loop, edits: TreeEdits, first: str = "", who: str = "pace") -> None:
+    """``with pace.step()`` around what is done with a batch, after a ``first`` line."""
+    item = cst.WithItem(cst.parse_expression(f"{who}.step()"))
 
     def wrapped(body: cst.BaseSuite) -> cst.BaseSuite:
         if not isinstance(body, cst.IndentedBlock):
             raise CannotDerive
         inner = body.with_changes(header=cst.TrailingWhitespace())
-        return body.with_changes(body=[cst.With(items=[step], body=inner)], footer=())
+        lines = [cst.parse_statement(first)] if first else []
+        return body.with_changes(body=[*lines, cst.With(items=[item], body=inner)], footer=())
 
-    edits.change(Flow(script).loop().node.body, wrapped)
+    edits.change(loop.node.body, wrapped)
 
 
-def _epochs(script: SourceTree, edits: TreeEdits) -> None:
-    """``pace.epochs`` where epochs are counted from 0."""
+def epochs(script: SourceTree, loop: AnyLoop | None, edits: TreeEdits, who: str = "pace") -> None:
+    """``pace.epochs`` where the loop over epochs is one over numbers."""
+    if not isinstance(loop, cst.For):
+        return
     for call in script.calls("range"):
-        loop = script.parents[call]
-        counted = script.code(loop.target) if isinstance(loop, cst.For) else ""
-        if "epoch" in counted and len(call.args) == 1:
-            edits.replace(call.func, "pace.epochs")
+        if any(one is loop.iter for one in (call, *script.up(call))):
+            if len(call.args) == 1:
+                edits.replace(call.func, f"{who}.epochs")
+            else:
+                edits.replace(call, f"{who}.epochs({script.code(call)})")
+            return
 
 
-def _clip(script: SourceTree, edits: TreeEdits) -> None:
-    """Clipping is of the averaged gradient."""
-    for call in script.calls("utils.clip_grad_norm_"):
-        if len(call.args) == 2 and "unscale_" not in script.module.code:
-            edits.replace(call.func, "pace.clip_grad_norm_")
-
-
-def _connect(script: SourceTree, edits: TreeEdits) -> None:
+def connect(script: SourceTree, edits: TreeEdits) -> None:
     """``import paceline`` beside torch's, and ``pace`` after the imports on top."""
     lines: list[cst.CSTNode] = list(script.module.body)
     tops = {lines.index(at): one for one in script.imports if (at := script.parents[one]) in lines}
@@ -146,146 +141,154 @@ def _connect(script: SourceTree, edits: TreeEdits) -> None:
     edits.insert(lines[last], "\npace = paceline.connect()")
 
 
-# -- the group ------------------------------------------------------------------------------------
+# -- a loop without a loader -----------------------------------------------------------------------
 
 
-def _device_names(script: SourceTree) -> set[str]:
-    """What stands for this process's device: ``device_ids=[rank]`` and ``set_device`` say so."""
-    names = {'int(os.environ["LOCAL_RANK"])', "int(os.environ['LOCAL_RANK'])"}
-    for call in script.calls(WRAP):
-        listed = by_name(call).get("device_ids")
-        if isinstance(listed, cst.List):
-            names.update(script.code(one.value) for one in listed.elements)
-    for call in script.calls("cuda.set_device"):
-        names.update(map(script.code, positional(call)))
-    for _ in range(3):  # self.gpu_id = gpu_id, and what is set from that
-        names |= {name for value, name in script.assigned if script.code(value) in names}
-    return names
+def _updates(parts: Parts, edits: TreeEdits) -> None:
+    """``pace.updates`` where a loop counts its steps."""
+    script, loop = parts.script, parts.loop.node
+    count = count_of(parts.flow, loop, parts.training.steps[0][0])
+    _draw_first(script, loop, edits)
+    step(parts.loop, edits, _numbered(script, count, loop, edits))
+    over = cst.parse_expression(f"pace.updates({count.total})")
+    if isinstance(loop, cst.For):
+        edits.change(loop.iter, lambda _: over)
+        if count.name is not None:
+            edits.replace(loop.target, "_")
+        return
+
+    def counted(new: cst.While) -> cst.For:
+        return cst.For(
+            cst.Name("_"), over, new.body, orelse=new.orelse, leading_lines=new.leading_lines
+        )
+
+    edits.change(loop, counted)
 
 
-def _devices(script: SourceTree, edits: TreeEdits) -> None:
-    """What is moved to this process's device is moved to pace's; the launcher has set it."""
-    names = _device_names(script)
-    for node in script.nodes:
-        if isinstance(node, cst.FormattedString):
-            if script.code(node)[2:].startswith("cuda") and names & script.inside(node):
-                edits.replace(node, "pace.device")
-        elif isinstance(node, cst.Call):
-            if script.meaning(node.func) == "torch.device" and names & script.inside(node):
-                edits.replace(node, "pace.device")
-            elif isinstance(node.func, cst.Attribute):
-                _move(script, edits, node, node.func.attr, names)
-    edits.remove_calls(script, "cuda.set_device")
+def _numbered(script: SourceTree, count: TurnCount, loop: AnyLoop, edits: TreeEdits) -> str:
+    """The line that says where training is, in each turn."""
+    if count.name is None:
+        return ""
+    if count.first == "0":
+        return f"{count.name} = pace.version"
+    if not count.is_changed:
+        return f"{count.name} = {count.first} + pace.version"
+    first = f"first_{count.name.rpartition('.')[2]}"
+    if script.uses(first):
+        raise CannotDerive
+    edits.insert(
+        script.block_line(script.statement(loop)), f"{first} = {count.name}", is_before=True
+    )
+    return f"{count.name} = {first} + pace.version"
 
 
-def _move(
-    script: SourceTree, edits: TreeEdits, call: cst.Call, verb: cst.Name, names: set[str]
+def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
+    """A batch that is drawn one turn ahead is drawn in its own: a turn is what is counted."""
+    inside = set(script.within(loop.body))
+    before = {
+        script.code(one.node): one.node
+        for one in script.bindings
+        if script.order[one.node] < script.order[loop]
+        and isinstance(one.value, cst.Call)
+        and script.scope(one.node) is script.scope(loop)
+    }
+    ahead = dict.fromkeys(one.node for one in script.bindings if one.node in inside)
+    for node in ahead:
+        text, block = script.code(node), script.parents[script.block_line(node)]
+        if text in before and isinstance(block, cst.IndentedBlock):
+            edits.remove(node)
+            edits.remove(before[text])
+            edits.insert(block.body[0], text, is_before=True)
+
+
+# -- beside the loop -------------------------------------------------------------------------------
+
+
+def clip(script: SourceTree, edits: TreeEdits) -> None:
+    """Clipping is of the averaged gradient."""
+    for name, own in (("clip_grad_norm_", "clip_grad_norm_"), ("clip_grad_norm", "clip_grad_norm_"),
+                      ("clip_grad_value_", "clip_grad_value_")):  # fmt: skip
+        for call in script.calls(f"utils.{name}"):
+            if by_name(call).keys() <= {"parameters", "max_norm", "norm_type", "clip_value"}:
+                edits.replace(call.func, f"pace.{own}")
+
+
+def _device(script: SourceTree, edits: TreeEdits) -> None:
+    """A device with a number of its own is each worker's own; the launcher has set it."""
+    for value, _ in script.assigned:
+        if _INDEXED.search(script.code(value)) and "device_ids" not in script.code(value):
+            is_device = isinstance(value, cst.Call) and script.meaning(value.func) == "torch.device"
+            if is_device or isinstance(value, cst.IfExp | cst.SimpleString):
+                edits.replace(value, "pace.device" if is_device else "str(pace.device)")
+
+
+def _main(script: SourceTree, edits: TreeEdits) -> None:
+    """``master_process = True``, for one process, is so in one of several."""
+    for value, name in script.assigned:
+        is_name = re.search(r"(^|[._])(is_)?(master|main)(_process|_proc|_rank)?$", name)
+        if is_name and script.code(value) == "True" and script.calls(INIT, WRAP):
+            edits.replace(value, "pace.is_main")
+
+
+def guard(
+    script: SourceTree, flow: Flow, before: cst.CSTNode, edits: TreeEdits, who: str = "pace"
 ) -> None:
-    """``x.to(rank)``, ``x.cuda(rank)`` and ``x.cuda()``."""
-    place = script.code(positional(call)[0]) if positional(call) else ""
-    if verb.value == "to" and place in names:
-        edits.replace(positional(call)[0], "pace.device")
-    if verb.value == "cuda" and (place in names or not place) and "torch" not in place:
-        args = [cst.Arg(cst.parse_expression("pace.device")), *(a for a in call.args if a.keyword)]
-        edits.replace(verb, "to")
-        edits.change(call, lambda new: new.with_changes(args=args))
+    """What all workers would write at once is written by one; what they all need, by one first.
 
-
-def _samplers(script: SourceTree, edits: TreeEdits) -> None:
-    """Loaders shuffle by themselves; ``set_epoch`` has nobody to speak to."""
-    shuffles: dict[str, str] = {}
-    for call in script.calls(_SAMPLER):
-        shuffle = by_name(call).get("shuffle")
-        text, statement = script.code(call), script.statement(call)
-        if isinstance(statement, cst.Assign) and statement.value is call:
-            text = script.code(statement.targets[0].target)
-            if _is_used(script, text):
-                edits.replace(call, "None")
-            else:
-                edits.remove(statement)
-        shuffles[text] = script.code(shuffle) if shuffle else "True"
-    for call in script.calls("DataLoader"):
-        sampler = by_name(call).get("sampler")
-        if sampler is None or script.code(sampler) not in shuffles:
+    Args:
+        before: the line of `prepare`; what is made before it, all need.
+        who: what `connect` gave is called there.
+    """
+    found: dict[cst.CSTNode, str] = {}
+    there = {(line, func): text for line, func, text in writes(Source(script.module.code))}
+    for call in script.every_call:
+        text = there.get((script.line(call), script.code(call.func)))
+        line = None if text is None else _written_line(script, call)
+        if text is None or line is None:
             continue
-        edits.replace(sampler, shuffles[script.code(sampler)])
-        for one in call.args:
-            if one.value is sampler:
-                edits.change(one, lambda new: new.with_changes(keyword=cst.Name("shuffle")))
-            elif one.keyword and one.keyword.value == "shuffle":
-                edits.remove(one)
-    edits.remove_calls(script, "set_epoch")
+        is_download = text.endswith("download=True)")
+        is_before = script.order[call] < script.order[before]
+        is_once = is_download or (text.split("(")[0].endswith(("mkdir", "makedirs")) and is_before)
+        is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
+        if any(flow.around(call)):
+            if is_download:
+                continue
+            is_once = False
+        if not is_bound or is_once:
+            found[line] = f"with {who}.once():" if is_once else f"if {who}.is_main:"
+    for lines in _neighbours(script, found):
+        edits.wrap(lines, found[lines[0]])
 
 
-def _is_used(script: SourceTree, sampler: str) -> bool:
-    """Whether a sampler is more than made, given to loaders, and told of epochs."""
-    used = script.uses(sampler)
-    gone = [one for call in script.calls("DataLoader") if (one := by_name(call).get("sampler"))]
-    gone += [one.func.value for one in script.calls("set_epoch") if hasattr(one.func, "value")]
-    return not sampler.isidentifier() or len(used) > 1 + sum(one in used for one in gone)
+def _written_line(script: SourceTree, call: cst.Call) -> cst.CSTNode | None:
+    """The line that may be done by one worker; None: more than the writing hangs on it."""
+    line = script.block_line(call)
+    if isinstance(line, cst.SimpleStatementLine):
+        around = script.parents.get(script.parents[line])
+        if isinstance(around, cst.If) and around.orelse is None and len(around.body.body) == 1:
+            line = around if re.search("exists|isdir", script.code(around.test)) else line
+    elif not isinstance(line, cst.With):
+        return None
+    kept = cst.Return | cst.Yield | cst.Continue | cst.Break | cst.Global
+    names = ("step", "backward")
+    held = list(script.within(line))
+    if any(isinstance(one, kept) for one in held):
+        return None
+    if any(call in held for call in script.calls(*names)):
+        return None
+    return line
 
 
-def _unwrap(script: SourceTree, edits: TreeEdits) -> None:
-    """``DDP(model)`` is the model."""
-    for call in script.calls(WRAP):
-        statement = script.statement(call)
-        if not positional(call) or not isinstance(statement, cst.Assign):
-            raise CannotDerive
-        if script.code(positional(call)[0]) == script.code(statement.targets[0].target):
-            edits.remove(statement)
+def _neighbours(script: SourceTree, found: dict[cst.CSTNode, str]) -> list[list[cst.CSTNode]]:
+    """Lines that stand one below the other, and go under one head."""
+    groups: list[list[cst.CSTNode]] = []
+    for line in sorted(found, key=script.order.__getitem__):
+        block = script.parents[line]
+        assert isinstance(block, cst.Module | cst.IndentedBlock)
+        place = list(block.body).index(line)  # type: ignore[arg-type]
+        above = block.body[place - 1] if place else None
+        if groups and groups[-1][-1] is above and found[above] == found[line]:
+            groups[-1].append(line)
         else:
-            edits.change(call, lambda new: new.args[0].value)
-
-
-def _modules(script: SourceTree, edits: TreeEdits) -> None:
-    """``model.module`` is the model, unless a class of the script's own has such a part."""
-    for one in script.nodes:
-        if isinstance(one, cst.Attribute) and one.attr.value == "module":
-            is_set = isinstance(script.parents[one], cst.AssignTarget | cst.AnnAssign)
-            if is_set or script.code(one.value) == "self":
-                raise CannotDerive
-            edits.change(one, lambda new: new.value)
-
-
-def _group(script: SourceTree, edits: TreeEdits) -> None:
-    """Nothing is left to set up, to take down or to wait for."""
-    edits.remove_calls(script, INIT, "distributed.destroy_process_group", "distributed.barrier")
-
-
-def _spawn(script: SourceTree, edits: TreeEdits) -> None:
-    """The launcher has begun the processes: each calls the function itself."""
-    for call in script.calls("multiprocessing.spawn", "mp.spawn"):
-        statement = script.statement(call)
-        if not positional(call) or not isinstance(statement, cst.Expr):
-            raise CannotDerive
-        called, more, *_ = [*positional(call), by_name(call).get("args"), None]
-        rest = [] if more is None else [f"*{script.code(more)}"]
-        if isinstance(more, cst.Tuple):
-            rest = [script.code(one.value) for one in more.elements]
-        edits.replace(call, f"{script.code(called)}({', '.join(['pace.worker', *rest])})")
-
-
-def _ask_pace(script: SourceTree, edits: TreeEdits) -> None:
-    """Who am I, and how many are we."""
-    for call in script.calls("distributed.get_world_size"):
-        edits.replace(call, "pace.num_workers")
-    for call in script.calls("distributed.get_rank"):
-        around = script.parents[call]
-        if isinstance(around, cst.Comparison) and script.code(around).endswith(" == 0"):
-            edits.replace(around, "pace.is_main")
-        else:
-            edits.replace(call, "pace.worker")
-
-
-def _unused(script: SourceTree, edits: TreeEdits) -> None:
-    """What of torch's own nobody uses any more is not imported."""
-    group = (WRAP, _SAMPLER, "torch.distributed", "torch.multiprocessing")
-    for node in script.imports:
-        names = imported(node)
-        idle = [
-            one
-            for one, name, full in names
-            if not script.uses(name) and (full.endswith(group) or "torch.distributed." in full)
-        ]
-        for one in idle if len(idle) < len(names) else [node] * len(idle):
-            edits.remove(one)
+            groups.append([line])
+    return groups

@@ -59,7 +59,8 @@ share out. Add the four lines:
     pace = paceline.connect()
     model, optimizer, loader = pace.prepare(model, optimizer, loader)
     for epoch in pace.epochs(10): ...
-        with pace.step(): ..."""
+        with pace.step(): ...
+paceline launch --check SCRIPT says where they go."""
 
 
 class Controller:

@@ -1,0 +1,224 @@
+"""A loop that takes its batches from no loader: from so many turns to so many updates.
+
+    for it in range(n)                       ->  for it in pace.updates(n)
+    while it < n, while True ... break       ->  for _ in pace.updates(n)
+    what a turn's number is used for         ->  it = pace.version, if it says how far training is
+
+The number of a turn may choose what is learnt (then each worker must have another) or say how far
+training is, for a learning rate or a log (then all must have the same). It is made the version, so
+it is only let by where it is seen to say that. This module must not know how a tree is edited.
+"""
+
+import re
+from typing import NamedTuple
+
+import libcst as cst
+
+from .dataflow import AnyLoop, Flow, parameters
+from .tree import Binding, CannotDerive, SourceTree, positional
+
+_SAYS = re.compile(r"print|log|lr|schedul|warmup|save|checkpoint")
+_TELLS = re.compile(r"write|set_\w+|scalar|\.update$|info|append|evaluate|format|metric|report")
+_RATE = re.compile(r"lr\b|learning_rate|rate|warmup|progress|frac")
+_DEPTH = 4
+
+
+class TurnCount(NamedTuple):
+    """How a loop counts.
+
+    Attributes:
+        total: how many updates it makes, as an expression at its place.
+        name: what its body calls the number of a turn; None: nothing asks.
+        first: the number of its first turn, as an expression.
+        is_changed: whether that name is another at the loop's end, so that it is to be kept.
+        counter: what the loop counts with.
+    """
+
+    total: str
+    name: str | None
+    first: str
+    is_changed: bool = False
+    counter: str = ""
+
+
+def count_of(flow: Flow, loop: AnyLoop, step: cst.CSTNode) -> TurnCount:
+    """How many updates a loop makes.
+
+    Raises:
+        CannotDerive: it has no end that can be seen, or its number chooses what is learnt.
+    """
+    found = _of_for(flow, loop) if isinstance(loop, cst.For) else _of_while(flow, loop, step)
+    if found.name is not None and _is_asked(flow, found.name, loop.body, set()):
+        return found._replace(counter=found.name)
+    return found._replace(name=None, counter=found.name or "")
+
+
+def _of_for(flow: Flow, loop: cst.For) -> TurnCount:
+    script, call = flow.script, loop.iter
+    while isinstance(call, cst.Call) and script.meaning(call.func).rpartition(".")[2] == "tqdm":
+        call = positional(call)[0] if positional(call) else call.func
+    name = script.meaning(call.func) if isinstance(call, cst.Call) else ""
+    if name.rpartition(".")[2] == "count":
+        raise CannotDerive(
+            f"the loop of line {script.line(loop)} has no end of its own, and a run of several "
+            "workers ends everywhere at one version; write for number in pace.updates(n), and "
+            "pace.stop() where it breaks"
+        )
+    target = script.code(loop.target)
+    if not isinstance(call, cst.Call) or name.rpartition(".")[2] not in ("range", "trange"):
+        raise CannotDerive(
+            f"the loop of line {script.line(loop)} goes over {script.code(loop.iter)}, which is "
+            "neither a DataLoader nor range(n); make it one of them"
+        )
+    given = [script.code(one) for one in positional(call)]
+    if len(given) > 2 or not isinstance(loop.target, cst.Name):
+        raise CannotDerive(
+            f"the loop of line {script.line(loop)} counts in steps of its own; write it over "
+            "range(n), or over DataLoader(range(first, last, step), batch_size=...)"
+        )
+    if len(given) == 1:
+        return TurnCount(given[0], target, "0")
+    return TurnCount(_minus(given[1], given[0]), target, given[0])
+
+
+def _minus(last: str, first: str) -> str:
+    """``last - first``, without what cancels: ``n + 1 - 1``."""
+    if first == "0":
+        return last
+    if last.replace(" ", "").endswith(f"+{first.replace(' ', '')}"):
+        return last[: last.rindex("+")].rstrip()
+    is_sum = re.search(r"[^\w.()\[\]]", first) is not None
+    return f"{last} - ({first})" if is_sum else f"{last} - {first}"
+
+
+# -- while -----------------------------------------------------------------------------------------
+
+
+def _of_while(flow: Flow, loop: cst.While, step: cst.CSTNode) -> TurnCount:
+    """By its condition, or by the ``if`` in it that breaks."""
+    script = flow.script
+    endless = CannotDerive(
+        f"the loop of line {script.line(loop)} has no end that can be read from it; write for "
+        "number in pace.updates(n)"
+    )
+    limit, place = _limit(script, loop.test), 0
+    if limit is None and script.code(loop.test) not in ("True", "1"):
+        raise endless
+    order = script.order
+    for line in () if limit or not isinstance(loop.body, cst.IndentedBlock) else loop.body.body:
+        if isinstance(line, cst.If) and any(isinstance(one, cst.Break) for one in _own(line)):
+            limit, place = _limit(script, line.test, is_end=True), order[line]
+            if limit is not None:
+                break
+    if limit is None:
+        raise endless
+    name, sign, last = limit
+    grows = [one for one in script.within(loop.body) if _counts(script, one, name)]
+    inside = set(script.within(loop))
+    others = [one for one in script.bindings if one.name == name and one.node in inside]
+    if len(grows) != 1 or others or script.parents[script.block_line(grows[0])] is not loop.body:
+        raise endless
+    is_after_step = place > order[step]
+    extra = {"<": 0, ">=": 0, "<=": 1, ">": 1, "==": 0}[sign]
+    if is_after_step and place < order[grows[0]]:
+        extra += 1
+    first = _first(flow, name, loop)
+    total = f"{last} + {extra}" if extra else last
+    return TurnCount(_minus(total, first), name, first, is_changed=first == name)
+
+
+def _limit(
+    script: SourceTree, test: cst.BaseExpression, *, is_end: bool = False
+) -> tuple[str, str, str] | None:
+    """(``it``, ``<``, ``n``) of a condition."""
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
+        return None
+    one = test.comparisons[0]
+    sign = script.code(one.operator).strip()
+    if sign not in ((">", ">=", "==") if is_end else ("<", "<=")):
+        return None
+    if not isinstance(test.left, cst.Name | cst.Attribute):
+        return None
+    return script.code(test.left), sign, script.code(one.comparator)
+
+
+def _own(line: cst.If) -> list[cst.CSTNode]:
+    """What stands in an ``if`` by itself, in no block below."""
+    rows = line.body.body if isinstance(line.body, cst.IndentedBlock) else [line.body]
+    simple = cst.SimpleStatementLine | cst.SimpleStatementSuite
+    return [one for row in rows if isinstance(row, simple) for one in row.body]
+
+
+def _counts(script: SourceTree, node: cst.CSTNode, name: str) -> bool:
+    """``it += 1``"""
+    return isinstance(node, cst.AugAssign) and script.code(node).replace(" ", "") == f"{name}+=1"
+
+
+def _first(flow: Flow, name: str, loop: cst.While) -> str:
+    """The number of the first turn: a literal where it is one in any case."""
+    scope = flow.script.scope(loop)
+    bound: list[Binding] = flow.bindings(name, flow.home(name.partition(".")[0], scope))
+    values = {flow.script.code(one.value) for one in bound}
+    if len(values) == 1 and all(one.isdigit() for one in values):
+        return values.pop()
+    return name
+
+
+# -- what a number is for --------------------------------------------------------------------------
+
+
+def _is_asked(flow: Flow, name: str, node: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
+    """Whether a name is used here.
+
+    Raises:
+        CannotDerive: it may choose what is learnt.
+    """
+    script, is_asked = flow.script, False
+    seen.add(node)
+    for one in script.within(node):
+        is_name = isinstance(one, cst.Name | cst.Attribute) and script.code(one) == name
+        if not is_name or isinstance(script.parents[one], cst.AugAssign):
+            continue
+        is_asked = True
+        if not _tells(flow, one, seen):
+            raise CannotDerive(
+                f"line {script.line(one)} uses {name}, the number of a turn: where it chooses what "
+                "is learnt write for number in pace.updates(n) and use number; where it says how "
+                "far training is, pace.version"
+            )
+    return is_asked
+
+
+def _tells(flow: Flow, use: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
+    """Whether a use says how far training is: in a condition, a log, a rate of learning."""
+    script, below = flow.script, use
+    for node in script.up(use):
+        if isinstance(node, cst.FormattedString | cst.DictElement | cst.Comparison):
+            return True
+        if isinstance(node, cst.If | cst.While | cst.IfExp | cst.Assert):
+            return below is node.test
+        if isinstance(node, cst.Assign | cst.AugAssign):
+            target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
+            return _RATE.search(script.code(target)) is not None
+        if isinstance(node, cst.Call) and isinstance(below, cst.Arg):
+            function = flow.function_of(node)
+            if _SAYS.search(script.code(node.func).lower()):
+                return True
+            if function is not None and function not in seen and len(seen) < _DEPTH:
+                taken = _taken_as(node, below, function)
+                if taken is not None:
+                    _is_asked(flow, taken, function.body, seen)
+                    return True
+            if function is None and _TELLS.search(script.code(node.func).lower()):
+                return True
+        below = node
+    return False
+
+
+def _taken_as(call: cst.Call, given: cst.Arg, function: cst.FunctionDef) -> str | None:
+    """The parameter that an argument becomes."""
+    if given.keyword is not None:
+        return given.keyword.value
+    place = list(call.args).index(given)
+    names = parameters(function)
+    return names[place] if place < len(names) and not given.star else None

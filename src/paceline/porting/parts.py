@@ -1,0 +1,198 @@
+"""What `prepare` would be given: the names of one function, and the line before which they exist.
+
+    the loop that trains -> the functions around it, outwards -> the first that is gone through once
+    and has names for all: model, optimizer, loader, schedulers
+
+This module must not know what is done with what it finds.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from .dataflow import AnyLoop, Flow
+from .loops import Stepping
+from .reading import INIT, WRAP
+from .tree import CannotDerive, Scope, SourceTree
+
+_DEPTH = 8
+
+
+class Parts:
+    """What `prepare` is given, by the names of one function, and where.
+
+    Attributes:
+        scope: that function, or the module.
+        models, optimizers, loader, schedulers: their names there; loader None: there is none.
+        before: the line of ``scope`` before which all of them exist.
+        epochs: the loop over epochs; None: there is none.
+        is_flagged: whether a group of torch's own is made only where somebody asks for it.
+
+    Raises:
+        CannotDerive: something cannot be found, or is made again and again.
+    """
+
+    loader: str | None
+
+    def __init__(self, script: SourceTree) -> None:
+        self.script, self.flow = script, Flow(script)
+        self.training = Stepping(self.flow)
+        self.loop = self.training.loop
+        wraps = script.calls(WRAP)
+        self.is_flagged = all(
+            self.flow.is_conditional(one) for one in [*script.calls(INIT), *wraps]
+        )
+        self._models = self._find_models(wraps)
+        self.scope, use = self._settle()
+        outer = self.loops_around(use)
+        self.epochs = next((one for one in reversed(outer) if one is not self.loop.node), None)
+        if self.epochs is None and use is not self.loop.node:
+            self.epochs = self.loop.outer[-1] if self.loop.outer else None
+
+    @property
+    def names(self) -> list[str]:
+        loader = [] if self.loader is None else [self.loader]
+        return [*self.models, *self.optimizers, *loader, *self.schedulers]
+
+    def _find_models(self, wraps: list[cst.Call]) -> list[cst.BaseExpression]:
+        script = self.script
+        wrapped = [one for one in script.bindings if one.value in wraps and one.place is None]
+        if wraps:
+            targets = {one.name: one.node for one in wrapped}
+            if len(targets) != 1 or len(wrapped) != len(wraps):
+                raise CannotDerive
+            (node,) = targets.values()
+            target = node.targets[0].target if isinstance(node, cst.Assign) else None
+            if target is None:
+                raise CannotDerive
+            return [target]
+        found: dict[str, cst.BaseExpression] = {}
+        for code, optimizer in self.training.optimizers.items():
+            models = self.training.models(optimizer)
+            if not models:
+                raise CannotDerive(
+                    f"line {script.line(optimizer)}: whose parameters {code} steps could not be "
+                    "found; make it of model.parameters(), and plain tensors a model by "
+                    "torch.nn.ParameterList([...])"
+                )
+            found |= models
+        return list(found.values())
+
+    # -- in which function ----------------------------------------------------------------------
+
+    def _settle(self) -> tuple[Scope, cst.CSTNode]:
+        """The innermost function that has all of them and is gone through once."""
+        reason = CannotDerive(
+            f"the loop of line {self.script.line(self.loop.node)} trains, and no function that is "
+            "gone through once has names for its model, its optimizer and its loader"
+        )
+        for scope, use in self._scopes():
+            if self.flow.is_repeated(scope):
+                continue
+            if self._is_called_again(scope):
+                lines = [str(self.script.line(one.node)) for one in self.flow.calls_of(scope)]
+                reason = CannotDerive(
+                    f"lines {', '.join(lines)} all call what trains; a run has one loop: put them "
+                    "into scripts of their own"
+                )
+                continue
+            try:
+                self._name(scope, use)
+                return scope, use
+            except CannotDerive as why:
+                reason = why if why.why else reason
+        raise reason
+
+    def _is_called_again(self, scope: Scope) -> bool:
+        """Whether a function is called more than once, and not in branches of one ``if``."""
+        ways = [self._branches(one.node) for one in self.flow.calls_of(scope)]
+        return any(
+            not any(a in two and two[a] is not b for a, b in one.items())
+            for number, one in enumerate(ways)
+            for two in ways[:number]
+        )
+
+    def _branches(self, node: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
+        """Every ``if`` and ``try`` around a node, with the branch that the node stands in."""
+        found: dict[cst.CSTNode, cst.CSTNode] = {}
+        for one in self.script.up(node):
+            if isinstance(one, cst.If | cst.Try):
+                found[one] = node
+            node = one
+        return found
+
+    def _scopes(self) -> Iterator[tuple[Scope, cst.CSTNode]]:
+        """The functions from the loop's own outwards, each with what in it leads to the loop."""
+        scope, use = self.script.scope(self.loop.node), self.loop.node
+        for _ in range(_DEPTH):
+            yield scope, use
+            calls = self.flow.calls_of(scope)
+            if not calls:
+                return
+            ways = {self.script.scope(one.node): one.node for one in reversed(calls)}
+            if len(ways) > 1:
+                return
+            ((scope, use),) = ways.items()  # type: ignore[assignment]
+
+    def _name(self, scope: Scope, use: cst.CSTNode) -> None:
+        """Find all names there, and the line before which they exist."""
+        around = self.loops_around(use)
+        self.before = self.script.block_line(around[-1] if around else use)
+        express = self.flow.express
+        self.models = [express(one, scope) for one in self._models]
+        self.optimizers = [express(one, scope) for one in self.training.optimizers.values()]
+        loader = self.loop.loader
+        self.loader = None if loader is None else express(loader, scope)
+        for name in (*self.models, *self.optimizers, *([self.loader] if self.loader else [])):
+            self._check_bound(name, scope)
+        self.schedulers = [
+            found
+            for one in self.training.schedulers().values()
+            if (found := self._scheduler(one, scope)) is not None
+        ]
+
+    def loops_around(self, use: cst.CSTNode) -> list[AnyLoop]:
+        """The loops of its own function that a node stands in, or is, innermost first."""
+        return [one for one in (use, *self.script.up(use)) if isinstance(one, AnyLoop)]
+
+    def _check_bound(self, name: str, scope: Scope) -> None:
+        """A name has its value before the loop, and no other inside."""
+        bound = [one.node for one in self.flow.bindings(name, scope)]
+        if self.flow.home(name.partition(".")[0], scope) is not scope or not bound:
+            return
+        order, inside = self.script.order, set(self.script.within(self.before))
+        if again := [one for one in bound if one in inside]:
+            raise CannotDerive(
+                f"line {self.script.line(again[0])} makes {name} anew in each turn of the loop of "
+                f"line {self.script.line(self.before)}; a run trains one model on one loader: make "
+                "it once before the loop, or give each turn a run of its own"
+            )
+        if not any(order[one] < order[self.before] for one in bound):
+            raise CannotDerive
+
+    def _scheduler(self, one: cst.BaseExpression, scope: Scope) -> str | None:
+        """Its name there, where it is made in any case; None: it stays as it is."""
+        try:
+            name = self.flow.express(one, scope)
+        except CannotDerive:
+            return None
+        bound = [each.node for each in self.flow.bindings(name, scope)]
+        is_sure = all(
+            self.script.order[each] < self.script.order[self.before]
+            and not any(isinstance(up, cst.If) for up in self._up_to_common(each))
+            for each in bound
+        )
+        return name if is_sure else None
+
+    def _up_to_common(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """What a node stands in and the place of `prepare` does not."""
+        shared = set(self.script.up(self.before))
+        return (one for one in self.script.up(node) if one not in shared)
+
+
+def names_of(text: str) -> list[str] | None:
+    """Model, optimizer, loader and schedulers, by their names; None where they cannot be found."""
+    try:
+        return Parts(SourceTree(text)).names
+    except CannotDerive:
+        return None

@@ -1,0 +1,79 @@
+"""``paceline launch --check``: a diff on standard output, all else beside it, and exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import app as command
+
+SCRIPTS = Path(__file__).parents[1] / "porting" / "plain"
+REFUSED = "import torch\nbest = torch.optim.LBFGS([])\nfor x in data:\n    best.step(x)\n"
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_bytes((SCRIPTS / "module_level.py").read_bytes())
+    (tmp_path / "lbfgs.py").write_text(REFUSED)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *tokens: str) -> tuple[int, str, str]:
+    code = command.run(["launch", *tokens])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_diff_is_all_of_standard_output(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    code, out, err = run(capsys, "--check", "train.py", "--its-own", "3")
+    assert (code, err) == (0, "")
+    assert out.startswith("--- train.py\n+++ train.py\n@@ ")
+    assert out.endswith('+if pace.is_main:\n+    torch.save(model.state_dict(), "end.pt")\n')
+    assert sorted(one.name for one in here.iterdir()) == ["lbfgs.py", "train.py"]
+
+
+def test_what_cannot_be_carried_is_said_and_ends_in_1(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--check", "lbfgs.py")
+    assert (code, out) == (1, "")
+    assert err.startswith("lbfgs.py: line 2: LBFGS takes several gradients of one batch")
+
+
+def test_what_has_its_lines_needs_nothing(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "own.py").write_text("import paceline\npace = paceline.connect()\n")
+    assert run(capsys, "--check", "own.py") == (0, "own.py: nothing to add\n", "")
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("train.py", "change"), ("lbfgs.py", "refused")])
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str], name: str, verdict: str) -> None:
+    code, out, _ = run(capsys, "--json", "--check", name)
+    found = json.loads(out)
+    assert found.keys() == {"script", "verdict", "diff", "added_lines", "reason", "notes"}
+    assert (found["script"], found["verdict"]) == (name, verdict)
+    assert (code == 1) == (found["reason"] is not None) == (found["diff"] == "")
+
+
+def test_what_is_wrongly_asked_ends_in_2(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "broken.py").write_text("def (:\n")
+    (here / "latin.py").write_bytes("x = 'ü'".encode("latin-1"))
+    for tokens, words in {
+        ("--check", "nowhere.py"): "there is no script nowhere.py",
+        ("--check", "broken.py"): "broken.py:1 is no valid Python",
+        ("--check", "latin.py"): "latin.py cannot be read as Python in UTF-8",
+        ("--check", "--workers", "2", "train.py"): "--check only reads the script, got --workers",
+    }.items():
+        code, out, err = run(capsys, *tokens)
+        assert (code, out) == (2, "")
+        assert words in err
+
+
+def test_a_module_is_checked_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--check", "-m", "train")
+    assert code == 0
+    assert out.startswith("--- train.py\n")
+
+
+def test_who_trains_without_the_lines_is_told_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "--workers", "2", "--device", "cpu", "train.py")
+    assert code == 2
+    assert "paceline launch --check SCRIPT says where they go" in err

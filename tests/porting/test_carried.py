@@ -1,0 +1,209 @@
+"""Scripts in the usual shapes: with its diff applied each computes what it did, and is carried."""
+
+import contextlib
+import io
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import paceline
+from paceline.context import Context
+from paceline.porting.check import CheckResult, check, judge
+from paceline.porting.reading import Source
+from paceline.program import ScriptProgram
+from paceline.replica.seeding import kept_random_state, seed_all
+from paceline.script import worker
+from runs import Run, run_script
+
+HERE = Path(__file__).parent
+PLAIN = sorted(one.stem for one in (HERE / "plain").glob("*.py"))
+ACCELERATED = sorted(one.stem for one in (HERE / "accelerate").glob("*.py"))
+SEEDED = {
+    "counted_draws": ("    state, goal = play()", "    seed(i - 1)\n    state, goal = play()"),
+    "drawn_batches": ("    lr = get_lr(iter_num)", "    seed(iter_num)\n    lr = get_lr(iter_num)"),
+}
+"""Loops that draw their batches: what is drawn follows from a turn's number."""
+AHEAD = (
+    ('X, Y = get_batch("train")  # the first one\n', ""),
+    ('        X, Y = get_batch("train")\n        loss.backward()', "        loss.backward()"),
+    ("        loss = nn.f", '        X, Y = get_batch("train")\n        loss = nn.f'),
+)
+"""What is drawn one turn ahead is drawn in its own."""
+ADDED = {
+    "accumulated": 8,
+    "counted_draws": 7,
+    "drawn_batches": 11,
+    "full_batch": 7,
+    "functions": 6,
+    "globals_in_functions": 7,
+    "module_level": 6,
+    "trainer_class": 8,
+    "two_modules": 10,
+}
+"""Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
+SAME_IN_PARTS = ("accumulated", "full_batch", "module_level", "trainer_class", "two_modules")
+"""Neither dropout nor batch norm nor draws: two workers compute what one does."""
+
+
+def ported(path: Path, folder: Path) -> tuple[Path, CheckResult]:
+    """A copy of a script in ``folder`` with its diff applied by patch."""
+    copy = folder / path.name
+    copy.write_bytes(path.read_bytes())
+    with contextlib.chdir(folder):
+        verdict = check(ScriptProgram(path=path.name))
+        assert verdict.reason == ""
+        subprocess.run(["patch", "-p0"], input=verdict.diff, text=True, check=True)
+    return copy, verdict
+
+
+def alone(script: Path, folder: Path) -> dict[str, Tensor]:
+    """What a script comes to by plain ``python``."""
+    folder.mkdir(exist_ok=True)
+    worker.start_context(None, Context())  # type: ignore[arg-type]
+
+    def seed(number: int) -> None:
+        seed_all(paceline.step_seed(0, 0, number))
+
+    with kept_random_state(), contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        torch.manual_seed(0)
+        runpy.run_path(str(script), {"seed": seed}, run_name="__main__")
+    worker.start_context(None, Context())  # type: ignore[arg-type]
+    return torch.load(folder / "end.pt")
+
+
+def twin(name: str, folder: Path) -> Path:
+    """The plain script, where it draws by itself seeded as a run does it."""
+    text = (HERE / "plain" / f"{name}.py").read_text()
+    edits = [SEEDED[name]] if name in SEEDED else []
+    for old, new in (*edits, *(AHEAD if name == "drawn_batches" else ())):
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / f"{name}_twin.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_script_with_its_diff_computes_what_it_did(name: str, tmp_path: Path) -> None:
+    script, verdict = ported(HERE / "plain" / f"{name}.py", tmp_path)
+    assert verdict.added == ADDED[name]
+    found, wanted = alone(script, tmp_path / "new"), alone(twin(name, tmp_path), tmp_path / "old")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("name", ACCELERATED)
+def test_a_script_for_accelerate_with_its_diff_computes_what_it_did(
+    name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    path = HERE / "accelerate" / f"{name}.py"
+    script, _ = ported(path, tmp_path)
+    found, wanted = alone(script, tmp_path / "new"), alone(path, tmp_path / "old")
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *(f"../accelerate/{one}" for one in ACCELERATED)])
+def test_a_script_with_its_diff_is_carried_by_two_workers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, _ = ported(HERE / "plain" / f"{name}.py", tmp_path)
+    run: Run = run_script(script, tmp_path, workers=2)
+    assert {fact.ticket.member for fact in run.pushes} == {0, 1}
+    assert run.summary.ended == "finished"
+    assert {count for epoch in run.used() for count in epoch.values()} == {1}
+    assert all(one.isfinite().all() for one in torch.load("end.pt").values())
+
+
+@pytest.mark.parametrize("name", SAME_IN_PARTS)
+def test_two_workers_compute_what_one_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (HERE / "plain" / f"{name}.py").read_text().replace("shuffle=True", "shuffle=False")
+    plain = tmp_path / "plain.py"
+    plain.write_text(text)
+    wanted = alone(plain, tmp_path / "old")
+    (tmp_path / "from").mkdir()
+    path = tmp_path / "from" / f"{name}.py"
+    path.write_text(text)
+    script, _ = ported(path, tmp_path)
+    run_script(script, tmp_path, workers=2)
+    found = torch.load("end.pt")
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_script_that_has_its_lines_needs_nothing(tmp_path: Path) -> None:
+    script, _ = ported(HERE / "plain" / "functions.py", tmp_path)
+    verdict = check(ScriptProgram(path=str(script)))
+    assert (verdict.diff, verdict.reason) == ("", "")
+    assert verdict.to_json()["verdict"] == "nothing to add"
+
+
+def test_no_line_of_a_script_is_run_and_nothing_is_written(tmp_path: Path) -> None:
+    text = (
+        'import torch\nopen("made", "w").close()\n' + (HERE / "plain/module_level.py").read_text()
+    )
+    (tmp_path / "train.py").write_text(text)
+    with contextlib.chdir(tmp_path):
+        assert check(ScriptProgram(path="train.py")).diff
+        assert [one.name for one in Path().iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("\n", "\r\n"), ("    ", "\t"), ('"end.pt")\n', '"end.pt")'), ("epochs", "Größe")],
+)
+def test_a_diff_applies_whatever_the_line_ends(old: str, new: str, tmp_path: Path) -> None:
+    text = (HERE / "plain" / "functions.py").read_text().replace(old, new)
+    path = tmp_path / "train.py"
+    path.write_bytes(text.encode())
+    with contextlib.chdir(tmp_path):
+        verdict = check(ScriptProgram(path="train.py"))
+        subprocess.run(["git", "apply"], input=verdict.diff.encode(), check=True)
+    after = path.read_bytes().decode()
+    assert "with pace.step():" in after
+    assert judge(Source(after), "train.py").diff == ""
+    assert after.count("\r\n") in (0, after.count("\n"))
+
+
+def test_a_diff_names_a_file_as_patch_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    script = tmp_path / "jobs" / "train.py"
+    script.write_bytes((HERE / "plain" / "functions.py").read_bytes())
+    for place, label in ((tmp_path, "jobs/train.py"), (script.parent, "train.py")):
+        with contextlib.chdir(place):
+            assert check(ScriptProgram(path=str(script))).diff.startswith(f"--- {label}\n")
+    with contextlib.chdir("/"):
+        relative = str(script).removeprefix("/")
+        assert check(ScriptProgram(path=relative)).diff.startswith(f"--- {relative}\n")
+    (tmp_path / "here").mkdir()
+    with contextlib.chdir(tmp_path / "here"):
+        assert check(ScriptProgram(path="../jobs/train.py")).diff.startswith("--- train.py\n")
+
+
+def test_a_sum_over_a_batch_is_noted() -> None:
+    text = (HERE / "plain" / "functions.py").read_text()
+    assert judge(Source(text), "train.py").notes == ()  # the one in test() trains nobody
+    summed = text.replace("nll_loss(output, target)", 'nll_loss(output, target, reduction="sum")')
+    (note,) = judge(Source(summed), "train.py").notes
+    assert note.startswith("train.py:30 sums the loss over a batch")
+
+
+def test_a_rate_that_is_set_by_hand_is_noted() -> None:
+    text = (HERE / "plain" / "drawn_batches.py").read_text()
+    (note, _) = judge(Source(text), "train.py").notes
+    assert note.startswith("train.py:54 sets a learning rate by hand for each step")
+
+
+def test_what_accelerate_counts_otherwise_is_noted() -> None:
+    text = (HERE / "accelerate" / "functions.py").read_text()
+    notes = " ".join(judge(Source(text), "train.py").notes)
+    assert 'batch="per-worker"' in notes
+    assert "asks for mixed_precision=args.mixed_precision, which is not carried over" in notes

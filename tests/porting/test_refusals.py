@@ -1,0 +1,265 @@
+"""What no lines can carry is named with its line, and what to write instead; nothing is derived."""
+
+import pytest
+
+from paceline.porting.accelerate import is_for_accelerate, leave_accelerate
+from paceline.porting.accumulation import Accelerator
+from paceline.porting.check import judge
+from paceline.porting.counting import count_of
+from paceline.porting.dataflow import Flow
+from paceline.porting.group import leave_group
+from paceline.porting.loops import Stepping
+from paceline.porting.reading import Source
+from paceline.porting.refusals import refuse_anywhere, refuse_loop
+from paceline.porting.tree import CannotDerive, SourceTree
+
+SCRIPT = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+LOOP = SCRIPT[SCRIPT.index("for epoch") :]
+DRAWS = """\
+for it in range(100):
+    x, y = get_batch()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def reason(text: str) -> str:
+    verdict = judge(Source(text), "train.py")
+    assert verdict.diff == ""
+    assert verdict.to_json()["verdict"] == "refused"
+    return verdict.reason
+
+
+REFUSED = {
+    "LBFGS": ((("SGD", "LBFGS"),), "line 6: LBFGS takes several gradients of one batch"),
+    "a closure": (((".step()", ".step(closure)"),), "line 12 gives a closure to step()"),
+    "a stream": (
+        (
+            ("model = ", "class Lines(IterableDataset):\n    pass\n\n\nmodel = "),
+            ("DataLoader(data", "DataLoader(Lines()"),
+        ),
+        "line 11: Lines is an iterable data set, whose samples have no numbers",
+    ),
+    "a Hugging Face stream": (
+        (("model = ", "data = load_dataset('c4', streaming=True)\nmodel = "),),
+        "line 5: streaming=True gives samples without numbers",
+    ),
+    "sparse gradients": (
+        (("nn.Linear(4, 2)", "nn.Embedding(4, 2, sparse=True)"),),
+        "line 5: sparse gradients cannot be averaged; write sparse=False",
+    ),
+    "two devices": (
+        (("optimizer = ", 'a.to("cuda:0")\nb.to("cuda:1")\noptimizer = '),),
+        "lines 6 and 7 put parts of a model on several devices",
+    ),
+    "a device map": (
+        (("nn.Linear(4, 2)", 'load(device_map="auto")'),),
+        "line 5: device_map spreads one model over several devices",
+    ),
+    "FSDP": (
+        (("nn.Linear(4, 2)", "torch.distributed.fsdp.FullyShardedDataParallel(net)"),),
+        "line 5: FullyShardedDataParallel spreads one model over several devices",
+    ),
+    "processes": (
+        (("model = ", "torch.multiprocessing.Process(target=train).start()\nmodel = "),),
+        "line 5 starts workers of its own",
+    ),
+    "folds": (
+        (
+            (SCRIPT[SCRIPT.index("model = ") : SCRIPT.index("for ")], ""),
+            (
+                "range(3):\n",
+                "range(3):\n"
+                "    model = nn.Linear(4, 2)\n"
+                "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+                "    loader = DataLoader(data, batch_size=8)\n",
+            ),
+        ),
+        "line 6 makes model anew in each turn of the loop of line 5",
+    ),
+    "two loops": ((("for epoch", LOOP + "for epoch"),), "the loops of lines 9 and 14 all train"),
+    "no optimizer": (
+        (
+            ("optimizer.zero_grad()", "model.zero_grad()"),
+            ("optimizer.step()", "[p.data.add_(p.grad, alpha=-1) for p in model.parameters()]"),
+        ),
+        "line 12 changes parameters by hand",
+    ),
+    "no loop": (((LOOP, ""),), "no optimizer.step() in a loop was found"),
+    "a step by itself": (
+        ((LOOP, "optimizer.zero_grad()\noptimizer.step()\n"),),
+        "line 9 steps outside of any loop",
+    ),
+    "a taken name": ((("lr=0.1", "lr=pace"),), "line 6 has a use of its own for the name pace"),
+    "next": (
+        (
+            (
+                "for epoch in range(3):\n    for x, y in loader:\n",
+                "batches = iter(loader)\nfor it in range(9):\n        x, y = next(batches)\n",
+            ),
+        ),
+        "line 10 takes batches from an iterator that each worker would have for itself",
+    ),
+    "no end": (
+        ((LOOP, "import itertools\n" + DRAWS.replace("range(100)", "itertools.count()")),),
+        "the loop of line 9 has no end of its own",
+    ),
+    "no end that can be read": (
+        ((LOOP, DRAWS.replace("for it in range(100)", "while not is_done()")),),
+        "the loop of line 8 has no end that can be read from it",
+    ),
+    "a generator of its own": (
+        (
+            ("model = ", "rng = torch.Generator()\nmodel = "),
+            (LOOP, DRAWS.replace("get_batch()", "torch.randn(9, generator=rng).chunk(2)")),
+        ),
+        "line 5 makes a generator of its own, which nobody seeds anew for each draw",
+    ),
+    "a number that chooses": (
+        ((LOOP, DRAWS.replace("get_batch()", "data[it * 8 : it * 8 + 8]")),),
+        "line 9 uses it, the number of a turn: where it chooses what is learnt write for number",
+    ),
+    "a place that is counted up": (
+        (
+            ("model = ", "at = 0\nmodel = "),
+            (LOOP, DRAWS.replace("get_batch()", "data[at : at + 8]") + "    at += 8\n"),
+        ),
+        "line 10 takes its batch by at, which each worker would count for itself (line 14)",
+    ),
+    "tensors of no model": (
+        (("model.parameters()", "[w, b]"),),
+        "line 12: whose parameters optimizer steps could not be found",
+    ),
+    "positions in a text": (
+        ((LOOP, "for epoch in range(3):\n    " + DRAWS.replace("\n    ", "\n        ")),),
+        "the loop of line 9, inside that of line 8, steps at line 13 and goes over no DataLoader",
+    ),
+    "steps of its own": (
+        ((LOOP, DRAWS.replace("range(100)", "range(0, 100, 5)")),),
+        "the loop of line 8 counts in steps of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_carried_is_named_with_its_line(name: str) -> None:
+    edits, sentence = REFUSED[name]
+    text = SCRIPT
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new, 1)
+    assert reason(text).startswith(f"train.py: {sentence}")
+
+
+def test_a_loop_that_one_worker_may_leave_alone_is_noted() -> None:
+    text = SCRIPT.replace(LOOP, DRAWS)
+    for test, is_noted in {"loss < 0.1": True, "it == 50": False, "args.dry_run": False}.items():
+        found = judge(Source(f"{text}    if {test}:\n        break\n"), "train.py")
+        draws, *leaves = found.notes
+        assert draws.startswith("train.py:8 random numbers that its turns draw follow from")
+        assert [one.startswith("train.py:14 leaves the loop") for one in leaves] == [
+            True
+        ] * is_noted
+
+
+def test_without_these_the_script_is_carried() -> None:
+    assert judge(Source(SCRIPT), "train.py").added == 5
+    assert judge(Source(SCRIPT.replace(LOOP, DRAWS)), "train.py").added == 5
+
+
+ACCELERATED = """\
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(3):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+NO_COUNTERPART = {
+    "a plugin": ("Accelerator()", "Accelerator(fsdp_plugin=x)", "line 6: Accelerator(fsdp_plugin="),
+    "states": ("model(x)", "model(accelerator.load_state(x))", "line 13: accelerator.load_state"),
+    "a sum in the loop": (
+        "accelerator.backward(loss)",
+        "accelerator.backward(loss); accelerator.gather(loss)",
+        "line 14: accelerator.gather has no counterpart; write pace.sum(x) between epochs",
+    ),
+    "another name": (
+        "for epoch",
+        "def report(helper):\n    pass\n\n\nreport(accelerator)\nfor epoch",
+        "line 15 hands accelerator on by another name",
+    ),
+    "several calls": (
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "model = accelerator.prepare(model)\nloader = accelerator.prepare(loader)",
+        "lines 10, 11 prepare in several calls; prepare everything in one",
+    ),
+    "a logger": (
+        "import Accelerator\n",
+        "import Accelerator\nfrom accelerate.logging import get_logger\nlog = get_logger(1)\n",
+        "line 3: get_logger needs an accelerator; leave it out, and write logging.getLogger",
+    ),
+    "a launcher": (
+        "for epoch",
+        "import accelerate\naccelerate.notebook_launcher(train)\nfor epoch",
+        "line 12 starts or joins workers of Accelerate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_COUNTERPART)
+def test_what_of_accelerate_has_no_counterpart_is_named(name: str) -> None:
+    old, new, sentence = NO_COUNTERPART[name]
+    assert old in ACCELERATED
+    assert sentence in reason(ACCELERATED.replace(old, new, 1))
+    assert judge(Source(ACCELERATED), "train.py").added == 5
+
+
+def test_zeroing_before_what_is_accumulated_is_refused() -> None:
+    text = ACCELERATED.replace("Accelerator()", "Accelerator(gradient_accumulation_steps=4)")
+    body = text[text.index("        loss = ") :].replace("\n        ", "\n            ")
+    first = "        with accelerator.accumulate(model):\n            optimizer.zero_grad()\n    "
+    text = text[: text.index("        loss = ")] + first + body
+    assert "line 14 zeroes before backward" in reason(text)
+
+
+def test_each_part_says_it_by_itself() -> None:
+    """The sentences come from the module whose name says so."""
+    tree = SourceTree(SCRIPT.replace("SGD", "LBFGS"))
+    with pytest.raises(CannotDerive, match="LBFGS takes several gradients"):
+        refuse_anywhere(tree)
+    training = Stepping(Flow(SourceTree(SCRIPT.replace(".step()", ".step(closure)"))))
+    with pytest.raises(CannotDerive, match="gives a closure"):
+        refuse_loop(training)
+    flow = Flow(SourceTree(SCRIPT.replace(LOOP, DRAWS)))
+    training = Stepping(flow)
+    count = count_of(flow, training.loop.node, training.steps[0][0])
+    assert (count.total, count.name) == ("100", None)
+    assert is_for_accelerate(Source(ACCELERATED))
+    assert "paceline.connect()" in leave_accelerate(ACCELERATED)[0]
+    assert Accelerator._fields == ("name", "made", "steps", "precision")
+    with pytest.raises(CannotDerive):
+        leave_group(SourceTree("import torch\nnet.module = torch.nn.Linear(4, 2)\n"))
