@@ -26,6 +26,7 @@ LONG_FUNCTIONS = {
 FAMILIES = {
     "engines": ("engines", "contracts", "wire"),
     "exchange": ("exchange", "contracts", "script"),
+    "lightning": ("frameworks",),
     "replica": ("replica", "script"),
     "system": ("system", "faults"),
 }

@@ -29,13 +29,17 @@ _FOREIGN = {
     "horovod.torch.init": "Horovod",
 }
 """What begins a run of another library, and what people call that library."""
+_STRATEGY = "paceline.lightning.PacelineStrategy"
+_LOOKING = ("accelerate", "transformers")
+"""Make a process group by themselves where RANK and WORLD_SIZE are set."""
 
 
 class Reading(NamedTuple):
     """What was read in a script that can be launched.
 
     Attributes:
-        has_group: whether it can also make a process group of torch's own: for its other starts.
+        has_group: whether it, or a library of its own, makes a process group of torch's own where
+            RANK and WORLD_SIZE are set: for its other starts.
         notes: sentences that the user should read before the run.
         writes: the sentence on what several workers would write at the same time; or empty.
     """
@@ -73,7 +77,7 @@ def read(source: Source, name: str) -> Reading:
     """What is to be known of a script that can be launched."""
     group, writes = next(source.calls(INIT), None), note_of_writes(source, name)
     if group is None:
-        return Reading(writes=writes)
+        return Reading(has_group=bool(source.imports(*_LOOKING)), writes=writes)
     note = (
         f"{name}:{group.lineno} makes a process group of torch's own, for other launchers: RANK "
         "and WORLD_SIZE are not set here, so that a branch which looks for them is not taken "
@@ -84,7 +88,7 @@ def read(source: Source, name: str) -> Reading:
 
 def advise(source: Source, name: str) -> str | None:
     """What a script needs to be launched; None where it needs nothing that can be seen here."""
-    if next(source.calls("paceline.connect"), None) is not None:
+    if next(source.calls("paceline.connect", _STRATEGY), None) is not None:
         return None
     for call in (one for one in ast.walk(source.tree) if isinstance(one, ast.Call)):
         library = _FOREIGN.get(source.meaning(call.func))
@@ -114,6 +118,14 @@ def advise(source: Source, name: str) -> str | None:
 
 def _other_library(source: Source, place: str, library: str) -> str:
     """A script whose workers are another library's."""
+    if library == "Lightning":
+        return (
+            f"{place} has a Trainer of Lightning's with workers of its own, whom no protocol could "
+            "reach; under paceline it needs a strategy:\n\n"
+            "    from paceline.lightning import PacelineStrategy\n"
+            "    trainer = Trainer(strategy=PacelineStrategy(), ...)\n\n"
+            "then start it as now, by python, with Trainer(devices=2), or by paceline launch"
+        )
     prepared = next((one for one in source.calls("prepare") if one.args), None)
     names = "model, optimizer, loader"
     if prepared is not None and all(isinstance(one, ast.Name) for one in prepared.args):
