@@ -23,6 +23,7 @@ FOLDER = Path(sys.argv[1])
 OPTIONS: dict[str, Any] = {
     "strategy": "paceline", "protocol": None, "workers": 1, "epochs": 2, "schedule": "epoch",
     "settings": {}, "batch": BATCH, "trainer": {}, "patience": None, "ckpt_path": None,
+    "stop": None,
     **json.loads(sys.argv[2]),
 }  # fmt: skip
 
@@ -44,6 +45,8 @@ class Net(lightning.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
+        if OPTIONS["stop"] == [self.trainer.global_rank, len(self.steps)]:
+            self.trainer.should_stop = True
         self.steps.append(self.trainer.global_step)
         self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
 
@@ -93,9 +96,7 @@ def main() -> None:
         rank = int(os.environ.get("LOCAL_RANK", 0))
         sampler = DistributedSampler(data, OPTIONS["workers"], rank, shuffle=False)
     loader = DataLoader(data, batch_size=OPTIONS["batch"], sampler=sampler)
-    trainer.fit(
-        net, loader, DataLoader(samples(6), batch_size=6), ckpt_path=OPTIONS["ckpt_path"]
-    )
+    trainer.fit(net, loader, DataLoader(samples(6), batch_size=6), ckpt_path=OPTIONS["ckpt_path"])
     found = {
         "state": net.state_dict(), "step": trainer.global_step, "epoch": trainer.current_epoch,
         "steps": net.steps, "rates": net.rates, "losses": net.losses,

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..script.step import Step
 from ..script.worker import Pace
-from .batches import TrainData, WorkerBatches
+from .batches import TrainData, WorkerBatches, sole_loader
 
 _ENDLESS = 2**31
 """Epochs, where the Trainer goes by steps or time."""
@@ -158,9 +158,9 @@ class EpochLoop(_TrainingEpochLoop):
             has_left = has_left or self.done
         self.steps.leave()
         data_fetcher.leave()
-        self.trainer.strategy.end_epoch()
         if self._pace.is_cut_short:
             raise StopIteration
+        self.trainer.strategy.end_epoch()
         self._end_epoch(has_left)
 
     def _advance(self, data_fetcher: WorkerBatches) -> bool:
@@ -220,11 +220,11 @@ class FitLoop(_FitLoop):
 
     def on_run_start(self) -> None:
         """Everything is there: prepare it, and begin."""
-        data = self._combined_loader.iterables if self._combined_loader is not None else None
-        assert isinstance(data, TrainData)
-        strategy: Any = self.trainer.strategy
+        assert self._combined_loader is not None
+        data, strategy = self._combined_loader.iterables, self.trainer.strategy
         self._refuse_a_part()
-        self._batches.loader = strategy.prepare(data.loader)
+        own = data.loader if isinstance(data, TrainData) else sole_loader(data)
+        self._batches.loader = strategy.prepare(own)
         self.epoch_loop.steps.begin_run(self.epoch_loop.global_step)
         first, asked = self.epoch_progress.current.processed, self._pace.context.epochs
         if asked is not None:

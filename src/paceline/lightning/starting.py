@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
+    GradientAccumulationScheduler,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -222,10 +223,15 @@ def _option_not_carried(trainer: Trainer, layer_sync: object, num_nodes: int) ->
         )
     if num_nodes != 1:
         return f"num_nodes={num_nodes}: the workers of a run are on one machine; num_nodes=1"
-    has_rest = trainer.accumulate_grad_batches > 1 and trainer.max_steps != -1
-    if has_rest and trainer.strategy.pace.context.parts < trainer.world_size:
+    pace = trainer.strategy.pace
+    is_in_step = pace.context.is_spmd and not pace.context.is_difference
+    accumulates = trainer.accumulate_grad_batches != 1 or any(
+        isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks
+    )
+    if accumulates and pace.num_workers > 1 and not is_in_step:
         return (
-            "max_steps with accumulate_grad_batches under this protocol, where workers end an "
-            "epoch with groups of their own: max_epochs"
+            f"accumulate_grad_batches under {pace.context.protocol}, where nobody knows which "
+            "batch is the last of a worker: --protocol full-sync, or a larger batch_size of the "
+            "loader, which is shared"
         )
     return ""

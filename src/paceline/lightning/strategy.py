@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -132,17 +133,13 @@ class PacelineStrategy(Strategy):
             super().setup(trainer)
             return
         refuse_what_is_not_carried(trainer, self._layer_sync, self.num_nodes)
-        if self._has_prepared:
-            raise ConfigError(
-                "fit() was called a second time: a run of Paceline trains once; begin another "
-                "one, or train longer with more max_epochs"
-            )
         trainer.fit_loop = self._take_over(trainer)
         super().setup(trainer)
-        if len(self.optimizers) != 1 or not isinstance(self.optimizers[0], Optimizer):
+        own = [one for one in self.optimizers if not isinstance(one, _MockOptimizer)]
+        if len(own) != 1:
             raise ConfigError(
-                f"configure_optimizers() gave {len(self.optimizers)} optimizers; PacelineStrategy "
-                "carries exactly one: give it all parameters, in groups where they differ"
+                f"configure_optimizers() gave {len(own)} optimizers; PacelineStrategy carries "
+                "exactly one: give it all parameters, in groups where they differ"
             )
 
     def _take_over(self, trainer: Trainer) -> FitLoop:
@@ -173,7 +170,16 @@ class PacelineStrategy(Strategy):
         return TrainData(sole_loader(dataloader), parts)
 
     def prepare(self, loader: DataLoader[Any]) -> Any:
-        """Everything takes part in the run from now on; the loader that the loop goes over."""
+        """Everything takes part in the run from now on; the loader that the loop goes over.
+
+        Raises:
+            ConfigError: this is the second time, or something cannot be carried.
+        """
+        if self._has_prepared:
+            raise ConfigError(
+                "the Trainer begins to fit a second time, and a run trains once: leave out "
+                "LearningRateFinder and BatchSizeFinder, or train longer with more max_epochs"
+            )
         schedulers = [one.scheduler for one in self.lr_scheduler_configs]
         module, optimizer = self.lightning_module, self.optimizers[0]
         _, _, prepared, *_ = self.pace.prepare(
@@ -202,12 +208,13 @@ class PacelineStrategy(Strategy):
         self.set_world_ranks()
 
     def end_epoch(self) -> None:
-        """All workers hold one version."""
+        """All workers come here, and hold one version then."""
         self._is_training = False
+        self.pace.sum(0)
 
     def end(self) -> None:
         """Training is over; nothing is said between workers any more."""
-        self._is_over = True
+        self._is_training, self._is_over = False, True
 
     # -- among workers --------------------------------------------------------------------------
 
@@ -242,6 +249,9 @@ class PacelineStrategy(Strategy):
         """Inside an epoch nobody waits: a checkpoint is the main worker's alone."""
         if self._can_sum:
             self.pace.sum(0)
+        elif not self._has_prepared:  # prepare_data() is the main worker's
+            with self.pace.once():
+                pass
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """The main worker's word to all; inside an epoch each has its own."""
