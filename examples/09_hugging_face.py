@@ -22,7 +22,8 @@ import paceline
 class PacelineTrainer(Trainer):
     def train(self) -> None:
         pace, args = paceline.connect(), self.args
-        if args.gradient_accumulation_steps > 1 or args.max_steps > 0 or args.fp16 or args.bf16:
+        odd = args.max_steps > 0, args.fp16, args.bf16, args.num_train_epochs % 1
+        if any(odd) or args.gradient_accumulation_steps > 1:
             raise ValueError("PacelineTrainer trains whole epochs in fp32, a batch at a time")
         loader, epochs = self.get_train_dataloader(), int(args.num_train_epochs)
         self.create_optimizer_and_scheduler(len(loader) * epochs)

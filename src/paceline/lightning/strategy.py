@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -291,7 +291,7 @@ class PacelineStrategy(Strategy):
     def teardown(self) -> None:
         with contextlib.suppress(AttributeError):  # of the class they are as they were
             del self.precision_plugin.clip_grad_by_norm, self.precision_plugin.clip_grad_by_value
-        own = cast(list[Optimizer], self.optimizers)
+        own: list[Optimizer] = self._optimizers
         self.optimizers = []  # their state is the run's by now
         super().teardown()
         self.optimizers = own

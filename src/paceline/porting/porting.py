@@ -132,6 +132,11 @@ def _other_library(source: Source, place: str, library: str) -> str:
         names = ", ".join(map(source.code, prepared.args))
     line = "" if prepared is None else f"  # line {prepared.lineno}"
     backward = ", pace.backward(loss)" if library == "Accelerate" else ""
+    subclass = (
+        "a subclass of 20 lines does the same (docs/frameworks.md), "
+        if "Trainer" in library
+        else ""
+    )
     return (
         f"{place} is written for {library}, whose workers no protocol of paceline could reach; "
         "under paceline the script has a loop of its own, with these lines:\n\n"
@@ -140,7 +145,7 @@ def _other_library(source: Source, place: str, library: str) -> str:
         f"    {names} = pace.prepare({names}){line}\n"
         f"{_STEP_LINES}\n\n"
         f"pace.is_main, pace.print, pace.device, pace.once(){backward} and pace.evaluate(fn, "
-        "loader) take the place of its own; or start it by its own launcher"
+        f"loader) take the place of its own; {subclass}or start it by its own launcher"
     )
 
 
