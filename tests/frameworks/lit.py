@@ -38,6 +38,7 @@ class Net(lightning.LightningModule):
         self.steps: list[int] = []
         self.rates: list[float] = []
         self.losses: list[float] = []
+        self.ranks: list[float] = []
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
@@ -57,6 +58,9 @@ class Net(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:
             self.losses.append(self.trainer.callback_metrics["val_loss"].item())
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            own = torch.tensor([1.0, self.global_rank])
+            self.ranks = self.all_gather(own)[..., 1].flatten().tolist()
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -100,6 +104,7 @@ def main() -> None:
     found = {
         "state": net.state_dict(), "step": trainer.global_step, "epoch": trainer.current_epoch,
         "steps": net.steps, "rates": net.rates, "losses": net.losses,
+        "ranks": net.ranks,
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
         "best": callbacks[0].best_model_path,
         "train_loss": trainer.callback_metrics["train_loss_epoch"].item(),

@@ -62,8 +62,15 @@ class Starter:
         self.settings = settings
 
     def launcher(self, devices: Sequence[torch.device]) -> "_Launcher | None":
-        """For so many workers; None: this process is the only one."""
-        return ScriptLauncher(self, devices) if len(devices) > 1 else None
+        """For so many workers; None: this process is the only one, and there is no run.
+
+        Raises:
+            ConfigError: the protocol is none that one worker can follow.
+        """
+        if len(devices) > 1 or self.settings:
+            return ScriptLauncher(self, devices)
+        parse(self.protocol or "full-sync", 1)
+        return None
 
     def run(self, devices: Sequence[torch.device]) -> None:
         """The script again, in as many workers as there are devices; until all have ended.

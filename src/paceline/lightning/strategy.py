@@ -233,7 +233,8 @@ class PacelineStrategy(Strategy):
                 f"a value cannot be reduced over workers by {name!r}; by 'mean' or 'sum', or "
                 "without sync_dist=True: validation gives every worker the same"
             )
-        total = torch.tensor([self.pace.sum(one) for one in tensor.detach().flatten().tolist()])
+        sums = [self.pace.sum(one) for one in tensor.detach().flatten().tolist()]
+        total = torch.tensor(sums, dtype=torch.float64)
         if name in _MEANS:
             total = total / self.pace.sum(1)
         return total.reshape(tensor.shape).to(tensor)
@@ -272,6 +273,8 @@ class PacelineStrategy(Strategy):
         """
         if self.world_size == 1:
             return tensor
+        if not self._has_prepared or self._is_over:  # all evaluate the same, and say nothing
+            return torch.stack([tensor] * self.world_size)
         if not self._can_sum or sync_grads:
             raise ConfigError(
                 "all_gather() waits for all workers, who are at different batches inside an epoch; "
