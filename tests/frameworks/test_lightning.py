@@ -37,10 +37,10 @@ def by_python(folder: Path, **options: Any) -> list[dict[str, Any]]:
 
 
 def by_launch(
-    folder: Path, runs: str, num: int = 2, **options: Any
+    folder: Path, runs: str, num: int = 2, fault: tuple[str, ...] = (), **options: Any
 ) -> tuple[Run, list[dict[str, Any]]]:
     words = say(folder, **options)
-    run = run_script(SCRIPT, folder, *words, workers=num, protocol=runs)
+    run = run_script(SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault)
     return run, left_in(folder)
 
 
@@ -121,6 +121,16 @@ def test_so_many_steps_are_so_many_updates(tmp_path: Path) -> None:
     assert run.summary.updates == 9
     assert [one["step"] for one in found] == [9, 9]
     assert [len(one["losses"]) for one in found] == [2, 2]  # of the whole epoch, and at the end
+
+
+@pytest.mark.timeout(300)
+def test_the_others_go_on_without_the_main_worker(tmp_path: Path) -> None:
+    fault = ("kill worker 0 at update 5",)
+    run, found = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
+    assert run.left  # it has been killed
+    assert_each_sample_once(run, NUM_SAMPLES, 3)
+    assert [one["step"] for one in found] == [18, 18]
+    assert Path(found[0]["best"]).is_file()  # of version 6 or later: who became the main saved it
 
 
 def test_who_stops_early_stops_all(tmp_path: Path) -> None:
