@@ -65,6 +65,8 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): $(CORE)
 	@echo "== installing the tools for tests and checks"
 	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
-	@$(PIP) install --constraint constraints.txt --editable '.[onnx]' || \
-	  echo "== no onnx can be had here: its tests are skipped"
+	@for extra in onnx lightning transformers; do \
+	  $(PIP) install --constraint constraints.txt --editable ".[$$extra]" || \
+	    echo "== no $$extra can be had here: its tests are skipped"; \
+	done
 	@touch $@

@@ -36,6 +36,7 @@ DRIVEN = {
     "run": "events go in and messages come out on paper: tests/run, through run.controller",
     "protocols": "a protocol is reached by its name: tests/protocols, through protocols.parse",
     "engines": "members are run: tests/contracts and tests/engines, by an engine's name",
+    "lightning": "a Trainer drives it: tests/frameworks, by paceline.lightning.PacelineStrategy",
 }
 """Folders whose modules are reached through one door, and how."""
 

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engines",),
     ("run", "simulation"),
     ("launch", "replay", "exports"),
-    ("predict", "porting"),
+    ("predict", "porting", "lightning"),
     ("bench",),
     ("cli", "__init__", "__main__"),
 )

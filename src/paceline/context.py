@@ -51,6 +51,7 @@ class Context:
     nonfinite: str = "error"
     path: str = "auto"
     workers: int = 1
+    protocol: str = "full-sync"
     delay: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
     fault: tuple[str, ...] = ()

@@ -131,3 +131,38 @@ def test_the_gan_runs_under_any_protocol(
     said = capsys.readouterr().out
     assert says in " ".join(said.split())
     assert said.count("epoch 2: what is made passes for real at 0.") == 1
+
+
+FRAMEWORKS = {"08_lightning.py": "lightning", "09_hugging_face.py": "transformers"}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "package"), FRAMEWORKS.items())
+def test_a_frameworks_trainer_runs_by_python(name: str, package: str) -> None:
+    pytest.importorskip(package)
+    assert "0." in run(name, "--epochs", "1")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("workers", "protocol"), [("2", "full-sync"), ("2", "k-batch-async:2"), ("4", "local-sgd:2")]
+)
+@pytest.mark.parametrize(("name", "package"), FRAMEWORKS.items())
+def test_a_frameworks_trainer_runs_under_any_protocol(
+    name: str, package: str, workers: str, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(package)
+    script = str(EXAMPLES / name)
+    launch("launch", "--workers", workers, "--protocol", protocol, script, "--epochs", "1")
+    said = capsys.readouterr().out
+    assert f"workers          {workers} on cpu" in said
+    assert said.count("loss") > 1
+    assert f"samples           {'2,048' if 'lightning' in name else '1,024'}" in said
+
+
+def test_a_trainer_begins_its_workers_itself() -> None:
+    pytest.importorskip("lightning")
+    words = ("--workers", "2", "--protocol", "k-batch-async:2", "--epochs", "1")
+    said = run("08_lightning.py", *words)
+    assert "workers          2 on cpu" in said
+    assert said.count("update 32: validation loss") == 1

@@ -229,8 +229,6 @@ def test_a_script_for_accelerate_that_cannot_be_carried_gets_lines_by_its_own_na
 @pytest.mark.parametrize(
     ("text", "library"),
     [
-        ("import lightning as L\nL.Trainer().fit(model)\n", "Lightning"),
-        ("import pytorch_lightning as pl\npl.Trainer().fit(model)\n", "Lightning"),
         ("from transformers import Trainer\nTrainer(model).train()\n", "the Trainer of trans"),
         ("import deepspeed\nengine = deepspeed.initialize(model=model)\n", "DeepSpeed"),
     ],
@@ -240,6 +238,29 @@ def test_another_librarys_loop_is_named(text: str, library: str) -> None:
     assert hint is not None
     assert hint.startswith(f"train.py:2 is written for {library}")
     assert "with pace.step():" in hint
+
+
+@pytest.mark.parametrize("module", ["lightning", "lightning.pytorch", "pytorch_lightning"])
+def test_a_trainer_of_lightnings_is_told_of_its_strategy(module: str) -> None:
+    hint = advise(Source(f"import {module} as L\nL.Trainer().fit(model)\n"), "train.py")
+    assert hint is not None
+    assert hint.startswith("train.py:2 has a Trainer of Lightning's")
+    assert "strategy=PacelineStrategy()" in hint
+
+
+def test_a_trainer_with_that_strategy_needs_nothing() -> None:
+    text = (
+        "import lightning as L\nfrom paceline.lightning import PacelineStrategy\n"
+        "L.Trainer(strategy=PacelineStrategy()).fit(model)\n"
+    )
+    assert advise(Source(text), "train.py") is None
+    assert not read(Source(text), "train.py").has_group
+
+
+def test_a_library_that_looks_for_ranks_finds_none() -> None:
+    """Else accelerate would make a process group of its own beside the run's workers."""
+    for text in ("import transformers\n", "from accelerate.utils import set_seed\n"):
+        assert read(Source(text), "train.py").has_group
 
 
 def test_a_flag_that_is_the_machines_decides_nothing() -> None:

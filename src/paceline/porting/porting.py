@@ -32,13 +32,17 @@ _FOREIGN = {
     "horovod.torch.init": "Horovod",
 }
 """What begins a run of another library, and what people call that library."""
+_STRATEGY = "paceline.lightning.PacelineStrategy"
+_LOOKING = ("accelerate", "transformers")
+"""Make a process group by themselves where RANK and WORLD_SIZE are set."""
 
 
 class Reading(NamedTuple):
     """What was read in a script that can be launched.
 
     Attributes:
-        has_group: whether it can also make a process group of torch's own: for its other starts.
+        has_group: whether it, or a library of its own, makes a process group of torch's own where
+            RANK and WORLD_SIZE are set: for its other starts.
         notes: sentences that the user should read before the run.
         writes: the sentence on what several workers would write at the same time; or empty.
     """
@@ -76,7 +80,7 @@ def read(source: Source, name: str) -> Reading:
     """What is to be known of a script that can be launched."""
     group, writes = next(source.calls(INIT), None), note_of_writes(source, name)
     if group is None:
-        return Reading(writes=writes)
+        return Reading(has_group=bool(source.imports(*_LOOKING)), writes=writes)
     note = (
         f"{name}:{group.lineno} makes a process group of torch's own, for other launchers: RANK "
         "and WORLD_SIZE are not set here, so that a branch which looks for them is not taken "
@@ -87,7 +91,7 @@ def read(source: Source, name: str) -> Reading:
 
 def advise(source: Source, name: str) -> str | None:
     """What a script for another library's workers needs; None where nothing can be seen here."""
-    if next(source.calls("paceline.connect"), None) is not None:
+    if next(source.calls("paceline.connect", _STRATEGY), None) is not None:
         return None
     who = _whose(source, name)
     if not who:
@@ -141,12 +145,24 @@ def by_hand(source: Source, name: str, why: str) -> str:
 
 def _other_library(source: Source, library: str) -> str:
     """The lines of a script whose workers are another library's."""
+    if library == "Lightning":
+        return (
+            "under paceline it needs a strategy:\n\n"
+            "    from paceline.lightning import PacelineStrategy\n"
+            "    trainer = Trainer(strategy=PacelineStrategy(), ...)\n\n"
+            "then start it as now, by python, with Trainer(devices=2), or by paceline launch"
+        )
     prepared = next((one for one in source.calls("prepare") if one.args), None)
     names = "model, optimizer, loader"
     if prepared is not None and all(isinstance(one, ast.Name) for one in prepared.args):
         names = ", ".join(map(source.code, prepared.args))
     line = "" if prepared is None else f"  # line {prepared.lineno}"
     backward = ", pace.backward(loss)" if library == "Accelerate" else ""
+    subclass = (
+        "a subclass of 20 lines does the same (docs/frameworks.md), "
+        if "Trainer" in library
+        else ""
+    )
     return (
         "under paceline the script has a loop of its own, with these lines:\n\n"
         "    import paceline\n"
@@ -154,7 +170,7 @@ def _other_library(source: Source, library: str) -> str:
         f"    {names} = pace.prepare({names}){line}\n"
         f"{_STEP_LINES}\n\n"
         f"pace.is_main, pace.print, pace.device, pace.once(){backward} and pace.evaluate(fn, "
-        "loader) take the place of its own; or start it by its own launcher"
+        f"loader) take the place of its own; {subclass}or start it by its own launcher"
     )
 
 

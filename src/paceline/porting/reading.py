@@ -64,6 +64,11 @@ class Source:
             return f"{owner}.{node.attr}" if owner else ""
         return ""
 
+    def imports(self, *packages: str) -> str:
+        """The first of these packages that something is imported from; empty: none is."""
+        found = {name.partition(".")[0] for name in self._names.values()}
+        return next((one for one in packages if one in found), "")
+
     def calls(self, *endings: str) -> Iterator[ast.Call]:
         """All calls of what ends with one of these dotted names, in the order of the text."""
         found = [
@@ -99,6 +104,8 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
             for one in node.names:
                 if one.asname:
                     yield one.asname, one.name
+                else:
+                    yield one.name.partition(".")[0], one.name.partition(".")[0]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for one in node.names:
                 yield one.asname or one.name, f"{node.module}.{one.name}"

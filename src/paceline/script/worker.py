@@ -142,6 +142,21 @@ class Pace:
         """Number of updates in the parameters that the model holds."""
         return self._exchange.version
 
+    @property
+    def context(self) -> Context:
+        """What this worker was told of the run when it began."""
+        return self._context
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run is asked to end, or over."""
+        return self._exchange.is_stopped
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the pass that the loader made last was left empty by the end of the run."""
+        return self._exchange.is_cut_short
+
     def print(self, *values: object, **options: Any) -> None:
         """Print in the main worker only."""
         if self.is_main:

@@ -1,0 +1,279 @@
+"""The Trainer's loops over epochs and batches, where batches are leases.
+
+    FitLoop        next(pace.epochs)         an epoch begins for all workers, or training is over
+      EpochLoop    batch, batch, ...         until no worker has one; then schedulers, validation
+        Steps      [ closure -> step ]       the block of pace.step; called off, nothing counts
+          batches  next(loader)              a worker learns that an epoch is over when it is
+
+Lightning's own loops know a worker's number of batches before the epoch; here nobody does, since
+who is faster takes more. So what they do with the last batch (epoch schedulers, validation) comes
+after the epoch's end instead, when all workers hold the same version. Only where a group of
+accumulated batches is not full yet the next one is asked for ahead, inside the block, to step on
+what there is. This module must not know how workers come to be.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from typing import Any, cast
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer import call
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..script.step import Step
+from ..script.worker import Pace
+from .batches import TrainData, WorkerBatches, sole_loader
+
+_ENDLESS = 2**31
+"""Epochs, where the Trainer goes by steps or time."""
+
+
+class Steps(_AutomaticOptimization):
+    """A step of the Trainer is a step of the run.
+
+    Attributes:
+        is_accumulating: whether the batch at work, or the last one, makes no step.
+    """
+
+    def __init__(self, trainer: Trainer, pace: Pace, batches: WorkerBatches) -> None:
+        super().__init__(trainer)
+        self._pace = pace
+        self._batches = batches
+        self._block: Step | None = None
+        self._num_accumulated = 0
+        self.is_accumulating = False
+        self._before = self._at_epoch = 0
+
+    def run(self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]) -> Any:
+        if self._block is None:
+            self._block, self._num_accumulated = self._pace.step(), 0
+            self._block.__enter__()
+        closure = self._make_closure(kwargs, optimizer, batch_idx)
+        self._num_accumulated += 1
+        self.is_accumulating = self._num_accumulated < self.trainer.accumulate_grad_batches
+        if self.is_accumulating:
+            closure()
+            if not self._batches.has_more():
+                self.is_accumulating = False
+                self._optimizer_step(batch_idx, _nothing)
+        else:
+            self._optimizer_step(batch_idx, closure)
+        if not self.is_accumulating:
+            self.leave()
+        result = closure.consume_result()
+        return {} if result.loss is None else result.asdict()
+
+    def leave(self, error: BaseException | None = None) -> bool:
+        """The block ends; whether the error says that its work is another's by now."""
+        block, self._block = self._block, None
+        if block is None:
+            return False
+        return block.__exit__(type(error) if error else None, error, None)
+
+    def begin_run(self, num_before: int) -> None:
+        """The Trainer has made so many updates before this run."""
+        self._before = num_before
+
+    def begin_epoch(self) -> None:
+        """The counts of an epoch begin at the version that all hold."""
+        self._at_epoch = self._pace.version
+
+    def count(self) -> None:
+        """``trainer.global_step`` is the number of updates in the parameters held here."""
+        step, version = self.optim_progress.optimizer.step, self._pace.version
+        step.total.ready = step.total.completed = self._before + version
+        step.current.ready = step.current.completed = version - self._at_epoch
+
+    def _optimizer_step(self, batch_idx: int, closure: Callable[[], Any]) -> None:
+        super()._optimizer_step(batch_idx, closure)
+        self.count()
+
+    def _make_zero_grad_fn(self, batch_idx: int, optimizer: Optimizer) -> Callable[[], None] | None:
+        if self._skip_backward or self._num_accumulated:
+            return None
+
+        def zero_grad() -> None:
+            self._on_before_zero_grad(optimizer)
+            self._optimizer_zero_grad(batch_idx, optimizer)
+
+        return zero_grad
+
+
+def _nothing() -> None:
+    """A closure where all was computed before."""
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """One epoch of the run, in this worker."""
+
+    def __init__(self, trainer: Trainer, pace: Pace, batches: WorkerBatches) -> None:
+        epoch_loop = trainer.fit_loop.epoch_loop
+        super().__init__(trainer, epoch_loop.min_steps, epoch_loop.max_steps)
+        self._pace = pace
+        self.steps = self.automatic_optimization = Steps(trainer, pace, batches)
+        self.is_cut_by_steps = False
+        """Whether ``max_steps`` ends the epoch before its data does."""
+
+    @property
+    def _is_training_done(self) -> bool:
+        return bool(self.batch_progress.is_last_batch)
+
+    def _num_ready_batches_reached(self) -> bool:
+        return bool(self.batch_progress.is_last_batch)
+
+    def _should_accumulate(self) -> bool:
+        return self.steps.is_accumulating
+
+    def _should_check_val_fx(self, data_fetcher: WorkerBatches) -> bool:
+        return False  # after the epoch
+
+    def on_run_start(self, data_fetcher: WorkerBatches) -> None:
+        self.batch_progress.is_last_batch = False
+        iter(data_fetcher)
+        data_fetcher._start_profiler = self._on_before_fetch
+        data_fetcher._stop_profiler = self._on_after_fetch
+        self.steps.begin_epoch()
+
+    def run(self, data_fetcher: WorkerBatches) -> None:
+        """All batches of this worker, and what follows the epoch.
+
+        Raises:
+            StopIteration: the run was over before the epoch began.
+        """
+        self.reset()
+        self.on_run_start(data_fetcher)
+        has_left = False
+        while not data_fetcher.done and not has_left:
+            try:
+                if self._advance(data_fetcher):
+                    self.on_advance_end(data_fetcher)
+            except StopIteration:
+                has_left = not data_fetcher.done
+            finally:
+                self.on_iteration_done()
+            has_left = has_left or self.done
+        self.steps.leave()
+        data_fetcher.leave()
+        if self._pace.is_cut_short:
+            raise StopIteration
+        self.trainer.strategy.end_epoch()
+        self._end_epoch(has_left)
+
+    def _advance(self, data_fetcher: WorkerBatches) -> bool:
+        """One batch; False: its work was called off, and nothing of it counts."""
+        try:
+            super().advance(data_fetcher)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            if not self.steps.leave(error):
+                raise
+            data_fetcher.forget()
+            self.batch_progress.reset_on_restart()
+            self.batch_progress.total.reset_on_restart()
+            self.trainer.lightning_module._current_fx_name = None
+            return False
+        self.batch_progress.is_last_batch = False
+        return True
+
+    def _end_epoch(self, has_left: bool) -> None:
+        """The epoch is over for all workers, who hold one version."""
+        trainer, strategy = self.trainer, self.trainer.strategy
+        self.steps.count()
+        is_stopped = strategy.reduce_boolean_decision(self._pace.is_stopped, all=False)
+        has_left = strategy.reduce_boolean_decision(has_left, all=False)
+        trainer.should_stop = strategy.reduce_boolean_decision(trainer.should_stop, all=False)
+        is_whole = not (is_stopped or has_left or self.is_cut_by_steps)
+        self.batch_progress.is_last_batch = is_whole
+        if is_whole:
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        if (is_whole or trainer.should_stop) and self._should_check_val_epoch():
+            trainer.validating = True
+            call._call_lightning_module_hook(trainer, "on_validation_model_zero_grad")
+            self.val_loop.run()
+            trainer.training = True
+
+
+class FitLoop(_FitLoop):
+    """The epochs of the run, in this worker."""
+
+    def __init__(self, trainer: Trainer, pace: Pace) -> None:
+        old = trainer.fit_loop
+        super().__init__(trainer, old.min_epochs, old.max_epochs)
+        self._pace = pace
+        self._batches = WorkerBatches()
+        self.epoch_loop: EpochLoop = EpochLoop(trainer, pace, self._batches)
+        self._epochs: Generator[int, None, None] | None = None
+
+    def setup_data(self) -> None:
+        if self._combined_loader is not None:
+            return
+        super().setup_data()
+        if self._combined_loader is None:
+            return
+        self._data_fetcher = self._batches
+        self._batches.setup(self._combined_loader)
+
+    def on_run_start(self) -> None:
+        """Everything is there: prepare it, and begin."""
+        assert self._combined_loader is not None
+        data, strategy = self._combined_loader.iterables, self.trainer.strategy
+        self._refuse_a_part()
+        own = data.loader if isinstance(data, TrainData) else sole_loader(data)
+        self._batches.loader = strategy.prepare(own)
+        self.epoch_loop.steps.begin_run(self.epoch_loop.global_step)
+        first, asked = self.epoch_progress.current.processed, self._pace.context.epochs
+        if asked is not None:
+            self.max_epochs = first + asked
+        last = self.max_epochs if self.max_epochs not in (None, -1) else _ENDLESS
+        self._epochs = cast(Any, self._pace.epochs(range(first, max(first, last))))
+        super().on_run_start()
+
+    def _refuse_a_part(self) -> None:
+        """Raise ConfigError where a checkpoint of the Trainer's holds the middle of an epoch."""
+        ready = self.epoch_loop.batch_progress.current.ready
+        if self.restarting and self.restarted_mid_epoch and ready:
+            raise ConfigError(
+                f"the checkpoint was saved after {ready} batches of an epoch, and which samples "
+                "they had only the run knew that made it; go on from one of an epoch's end: "
+                "ModelCheckpoint(every_n_epochs=1)"
+            )
+
+    def on_advance_start(self) -> None:
+        assert self._epochs is not None
+        next(self._epochs)
+        self._limit()
+        super().on_advance_start()
+        self.trainer.strategy.begin_epoch()
+
+    def _limit(self) -> None:
+        """The pass that comes is cut short by ``limit_train_batches`` and ``max_steps``."""
+        assert self._combined_loader is not None
+        length, most = len(self._batches.loader), self.max_batches
+        limits = [int(most)] if most < length else []
+        if self.max_steps != -1:
+            missing = self.max_steps - self.epoch_loop.global_step
+            steps = missing * self.trainer.accumulate_grad_batches
+            if not self._pace.context.is_adaptive:
+                steps *= self._pace.context.num_steps
+            self.epoch_loop.is_cut_by_steps = steps < min([length, *limits])
+            limits.append(steps)
+        self._batches.loader.most_batches = min(limits, default=None)
+
+    def on_advance_end(self) -> None:
+        super().on_advance_end()
+        strategy = self.trainer.strategy
+        stop = strategy.reduce_boolean_decision(self.trainer.should_stop, all=False)
+        self.trainer.should_stop = stop
+
+    def on_run_end(self) -> None:
+        super().on_run_end()
+        assert self._epochs is not None
+        if self.trainer.should_stop:
+            self._epochs.close()
+        next(self._epochs, None)
+        self.trainer.strategy.end()

@@ -1,0 +1,300 @@
+"""What Lightning's Trainer asks its strategy for, answered by a run of Paceline.
+
+    Trainer        setup                fit                               between epochs
+       |             |                   |                                     |
+    strategy     refuse, loops   prepare, [ optimizer_step ] ...       reduce, barrier, broadcast
+
+Every worker has a Trainer of its own. Validation and tests run whole in each, so each comes to the
+same metrics without a word; what is to be summed over workers is, between epochs. This module must
+not know how workers come to be.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ..errors import ConfigError
+from ..script.worker import Pace, connect
+from .batches import TrainData, sole_loader
+from .loops import FitLoop
+from .starting import Starter, refuse_another_run, refuse_what_is_not_carried
+
+_MEANS = ("mean", "avg")
+
+
+class PacelineStrategy(Strategy):
+    """Trains a LightningModule with several workers under a protocol.
+
+    ``python train.py`` starts ``Trainer(devices=...)`` workers, as often as the script says so
+    itself; under ``paceline launch --workers 2 train.py`` it takes part in that run. The script's
+    process then waits for the workers and ends with them: what follows ``fit`` runs in them alone.
+
+    Args:
+        protocol: when gradients are combined: ``full-sync``, ``k-batch-async:3``, ...; None: what
+            the run has, full-sync where nothing is said.
+        batch: "global": the train loader's batch size is what an update averages; "per-worker": it
+            is one mini-batch (what it means under DDP).
+        settings: any other setting of a run, as of ``paceline.train`` (``staleness="inverse"``).
+
+    Raises:
+        ConfigError: Lightning's version, a protocol or a setting is none that can be carried; it
+            is named. What a module or a Trainer cannot have is refused before the first step.
+
+    Example::
+
+        trainer = Trainer(strategy=PacelineStrategy("k-batch-async:3"), devices=4)
+        trainer.fit(module, train_loader, validation_loader)
+    """
+
+    strategy_name = "paceline"
+
+    def __init__(
+        self, protocol: str | None = None, *, batch: str = "global", **settings: Any
+    ) -> None:
+        super().__init__()
+        if batch not in ("global", "per-worker"):
+            raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
+        self.pace: Pace = connect()
+        self._starter = Starter(protocol, settings)
+        self._batch = batch
+        self._is_training = False
+        """Whether the prepared loader is iterated: then nobody waits for the others' word."""
+        self._has_prepared = self._is_over = False
+        self._num_words = 0
+        # The Trainer fills these.
+        self.parallel_devices: list[torch.device] = []
+        self.num_nodes = 1
+        self._layer_sync: object = None
+
+    # -- who is who -----------------------------------------------------------------------------
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether this process is a worker of a run, and not the script by itself."""
+        return self.pace.context.run_dir is not None
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether ``self.log(..., sync_dist=True)`` asks this strategy."""
+        return self.world_size > 1
+
+    @property
+    def world_size(self) -> int:
+        return self.pace.num_workers if self.is_launched else 1
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.pace.is_main
+
+    @property
+    def global_rank(self) -> int:
+        return 0 if self.pace.is_main else max(1, self.pace.worker)
+
+    @property
+    def local_rank(self) -> int:
+        return self.global_rank
+
+    @property
+    def node_rank(self) -> int:
+        return 0
+
+    @property
+    def root_device(self) -> torch.device:
+        return self.pace.device if self.is_launched else self.parallel_devices[0]
+
+    def set_world_ranks(self) -> None:
+        """Who logs and prints; asked again each epoch, since the main worker may die."""
+        rank_zero_only.rank = self.global_rank
+
+    def _configure_launcher(self) -> None:
+        devices = self.parallel_devices
+        if self.is_launched:
+            refuse_another_run(self._starter, self.pace, devices)
+        self._launcher = None if self.is_launched else self._starter.launcher(devices)
+
+    # -- what is trained ------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer) -> None:
+        # Batches are handed out to workers, and what is evaluated is evaluated whole.
+        trainer._accelerator_connector.use_distributed_sampler = False
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().setup(trainer)
+            return
+        refuse_what_is_not_carried(trainer, self._layer_sync, self.num_nodes)
+        trainer.fit_loop = self._take_over(trainer)
+        super().setup(trainer)
+        own = [one for one in self.optimizers if not isinstance(one, _MockOptimizer)]
+        if len(own) != 1:
+            raise ConfigError(
+                f"configure_optimizers() gave {len(own)} optimizers; PacelineStrategy carries "
+                "exactly one: give it all parameters, in groups where they differ"
+            )
+
+    def _take_over(self, trainer: Trainer) -> FitLoop:
+        """The loops of a run, in the place of the Trainer's own."""
+        loop = FitLoop(trainer, self.pace)
+        loop._data_source = trainer.fit_loop._data_source
+        loop.epoch_loop.val_loop = trainer.fit_loop.epoch_loop.val_loop
+        return loop
+
+    def setup_precision_plugin(self) -> None:
+        super().setup_precision_plugin()
+        plugin = self.precision_plugin
+        plugin.clip_grad_by_norm = self._clip_norm
+        plugin.clip_grad_by_value = self._clip_value
+
+    def _clip_norm(self, optimizer: Optimizer, clip_val: float) -> None:
+        self.pace.clip_grad_norm_([*self.precision_plugin.main_params(optimizer)], clip_val)
+
+    def _clip_value(self, optimizer: Optimizer, clip_val: float) -> None:
+        self.pace.clip_grad_value_([*self.precision_plugin.main_params(optimizer)], clip_val)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        trainer = self.lightning_module.trainer
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        if not is_fitting or trainer.validating or trainer.sanity_checking:
+            return dataloader
+        parts = self.pace.context.parts if self._batch == "per-worker" else 1
+        return TrainData(sole_loader(dataloader), parts)
+
+    def prepare(self, loader: DataLoader[Any]) -> Any:
+        """Everything takes part in the run from now on; the loader that the loop goes over.
+
+        Raises:
+            ConfigError: this is the second time, or something cannot be carried.
+        """
+        if self._has_prepared:
+            raise ConfigError(
+                "the Trainer begins to fit a second time, and a run trains once: leave out "
+                "LearningRateFinder and BatchSizeFinder, or train longer with more max_epochs"
+            )
+        schedulers = [one.scheduler for one in self.lr_scheduler_configs]
+        module, optimizer = self.lightning_module, self.optimizers[0]
+        _, _, prepared, *_ = self.pace.prepare(
+            module, optimizer, loader, *schedulers, batch=self._batch
+        )
+        self._has_prepared = True
+        if self.is_launched:  # the launcher hears of signals, and says what follows
+            module.trainer._signal_connector.teardown()
+        return prepared
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: object = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The closure computes the gradient; then the step pushes it, and calls nothing again."""
+        loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
+        optimizer.step(**kwargs)
+        return loss
+
+    def begin_epoch(self) -> None:
+        """From here on workers go each at their own pace."""
+        self._is_training = True
+        self.set_world_ranks()
+
+    def end_epoch(self) -> None:
+        """All workers come here, and hold one version then."""
+        self._is_training = False
+        self.pace.sum(0)
+
+    def end(self) -> None:
+        """Training is over; nothing is said between workers any more."""
+        self._is_training, self._is_over = False, True
+
+    # -- among workers --------------------------------------------------------------------------
+
+    @property
+    def _can_sum(self) -> bool:
+        is_apart = self._is_training or self._is_over or not self._has_prepared
+        return not is_apart and self.world_size > 1
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Over all workers between epochs; inside one a worker's own value stands for itself."""
+        if not isinstance(tensor, Tensor) or not self._can_sum:
+            return tensor
+        name = str(getattr(reduce_op, "name", reduce_op) or "mean").lower()
+        if name not in (*_MEANS, "sum"):
+            raise ConfigError(
+                f"a value cannot be reduced over workers by {name!r}; by 'mean' or 'sum', or "
+                "without sync_dist=True: validation gives every worker the same"
+            )
+        sums = [self.pace.sum(one) for one in tensor.detach().flatten().tolist()]
+        total = torch.tensor(sums, dtype=torch.float64)
+        if name in _MEANS:
+            total = total / self.pace.sum(1)
+        return total.reshape(tensor.shape).to(tensor)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Inside an epoch it is each worker's own."""
+        if not self._can_sum:
+            return decision
+        votes = self.pace.sum(decision)
+        return votes == self.pace.sum(1) if all else votes > 0
+
+    def barrier(self, name: str | None = None) -> None:
+        """Inside an epoch nobody waits: a checkpoint is the main worker's alone."""
+        if self._can_sum:
+            self.pace.sum(0)
+        elif not self._has_prepared:  # prepare_data() is the main worker's
+            with self.pace.once():
+                pass
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """The main worker's word to all; inside an epoch each has its own."""
+        if self._is_training or self._is_over or self.world_size == 1:
+            return obj
+        self._num_words += 1
+        path = Path(self.pace.context.run_dir or ".") / "logs" / f"word-{self._num_words}.json"
+        with self.pace.once() as is_first:
+            if is_first:
+                path.write_text(json.dumps(obj))
+        return json.loads(path.read_text())
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """(...) -> (workers, ...), between epochs.
+
+        Raises:
+            ConfigError: inside an epoch, where workers are at different batches.
+        """
+        if self.world_size == 1:
+            return tensor
+        if not self._has_prepared or self._is_over:  # all evaluate the same, and say nothing
+            return torch.stack([tensor] * self.world_size)
+        if not self._can_sum or sync_grads:
+            raise ConfigError(
+                "all_gather() waits for all workers, who are at different batches inside an epoch; "
+                "gather in on_train_epoch_end() or in validation, without sync_grads"
+            )
+        slots = torch.zeros(self.world_size, *tensor.shape, dtype=torch.float64)
+        slots[self.pace.worker] = tensor.detach()
+        gathered: Tensor = self.reduce(slots, reduce_op="sum").to(tensor)
+        return gathered
+
+    # -- and the rest ---------------------------------------------------------------------------
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def teardown(self) -> None:
+        with contextlib.suppress(AttributeError):  # of the class they are as they were
+            del self.precision_plugin.clip_grad_by_norm, self.precision_plugin.clip_grad_by_value
+        own: list[Optimizer] = self._optimizers
+        self.optimizers = []  # their state is the run's by now
+        super().teardown()
+        self.optimizers = own

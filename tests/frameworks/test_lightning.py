@@ -1,0 +1,266 @@
+"""A Trainer of Lightning's trains under any protocol, as it does by itself and under DDP."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from paceline.errors import ConfigError
+from runs import Run, assert_each_sample_once, run_script
+
+lightning = pytest.importorskip("lightning")
+
+SCRIPT = Path(__file__).parent / "lit.py"
+NUM_SAMPLES, BATCH = 48, 8
+
+
+def say(folder: Path, **options: Any) -> tuple[str, str]:
+    folder.mkdir()
+    return str(folder), json.dumps(options)
+
+
+def by_python(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    """What each worker came to: the script begins them itself."""
+    words = say(folder, **options)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return left_in(folder)
+
+
+def by_launch(
+    folder: Path, runs: str, num: int = 2, fault: tuple[str, ...] = (), **options: Any
+) -> tuple[Run, list[dict[str, Any]]]:
+    words = say(folder, **options)
+    run = run_script(SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault)
+    return run, left_in(folder)
+
+
+def left_in(folder: Path) -> list[dict[str, Any]]:
+    return [torch.load(one, weights_only=False) for one in sorted(folder.glob("worker-*.pt"))]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "epoch schedule, norm clipped": {"trainer": {"gradient_clip_val": 0.3}},
+    "step schedule, groups of four": {
+        "schedule": "step",
+        "trainer": {"accumulate_grad_batches": 4},
+    },
+    "plateau, stopped early, values clipped": {
+        "schedule": "plateau",
+        "patience": 0,
+        "epochs": 5,
+        "trainer": {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
+    },
+    "so many steps": {"epochs": -1, "trainer": {"max_steps": 9}},
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", WAYS)
+def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
+    """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
+    options = WAYS[way]
+    (alone,) = by_python(tmp_path / "alone", strategy="single", **options)
+    peers = {"use_distributed_sampler": False, **options["trainer"]}
+    ddp = by_python(
+        tmp_path / "ddp",
+        strategy="ddp",
+        workers=2,
+        batch=BATCH // 2,
+        **{**options, "trainer": peers},
+    )
+    ours = by_python(
+        tmp_path / "ours", workers=2, protocol="full-sync", settings={"run_dir": "run"}, **options
+    )
+    assert [one["ranks"] for one in (*ddp, *ours)] == [[0.0, 1.0]] * 4  # all_gather
+    for one in (*ddp, *ours):
+        assert one["state"].keys() == alone["state"].keys()
+        for name, value in one["state"].items():
+            torch.testing.assert_close(value, alone["state"][name], rtol=0, atol=1e-12)
+        for name in ("step", "epoch", "steps"):
+            assert one[name] == alone[name], name
+        for name in ("rate", "losses", "train_loss"):
+            assert one[name] == pytest.approx(alone[name], abs=1e-12), name
+        assert Path(one["best"]).name == Path(alone["best"]).name
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("protocol", "workers"),
+    [("k-batch-async:2", 2), ("async", 2), ("k-sync:1", 2), ("local-sgd:2", 2), ("k-async:3", 4)],
+)
+def test_each_sample_counts_once_an_epoch(protocol: str, workers: int, tmp_path: Path) -> None:
+    run, found = by_launch(tmp_path / "run", protocol, workers, epochs=3)
+    assert_each_sample_once(run, NUM_SAMPLES, 3)
+    assert len(found) == workers
+    num_updates = run.summary.updates
+    assert num_updates == (9 if protocol.startswith("local") else 18)
+    for one in found:
+        assert one["step"] == num_updates
+        assert one["epoch"] == 3
+        assert one["steps"] == sorted(one["steps"])
+        assert one["rate"] == pytest.approx(0.1 * 0.9**3)
+        for name in ("losses", "best", "train_loss"):  # validated whole, and decided alike
+            assert one[name] == found[0][name]
+        for name, value in one["state"].items():
+            assert torch.equal(value, found[0]["state"][name])
+    assert Path(found[0]["best"]).is_file()
+
+
+def test_so_many_steps_are_so_many_updates(tmp_path: Path) -> None:
+    run, found = by_launch(tmp_path / "run", "async", epochs=-1, trainer={"max_steps": 9})
+    assert run.summary.updates == 9
+    assert [one["step"] for one in found] == [9, 9]
+    assert [len(one["losses"]) for one in found] == [2, 2]  # of the whole epoch, and at the end
+
+
+@pytest.mark.timeout(300)
+def test_the_others_go_on_without_the_main_worker(tmp_path: Path) -> None:
+    fault = ("kill worker 0 at update 5",)
+    run, found = by_launch(tmp_path / "run", "async", 3, fault, epochs=3)
+    assert run.left  # it has been killed
+    assert_each_sample_once(run, NUM_SAMPLES, 3)
+    assert [one["step"] for one in found] == [18, 18]
+    assert Path(found[0]["best"]).is_file()  # of version 6 or later: who became the main saved it
+
+
+def test_who_stops_early_stops_all(tmp_path: Path) -> None:
+    run, found = by_launch(tmp_path / "run", "async", epochs=50, stop=[1, 3])
+    assert run.summary.updates < 50
+    assert {one["step"] for one in found} == {run.summary.updates}
+    assert found[0]["epoch"] == found[1]["epoch"] < 50
+
+
+@pytest.mark.timeout(300)
+def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    _, whole = by_launch(tmp_path / "whole", "full-sync", epochs=3)
+    by_launch(tmp_path / "first", "full-sync", epochs=1)
+    kept = str(tmp_path / "first" / "kept" / "last.ckpt")
+    run, rest = by_launch(tmp_path / "rest", "full-sync", epochs=3, ckpt_path=kept)
+    assert run.summary.updates == 12
+    assert rest[0]["step"] == whole[0]["step"] == 18
+    assert rest[0]["epoch"] == 3
+    for name, value in rest[0]["state"].items():
+        torch.testing.assert_close(value, whole[0]["state"][name], rtol=0, atol=1e-12)
+
+
+def test_a_run_that_is_not_the_one_asked_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="paceline launch --protocol async, or PacelineStrategy"):
+        by_launch(tmp_path / "protocol", "full-sync", protocol="async")
+    with pytest.raises(ConfigError, match=r"devices=3.*paceline launch --workers 3"):
+        by_launch(tmp_path / "devices", "full-sync", workers=3)
+    with pytest.raises(ConfigError, match="was given seed, and this run was begun by paceline"):
+        by_launch(tmp_path / "settings", "full-sync", settings={"seed": 3})
+    with pytest.raises(ConfigError, match="accumulate_grad_batches under async, where nobody"):
+        by_launch(tmp_path / "groups", "async", trainer={"accumulate_grad_batches": 2})
+
+
+def test_an_error_of_the_script_is_told_and_ends_it_with_one(tmp_path: Path) -> None:
+    words = say(tmp_path / "run", workers=2, schedule="never", settings={"run_dir": "run"})
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "error: worker" in done.stderr
+    assert "never" in done.stderr
+
+
+# -- what is refused, before the first step --------------------------------------------------------
+
+
+class Plain(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    def __init__(self, num_optimizers: int = 1) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.num_optimizers = num_optimizers
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        raise AssertionError("the first step was taken")
+
+    def configure_optimizers(self) -> Any:
+        if not self.num_optimizers:
+            return None
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Manual(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Bptt(Plain):
+    truncated_bptt_steps = 4
+
+
+class ByIterator(Plain):
+    def training_step(self, dataloader_iter: Iterator[Any]) -> Tensor:
+        raise AssertionError("the first step was taken")
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.zeros(3)
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.zeros(8, 3)), batch_size=4)
+
+
+def fit(module: Any, data: Any = None, **options: Any) -> None:
+    from paceline.lightning import PacelineStrategy
+
+    trainer = lightning.Trainer(
+        strategy=PacelineStrategy(), accelerator="cpu", devices=1, max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        **options,
+    )  # fmt: skip
+    trainer.fit(module, loader() if data is None else data)
+
+
+REFUSED: dict[str, Callable[[], None]] = {
+    "manual optimization": lambda: fit(Manual()),
+    "truncated backpropagation": lambda: fit(Bptt()),
+    "training_step(dataloader_iter)": lambda: fit(ByIterator()),
+    "gave 0 optimizers": lambda: fit(Plain(0)),
+    "is an IterableDataset": lambda: fit(Plain(), DataLoader(Stream())),
+    "join the data sets in one": lambda: fit(Plain(), [loader(), loader()]),
+    "val_check_interval=0.5": lambda: fit(Plain(), val_check_interval=0.5),
+    "precision='16-true'": lambda: fit(Plain(), precision="16-true"),
+    "reload_dataloaders_every_n_epochs": lambda: fit(Plain(), reload_dataloaders_every_n_epochs=1),
+    "sync_batchnorm=True": lambda: fit(Plain(), sync_batchnorm=True),
+    "num_nodes=2": lambda: fit(Plain(), num_nodes=2),
+    "callback StochasticWeightAveraging": lambda: fit(
+        Plain(), callbacks=[lightning.pytorch.callbacks.StochasticWeightAveraging(0.1)]
+    ),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_carried_is_refused_by_name(words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        REFUSED[words]()
+    assert words in str(caught.value)
+
+
+def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.lightning import PacelineStrategy
+
+    monkeypatch.setattr(lightning, "__version__", "3.0.1")
+    with pytest.raises(ConfigError, match=r"lightning 2\.6, and this is 3\.0\.1: pip install"):
+        PacelineStrategy()
+
+
+def test_importing_paceline_imports_no_lightning() -> None:
+    code = "import sys, paceline, paceline.cli.app; print('lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
