@@ -20,7 +20,7 @@ from .accelerate import is_for_accelerate, leave_accelerate
 from .counting import count_of
 from .dataflow import Flow
 from .loops import Stepping
-from .porting import by_hand, find, left_over, read
+from .porting import STRATEGY, by_hand, find, left_over, read
 from .reading import Source, note_of_writes
 from .rewrite import port
 from .tree import CannotDerive, SourceTree, by_name
@@ -78,7 +78,7 @@ def check(program: ScriptProgram) -> CheckResult:
 
 def judge(source: Source, name: str) -> CheckResult:
     """What a text needs; ``name`` is its path."""
-    if next(source.calls("paceline.connect"), None) is not None:
+    if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         known = read(source, name)
         return CheckResult(
             script=name, notes=tuple(one for one in (*known.notes, known.writes) if one)

@@ -32,7 +32,7 @@ _FOREIGN = {
     "horovod.torch.init": "Horovod",
 }
 """What begins a run of another library, and what people call that library."""
-_STRATEGY = "paceline.lightning.PacelineStrategy"
+STRATEGY = "paceline.lightning.PacelineStrategy"
 _LOOKING = ("accelerate", "transformers")
 """Make a process group by themselves where RANK and WORLD_SIZE are set."""
 
@@ -91,7 +91,7 @@ def read(source: Source, name: str) -> Reading:
 
 def advise(source: Source, name: str) -> str | None:
     """What a script for another library's workers needs; None where nothing can be seen here."""
-    if next(source.calls("paceline.connect", _STRATEGY), None) is not None:
+    if next(source.calls("paceline.connect", STRATEGY), None) is not None:
         return None
     who = _whose(source, name)
     if not who:
