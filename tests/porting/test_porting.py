@@ -244,7 +244,7 @@ def test_another_librarys_loop_is_named(text: str, library: str) -> None:
 def test_a_trainer_of_lightnings_is_told_of_its_strategy(module: str) -> None:
     hint = advise(Source(f"import {module} as L\nL.Trainer().fit(model)\n"), "train.py")
     assert hint is not None
-    assert hint.startswith("train.py:2 has a Trainer of Lightning's")
+    assert hint.startswith("train.py:2 is written for Lightning, whose workers no protocol")
     assert "strategy=PacelineStrategy()" in hint
 
 

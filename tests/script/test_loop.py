@@ -236,3 +236,13 @@ def test_a_stop_before_prepare_ends_the_run_before_its_first_step(tmp_path: Path
     (tmp_path / "train.py").write_text(LOOP.replace("data = ", "pace.stop()\ndata = ", 1))
     run = run_script(tmp_path / "train.py", tmp_path, workers=2)
     assert run.summary.updates == 0
+
+
+def test_a_sum_before_prepare_is_refused_in_a_sentence(
+    say: Callable[[str], tuple[int, str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("import paceline\npaceline.connect().sum(1.0)\n")
+    code, _, err = say("launch --workers 2 --device cpu train.py")
+    assert code != 0
+    assert "pace.sum() was called before pace.prepare()" in err
+    assert "AttributeError" not in err

@@ -538,6 +538,10 @@ class Pace:
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs."""
         self._finish_leaving()
+        if self.num_workers > 1 and not hasattr(self, "_prepared"):
+            raise ConfigError(
+                "pace.sum() was called before pace.prepare(): several workers meet there first"
+            )
         return self._exchange.sum([float(value)])[0]
 
     @contextlib.contextmanager
