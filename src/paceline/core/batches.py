@@ -11,7 +11,7 @@ know who holds what.
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..errors import ConfigError
 from ..events import Lease

@@ -156,6 +156,8 @@ class EpochOrder:
 
     def digest(self) -> list[Any]:
         """The epoch that was drawn last, and a digest of its order."""
+        if self._digest is None and type(self._loader.sampler) is Numbers:
+            self._digest = repr(self.indices)  # however far it goes
         if self._digest is None:
             try:
                 data: Any = _whole_numbers(self.indices)

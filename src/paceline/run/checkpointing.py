@@ -302,6 +302,7 @@ class Checkpointing:
                 "version": version,
                 "epoch": run.script_epoch,
                 "place": list(run.place),
+                "stream": run.streams.saved(),
                 "elapsed_s": now_s,
                 "opened_s": run.watch.opened_s,
                 "trained_s": run.watch.trained_s(now_s),
