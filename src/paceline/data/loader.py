@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import ConfigError
 from ..events import Lease
@@ -206,6 +206,12 @@ def _by_itself(batch: Tensor) -> Tensor:
 
 def _refuse(loader: DataLoader[Any]) -> None:
     """Say by name what cannot be leased."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            f"{type(loader.dataset).__name__} is an iterable data set, whose samples have no "
+            "numbers: a script's own loop takes it (pace.prepare), here make it map-style "
+            "(__len__ and __getitem__)"
+        )
     if loader.batch_size is None and loader.batch_sampler is None:
         raise ConfigError(
             "the loader has batch_size=None: give it a batch size, the samples of one update"

@@ -70,7 +70,8 @@ class _Collated:
         info = get_worker_info()
         assert info is not None
         try:
-            text = json.dumps(info.dataset.state_dict())  # type: ignore[attr-defined]
+            state = info.dataset.state_dict()  # type: ignore[attr-defined]
+            text = json.dumps(state) if state else ""
         except (TypeError, ValueError):
             text = ""
         self._saves = 0 < len(text) <= _MOST_STATE
@@ -89,6 +90,18 @@ class _Begun:
         info = get_worker_info()
         if self._state and info is not None:
             info.dataset.load_state_dict(json.loads(self._state))  # type: ignore[attr-defined]
+
+
+def _loses_some(dataset: Any) -> bool:
+    """Whether its state leaves out what it has read and not given yet.
+
+    A shuffle buffer of Hugging Face's data sets is filled anew from where the reading stood; may go
+    when their state_dict holds it.
+    """
+    one = getattr(dataset, "_ex_iterable", None)
+    while one is not None and "BufferShuffled" not in type(one).__name__:
+        one = getattr(one, "ex_iterable", None)
+    return one is not None
 
 
 class StreamSource:
@@ -111,6 +124,8 @@ class StreamSource:
     def saves(self) -> bool:
         """Whether the data set can say where it is, so that nothing has to be read again."""
         dataset = self._loader.dataset
+        if _loses_some(dataset):
+            return False
         can = all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict"))
         return can and self.num_workers == 1
 

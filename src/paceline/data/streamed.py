@@ -102,10 +102,10 @@ class StreamedLoader(LeasedLoader):
         inside = f"{source.num_prefetched} in its loader worker{'s' * (source.num_workers > 1)}"
         return [
             f"stream: one worker reads it for all; a mini-batch is {what}, and each is used once",
-            f"stream: at most {self.most_ahead} mini-batches are read ahead and {inside}, and those "
-            "at work are kept",
-            f"stream: after a death, and with --resume, it goes on {resumes}; what it gives must be "
-            "the same again",
+            f"stream: at most {self.most_ahead} mini-batches are read ahead and {inside}, "
+            "and those at work are kept",
+            f"stream: after a death, and with --resume, it goes on {resumes}; "
+            "what it gives must be the same again",
             "stream: an epoch ends when it does; one that never ends needs pace.updates(n, loader)",
         ]
 

@@ -53,7 +53,7 @@ class PreparedLoader:
         self._num_batches = num_batches
         self.passes = passes
         self.dataset = loop.leased.dataset
-        self.batch_size = shape.batch_size
+        self.batch_size = shape.batch_size * loop.leased.samples_each
         self.plain = loop.leased.loader
         """The loader that was prepared, for a look at a batch beside the loop."""
         self.most_batches: int | None = None
