@@ -90,7 +90,7 @@ def test_a_rest_is_left_out_as_the_loader_says(tmp_path: Path) -> None:
 
 
 def test_a_count_of_updates_ends_a_stream_without_an_end(tmp_path: Path) -> None:
-    run, found = _run(tmp_path, {"size": -1, "updates": [7, 12]}, engine="inline")
+    run, _ = _run(tmp_path, {"size": -1, "updates": [7, 12]}, engine="inline")
     assert run.used() == [Counter(range(14)), Counter(range(10))]
     assert run.summary.updates == 12
 
@@ -181,8 +181,8 @@ def test_what_is_read_ahead_is_bounded(tmp_path: Path) -> None:
     options = {"size": -1, "updates": [5], "counts": True, "batch_size": 4}
     _run(tmp_path, options, engine="inline")
     # Of 2 samples each: 10 that were used, 4 ahead and one in hand, 2 in the loader worker's
-    # hands and what it has begun, and those that members had asked for.
-    assert (tmp_path / "read").stat().st_size <= 2 * (10 + 4 + 1 + 2 + 2 + 4)
+    # hands and one that it makes, and one that each member asks for before it is granted.
+    assert (tmp_path / "read").stat().st_size <= 2 * (10 + 4 + 1 + 2 + 1 + 2)
 
 
 # -- what cannot be --------------------------------------------------------------------------------

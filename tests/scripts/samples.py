@@ -391,7 +391,7 @@ SCRIPTS = (
     Script(own_collate),
     Script(named_tuples),
     Script(dict_batches),
-    Script(iterable, refused=everywhere("iterable data set", is_early=True)),
+    Script(iterable),
     Script(
         distributed_sampler,
         like=distributed_sampler_alone,

@@ -123,6 +123,7 @@ class StreamClient:
         self._connection: Connection[Any, Any] | None = None
         self._asked: deque[tuple[int, int]] = deque()
         self._found: dict[tuple[int, int], Found] = {}
+        self._unwanted: set[tuple[int, int]] = set()
         self._done: list[tuple[int, int, tuple[int, ...]]] = []
         self.address = ""
         """Where the connection goes, or went."""
@@ -148,6 +149,7 @@ class StreamClient:
             self._connection.close()
         self._connection = None
         self._asked.clear()
+        self._unwanted.clear()
 
     def done_with(self, epoch: int, first: int, others: tuple[int, ...]) -> None:
         """To be told with what is asked next."""
@@ -156,6 +158,7 @@ class StreamClient:
     def ask(self, epoch: int, number: int) -> None:
         """It is wanted soon."""
         one = (epoch, number)
+        self._unwanted.discard(one)
         if self._connection is None or one in self._asked or one in self._found:
             return
         try:
@@ -168,10 +171,13 @@ class StreamClient:
 
     def forget(self, epoch: int, number: int) -> None:
         """It is not wanted after all."""
+        if (epoch, number) in self._asked:
+            self._unwanted.add((epoch, number))
         self._found.pop((epoch, number), None)
 
     def forget_all(self) -> None:
         self._found.clear()
+        self._unwanted = set(self._asked)
 
     def is_here(self, epoch: int, number: int) -> bool:
         """Whether ``take`` would not wait."""
@@ -196,7 +202,9 @@ class StreamClient:
                 found = value
                 if isinstance(value, int):
                     found = Fetched(value, _receive_batch(connection, sizes))
-                self._found[epoch, number] = found
+                if (epoch, number) not in self._unwanted:
+                    self._found[epoch, number] = found
+                self._unwanted.discard((epoch, number))
                 timeout_s = 0.0
         except _LOST:
             self.drop()

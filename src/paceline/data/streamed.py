@@ -48,6 +48,27 @@ class Link(Protocol):
         """Hear what has come, or what comes; False: what this member waits for is not its own."""
 
 
+class _Pace:
+    """What a member will probably be granted next: as far on as the last two times."""
+
+    def __init__(self) -> None:
+        self._last: Lease | None = None
+        self._strides = (0, -1)
+
+    def note(self, lease: Lease) -> None:
+        """The first one of a grant."""
+        last, self._last = self._last, lease
+        stride = lease.start - last.start if last and last.epoch == lease.epoch else 0
+        self._strides = (self._strides[1], stride)
+
+    def guess(self) -> tuple[int, int] | None:
+        """Its pass and number; None: it goes on unevenly."""
+        before, stride = self._strides
+        if self._last is None or stride <= 0 or stride != before:
+            return None
+        return self._last.epoch, self._last.start + stride
+
+
 class StreamedLoader(LeasedLoader):
     """A user's loader over an iterable data set, handed out by numbers.
 
@@ -84,6 +105,8 @@ class StreamedLoader(LeasedLoader):
         self._reading: Reading | None = None
         self._begun = threading.Condition()
         self._news: SimpleQueue[Any] = SimpleQueue()
+        self._pace = _Pace()
+        self._guess: tuple[int, int] | None = None
         self._over = -1
         """The last pass whose end was told."""
 
@@ -91,7 +114,10 @@ class StreamedLoader(LeasedLoader):
 
     @property
     def lookahead(self) -> int:
-        """The next one is asked for before this one's step."""
+        """More than 0: it is to be told what it is granted. None are reserved for it.
+
+        Which mini-batches make an update would depend on who joins when; it guesses instead.
+        """
         return 1
 
     def notes(self) -> list[str]:
@@ -175,6 +201,8 @@ class StreamedLoader(LeasedLoader):
 
     def reserve(self, leases: Sequence[Lease]) -> None:
         self._known.extend(leases)
+        if leases:
+            self._pace.note(leases[0])
         self._ask()
 
     def _ask(self) -> None:
@@ -187,13 +215,16 @@ class StreamedLoader(LeasedLoader):
         Raises:
             WorkerError: the stream cannot be read.
         """
-        for one in self._known:
-            if one == lease:
-                break
-            if lease in self._known:
-                self._client.forget(one.epoch, one.start)
         self._tell_news()
-        return super().fetch(lease)
+        batch = super().fetch(lease)
+        guess = self._pace.guess()
+        if not self._known and guess != self._guess:
+            if self._guess is not None and self._guess[1] != lease.start:
+                self._client.forget(*self._guess)
+            if guess is not None:
+                self._client.ask(*guess)
+            self._guess = guess
+        return batch
 
     def num_samples_of(self, lease: Lease) -> int:
         return self._counts.pop(lease.start)
@@ -239,6 +270,7 @@ class StreamedLoader(LeasedLoader):
         while not self._news.empty():
             self._news.get()
         self._client.forget_all()
+        self._guess = None
         self._counts.clear()
         super().end_epoch()
 

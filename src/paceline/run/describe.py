@@ -91,14 +91,16 @@ class Description:
 
     def identity(self, plan: Plan, protocol: SyncProtocol) -> dict[str, Any]:
         """What a checkpoint of the run cannot be used without, by the words of a message."""
+        is_stream = self.order == "stream"
         return {
             "task": self.task,
             "kind of update": protocol.update_rule,
             "model or optimizer": self.digest.partition("-")[0],
-            "number of samples": self.num_samples,
+            **({} if is_stream else {"number of samples": self.num_samples}),
             "batch size": plan.samples_per_update,
             "last batch": "left out" if self.drop_last else "kept",
-        } | ({"mini-batch": self.samples_each} if self.order == "stream" else {})
+            **({"mini-batch": self.samples_each} if is_stream else {}),
+        }
 
     def header(self, plan: Plan, settings: RunSettings) -> dict[str, Any]:
         """What the first line of the trace says about the run."""

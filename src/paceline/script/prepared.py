@@ -249,7 +249,7 @@ class Prepared:
             "drop_last": not self.shape.keep_remainder,
             "has_own_batches": self.loop.leased.order.has_own_batches,
             "order": self._order_kind,
-            "lookahead": self.loop.leased.lookahead,
+            "lookahead": 0 if self.is_stream else self.loop.leased.lookahead,
             "learning_rates": rates,
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",

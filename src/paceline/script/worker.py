@@ -191,8 +191,8 @@ class Pace:
         The objects stay the user's own, except for the loader; they come back in the same order.
 
         Args:
-            objects: one ``nn.Module``, one ``Optimizer``, one ``DataLoader`` over a map-style
-                data set, and any number of LR schedulers. Without a loader: see ``updates``.
+            objects: one ``nn.Module``, one ``Optimizer``, one ``DataLoader`` over a data set or a
+                stream, and any number of LR schedulers. Without a loader: see ``updates``.
             batch: "global": the loader's batch size is what an update averages, shared by its
                 mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
             fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
