@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.data.likeness import digest_of
 from paceline.data.numbers import Numbers
-from paceline.data.serving import Fetched, StreamClient, StreamServer
+from paceline.data.serving import Received, StreamClient, StreamServer
 from paceline.data.stream import (
     Answer,
     Broken,
@@ -23,12 +23,12 @@ from paceline.data.stream import (
     Frame,
     Gone,
     Over,
-    Reading,
-    StreamSource,
+    StreamReading,
     decode,
     encode,
     explain,
 )
+from paceline.data.stream_source import StreamSource
 from paceline.data.streamed import StreamedLoader
 from paceline.errors import ConfigError
 from streamed import Stateful, Stream
@@ -42,11 +42,11 @@ def _reading(
     number: int = 0,
     most_ahead: int = 3,
     multiple: int = 1,
-) -> tuple[Reading, "SimpleQueue[Any]"]:
+) -> tuple[StreamReading, "SimpleQueue[Any]"]:
     news: SimpleQueue[Any] = SimpleQueue()
     extent = Extent(0, first, done, number, most_ahead, multiple)
     rows = ((4, torch.tensor([one]), f"[{one}]") for one in batches)
-    return Reading(rows, extent, news), news
+    return StreamReading(rows, extent, news), news
 
 
 def _value(answer: Answer | None) -> int:
@@ -207,7 +207,7 @@ def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
         found = None
         while found is None:
             found = client.take(0, number)
-        assert isinstance(found, Fetched)
+        assert isinstance(found, Received)
         assert torch.equal(found.batch[0], batch)
         assert found.batch[1] == number
         found.batch[0].zero_()
@@ -227,7 +227,7 @@ def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
             found = None
             while found is None:
                 found = client.take(0, number)
-            assert isinstance(found, Fetched)
+            assert isinstance(found, Received)
             got[member].append(int(found.batch))
 
     threads = [threading.Thread(target=ask, args=(member,)) for member in got]

@@ -113,7 +113,7 @@ def test_it_goes_on_with_the_newest_state_before_what_is_needed() -> None:
         desk.streams.state(0, StreamState(0, number, f"state {number}"))
     desk.streams.state(1, StreamState(0, 8, "of one who does not read"))
     desk.place = (8, ())
-    assert desk.streams.saved() == {"epoch": 0, "number": 6, "state": "state 6"}
+    assert desk.streams.remember() == {"epoch": 0, "number": 6, "state": "state 6"}
     desk.leave(0)
     assert desk.told[-1] == (1, ReadStream(0, 8, (), 6, "state 6"))
 
@@ -123,14 +123,14 @@ def test_a_run_that_goes_on_begins_with_what_was_saved() -> None:
     desk.streams.open(3)
     desk.streams.state(0, StreamState(3, 4, "here"))
     desk.place = other.place = (5, (6,))
-    other.streams.go_on(desk.streams.saved())
+    other.streams.go_on(desk.streams.remember())
     other.streams.open(3)
     assert other.told == [(0, ReadStream(3, 5, (6,), 4, "here"))]
     other.streams.close()
     other.place = (0, ())
     other.streams.open(4)
     assert other.told[-1] == (0, ReadStream(4, 0, (), 0, ""))
-    for nothing in (None, {}, Desk(1).streams.saved()):
+    for nothing in (None, {}, Desk(1).streams.remember()):
         fresh = Desk(1)
         fresh.streams.go_on(nothing)
         fresh.streams.open(0)

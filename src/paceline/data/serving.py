@@ -106,14 +106,14 @@ def _send(connection: "Connection[Any, Any]", epoch: int, number: int, found: An
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class Received:
     """One mini-batch, this member's alone."""
 
     num_samples: int
     batch: Any
 
 
-Found = Fetched | Over | Gone | Broken | None
+Found = Received | Over | Gone | Broken | None
 
 
 class StreamClient:
@@ -201,7 +201,7 @@ class StreamClient:
                 self._asked.popleft()
                 found = value
                 if isinstance(value, int):
-                    found = Fetched(value, _receive_batch(connection, sizes))
+                    found = Received(value, _receive_batch(connection, sizes))
                 if (epoch, number) not in self._unwanted:
                     self._found[epoch, number] = found
                 self._unwanted.discard((epoch, number))

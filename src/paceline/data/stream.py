@@ -6,22 +6,17 @@
       .......|--------------------------------------|--------------|.......
              until an update has used them             at most so many
 
-Number n of a pass is the n-th mini-batch that the data set gives. Who reads is a process of torch's
-own, so the user's Python takes nothing from a step; its random state follows from the run's seed
-and the pass, so who reads the stream again, after a death, reads the same. This module must not
-know who asks, nor why.
-
-Source: PyTorch documentation, ``torch.utils.data``, "Iterable-style datasets"; torchdata,
-"Stateful DataLoader", for ``state_dict`` and ``load_state_dict`` of a data set.
+Number n of a pass is the n-th mini-batch that the data set gives (stream_source.py). A thread reads
+them and keeps each as its skeleton and the memory of its tensors. This module must not know who
+asks, nor why.
 """
 
 import io
-import json
 import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,132 +24,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, get_worker_info
 
-from ..replica.seeding import kept_random_state, mix, seed_all
-
-_STREAM_SALT = 6
-_STATE_S = 0.5
-"""Between two looks at the data set's own state: it may be long."""
-_MOST_STATE = 1 << 18
-"""Characters of it: it goes to the run, and into each checkpoint."""
 _SAY_S = 10.0
 _PATIENCE_S = 2.0
 """For which the end of a pass waits until its loader workers are gone."""
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-
-
-# -- in the loader worker --------------------------------------------------------------------------
-
-
-class _Collated:
-    """The user's ``collate_fn``, and beside its batch what else is to be known of it.
-
-    It is called where the data set is, right after it gave the last of these samples.
-    """
-
-    def __init__(self, collate: Callable[[Any], Any], *, is_batch: bool, saves: bool) -> None:
-        self._collate, self._is_batch, self._saves = collate, is_batch, saves
-        self._next_s = 0.0
-
-    def __call__(self, samples: Any) -> tuple[int, Any, str]:
-        """Number of samples, their batch, and the state after them or nothing."""
-        state = ""
-        if self._saves and time.monotonic() >= self._next_s:
-            state = self._state()
-            self._next_s = time.monotonic() + _STATE_S
-        return 1 if self._is_batch else len(samples), self._collate(samples), state
-
-    def _state(self) -> str:
-        info = get_worker_info()
-        assert info is not None
-        try:
-            state = info.dataset.state_dict()  # type: ignore[attr-defined]
-            text = json.dumps(state) if state else ""
-        except (TypeError, ValueError):
-            text = ""
-        self._saves = 0 < len(text) <= _MOST_STATE
-        return text if self._saves else ""
-
-
-class _Begun:
-    """The user's ``worker_init_fn``, and after it the data set goes on from a state."""
-
-    def __init__(self, init: Callable[[int], None] | None, state: str) -> None:
-        self._init, self._state = init, state
-
-    def __call__(self, worker: int) -> None:
-        if self._init is not None:
-            self._init(worker)
-        info = get_worker_info()
-        if self._state and info is not None:
-            info.dataset.load_state_dict(json.loads(self._state))  # type: ignore[attr-defined]
-
-
-def _loses_some(dataset: Any) -> bool:
-    """Whether its state leaves out what it has read and not given yet.
-
-    A shuffle buffer of Hugging Face's data sets is filled anew from where the reading stood; may go
-    when their state_dict holds it.
-    """
-    one = getattr(dataset, "_ex_iterable", None)
-    while one is not None and "BufferShuffled" not in type(one).__name__:
-        one = getattr(one, "ex_iterable", None)
-    return one is not None
-
-
-class StreamSource:
-    """A user's loader over an iterable data set, read in loader workers.
-
-    Args:
-        loader: the user's.
-        size: samples of a mini-batch; None: the data set gives whole batches, as it is.
-        seed: of the run.
-    """
-
-    def __init__(self, loader: DataLoader[Any], size: int | None, seed: int) -> None:
-        self._loader, self._size, self._seed = loader, size, seed
-
-    @property
-    def num_workers(self) -> int:
-        return max(1, self._loader.num_workers)
-
-    @property
-    def saves(self) -> bool:
-        """Whether the data set can say where it is, so that nothing has to be read again."""
-        dataset = self._loader.dataset
-        if _loses_some(dataset):
-            return False
-        can = all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict"))
-        return can and self.num_workers == 1
-
-    @property
-    def num_prefetched(self) -> int:
-        """Mini-batches that torch's loader workers hold ready."""
-        return self.num_workers * (self._loader.prefetch_factor or 2)
-
-    def open(self, epoch: int, state: str) -> Iterator[tuple[int, Any, str]]:
-        """One pass; its workers begin now, forked by the thread that calls."""
-        user, generator = self._loader, None
-        seed = mix(self._seed, epoch, _STREAM_SALT)
-        if isinstance(user.generator, torch.Generator):
-            generator = torch.Generator().manual_seed(mix(user.generator.initial_seed(), seed))
-        is_batch = self._size is None
-        with kept_random_state():
-            seed_all(seed)
-            return iter(DataLoader(
-                user.dataset,
-                batch_size=self._size,
-                drop_last=user.drop_last and not is_batch,
-                num_workers=self.num_workers,
-                collate_fn=_Collated(user.collate_fn, is_batch=is_batch, saves=self.saves),
-                worker_init_fn=_Begun(user.worker_init_fn, state),
-                multiprocessing_context=user.multiprocessing_context,
-                timeout=user.timeout,
-                prefetch_factor=user.prefetch_factor,
-                generator=generator,
-            ))  # fmt: skip
 
 
 # -- mini-batches as bytes -------------------------------------------------------------------------
@@ -242,7 +117,7 @@ class Extent:
     multiple: int = 1
 
 
-class Reading:
+class StreamReading:
     """One pass, read by a thread of its own a bounded way ahead of those who ask.
 
     Args:

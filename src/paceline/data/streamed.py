@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from ..errors import ConfigError, WorkerError
+from ..errors import WorkerError
 from ..events import Lease
 from ..speed import Speed
 from ..wire.messages import (
@@ -33,13 +33,14 @@ from ..wire.messages import (
 from .feed import apply
 from .loader import NOTHING, LeasedLoader
 from .numbers import Numbers, numbered
-from .serving import Fetched, StreamClient, StreamServer
-from .stream import Answer, Broken, Extent, Gone, Over, Reading, StreamSource
+from .serving import Received, StreamClient, StreamServer
+from .stream import Answer, Broken, Extent, Gone, Over, StreamReading
+from .stream_source import StreamSource, mini_batch
 
 _PATIENCE_S = 1.0
 
 
-class Link(Protocol):
+class StreamLink(Protocol):
     """What this asks of the run."""
 
     def tell(self, message: FromMember) -> None: ...
@@ -91,7 +92,7 @@ class StreamedLoader(LeasedLoader):
         numbers: Numbers,
         is_global: bool,
     ) -> None:
-        size = _mini_batch(loader, numbers.size, is_global=is_global)
+        size = mini_batch(loader, numbers.size, is_global=is_global)
         super().__init__(numbered(numbers), seed, device, speed)
         self.loader, self.dataset = loader, loader.dataset
         self._pins = loader.pin_memory and torch.accelerator.is_available()
@@ -102,7 +103,7 @@ class StreamedLoader(LeasedLoader):
         self.most_ahead = max(4, 2 * numbers.size)
         self._client, self._at = StreamClient(), StreamAt(-1, -1, "", b"")
         self._server: StreamServer | None = None
-        self._reading: Reading | None = None
+        self._reading: StreamReading | None = None
         self._begun = threading.Condition()
         self._news: SimpleQueue[Any] = SimpleQueue()
         self._pace = _Pace()
@@ -110,7 +111,7 @@ class StreamedLoader(LeasedLoader):
         self._over = -1
         """The last pass whose end was told."""
 
-    link: Link
+    link: StreamLink
 
     @property
     def lookahead(self) -> int:
@@ -158,7 +159,7 @@ class StreamedLoader(LeasedLoader):
         )  # fmt: skip
         batches = self._source.open(message.epoch, message.state)
         with self._begun:
-            self._reading = Reading(batches, extent, self._news)
+            self._reading = StreamReading(batches, extent, self._news)
             self._begun.notify_all()
         self.link.tell(StreamServed(message.epoch, self._server.address, self._server.key))
 
@@ -239,12 +240,12 @@ class StreamedLoader(LeasedLoader):
             raise WorkerError(found.text)
         if isinstance(found, Over):
             self._tell_end(lease.epoch, found.end)
-        if not isinstance(found, Fetched):
+        if not isinstance(found, Received):
             return NOTHING, None
         self._counts[lease.start], batch = found.num_samples, found.batch
         return (apply(lambda one: one.pin_memory(), batch) if self._pins else batch), None
 
-    def _wait(self, lease: Lease) -> Fetched | Over | Gone | Broken | None:
+    def _wait(self, lease: Lease) -> Received | Over | Gone | Broken | None:
         """What there is of it; None: it is another's by now."""
         is_wanted = True
         while is_wanted:
@@ -273,29 +274,3 @@ class StreamedLoader(LeasedLoader):
         self._guess = None
         self._counts.clear()
         super().end_epoch()
-
-
-def _mini_batch(loader: DataLoader[Any], parts: int, *, is_global: bool) -> int | None:
-    """Samples of a mini-batch; None: the data set gives it whole.
-
-    Raises:
-        ConfigError: it cannot be shared so.
-    """
-    size = loader.batch_size
-    if getattr(loader, "in_order", True) is False:
-        raise ConfigError("the loader has in_order=False; a stream's mini-batches have numbers")
-    if size is None and is_global and parts > 1:
-        raise ConfigError(
-            f"the loader has batch_size=None: its data set makes the batches, and each would be "
-            f"shared by {parts} mini-batches; where one of them is a mini-batch: "
-            "pace.prepare(..., batch='per-worker')"
-        )
-    if size is None or not is_global:
-        return size
-    if size % parts:
-        raise ConfigError(
-            f"a stream's batch of {size} samples cannot be shared by {parts} mini-batches of one "
-            f"size; use a batch size that {parts} divides, or pace.prepare(..., "
-            "batch='per-worker')"
-        )
-    return size // parts

@@ -2,7 +2,8 @@
 
 Times are those of the trace; training time is from an epoch's first grant to its end, or to its
 last update where it was not finished, so evaluations do not count. Lines of which not all can be
-true are refused, rather than added up. This module must not know what is made of the numbers.
+true are refused, rather than added up. Above 300 lines because each kind of line is counted here.
+This module must not know what is made of the numbers.
 """
 
 import math

@@ -139,13 +139,13 @@ class Streams:
             self._states = self._states[len(before) - 1 :]
         return before[-1] if before else (0, "")
 
-    def saved(self) -> dict[str, Any]:
+    def remember(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON can carry it."""
         number, state = self._state_before(self._done_with()[0]) if self.is_on else (0, "")
         return {"epoch": self._epoch, "number": number, "state": state}
 
     def go_on(self, saved: Mapping[str, Any] | None) -> None:
-        """Become what ``saved`` gave; a ValueError or TypeError: it is none."""
+        """Become what ``remember`` gave; a ValueError or TypeError: it is none."""
         if not saved or saved["epoch"] < 0:
             return
         self._epoch, number, state = count(saved["epoch"]), count(saved["number"]), saved["state"]
