@@ -1,12 +1,14 @@
 """A stream that is read once: what is kept, how far it is read ahead, what is given to whom."""
 
 import json
+import random
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -258,7 +260,7 @@ def test_a_state_goes_on_with_the_mini_batch_after_it(tmp_path: Path) -> None:
     source = StreamSource(loader, 2, 1)
     assert source.saves
     (_, _, state), *_ = source.open(0, "")
-    assert json.loads(state) == {"position": 2}
+    assert json.loads(state)[0] == {"position": 2}
     _, again, _ = next(iter(source.open(0, state)))
     _, second, _ = list(StreamSource(loader, 2, 1).open(0, ""))[1]
     torch.testing.assert_close(again, second)
@@ -280,16 +282,34 @@ def test_a_state_that_leaves_a_buffer_out_is_not_used() -> None:
 
 
 class _Random(IterableDataset[Any]):
+    """What it gives is drawn, by all three generators; it knows how often."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
     def __iter__(self) -> Iterator[Any]:
-        for _ in range(6):
-            yield torch.rand(1)
+        while self.position < 6:
+            self.position += 1
+            yield torch.rand(1) + random.random() + numpy.random.rand()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
 
 
-def test_what_it_draws_follows_from_seed_and_pass() -> None:
+def test_what_it_draws_follows_from_seed_and_pass_also_where_it_goes_on() -> None:
     def drawn(seed: int, epoch: int) -> list[float]:
         source = StreamSource(DataLoader(_Random(), batch_size=2), 2, seed)
         return torch.cat([batch for _, batch, _ in source.open(epoch, "")]).flatten().tolist()
 
+    def after(text: str) -> list[float]:
+        source = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1)
+        return torch.cat([batch for _, batch, _ in source.open(0, text)]).flatten().tolist()
+
+    (_, _, state), *_ = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1).open(0, "")
+    assert after(state) == drawn(1, 0)[2:]
     before = torch.get_rng_state()
     assert drawn(1, 0) == drawn(1, 0) != drawn(1, 1)
     assert drawn(2, 0) != drawn(1, 0)

@@ -20,7 +20,13 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ..errors import ConfigError
-from ..replica.seeding import kept_random_state, mix, seed_all
+from ..replica.seeding import (
+    kept_random_state,
+    mix,
+    random_states,
+    restore_random_states,
+    seed_all,
+)
 
 _STREAM_SALT = 6
 _STATE_S = 0.5
@@ -41,18 +47,19 @@ class _Collated:
 
     def __call__(self, samples: Any) -> tuple[int, Any, str]:
         """Number of samples, their batch, and the state after them or nothing."""
-        state = ""
+        num_samples = 1 if self._is_batch else len(samples)
+        batch, state = self._collate(samples), ""
         if self._saves and time.monotonic() >= self._next_s:
             state = self._state()
             self._next_s = time.monotonic() + _STATE_S
-        return 1 if self._is_batch else len(samples), self._collate(samples), state
+        return num_samples, batch, state
 
     def _state(self) -> str:
         info = get_worker_info()
         assert info is not None
         try:
             state = info.dataset.state_dict()  # type: ignore[attr-defined]
-            text = json.dumps(state) if state else ""
+            text = json.dumps([state, _random()]) if state else ""
         except (TypeError, ValueError):
             text = ""
         self._saves = 0 < len(text) <= _MOST_STATE
@@ -70,7 +77,32 @@ class _Begun:
             self._init(worker)
         info = get_worker_info()
         if self._state and info is not None:
-            info.dataset.load_state_dict(json.loads(self._state))  # type: ignore[attr-defined]
+            state, random = json.loads(self._state)
+            info.dataset.load_state_dict(state)  # type: ignore[attr-defined]
+            _go_on(random)
+
+
+def _random() -> dict[str, Any]:
+    """The random state of this process, as JSON can carry it."""
+    states = random_states()
+    numpy = states.get("numpy")
+    return {
+        "python": states["python"],
+        "torch": states["torch"].tolist(),
+        "numpy": None if numpy is None else [numpy[0], numpy[1].tolist(), *numpy[2:]],
+    }
+
+
+def _go_on(saved: dict[str, Any]) -> None:
+    """Draw from here on what would have been drawn after ``_random``."""
+    version, words, gauss = saved["python"]
+    states: dict[str, Any] = {
+        "python": (version, tuple(words), gauss),
+        "torch": torch.tensor(saved["torch"], dtype=torch.uint8),
+    }
+    if saved["numpy"] is not None:
+        states["numpy"] = tuple(saved["numpy"])
+    restore_random_states(states)
 
 
 def _loses_some(dataset: Any) -> bool:

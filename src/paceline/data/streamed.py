@@ -104,7 +104,7 @@ class StreamedLoader(LeasedLoader):
         self._client, self._at = StreamClient(), StreamAt(-1, -1, "", b"")
         self._server: StreamServer | None = None
         self._reading: StreamReading | None = None
-        self._begun = threading.Condition()
+        self._begun, self._passed = threading.Condition(), -1
         self._news: SimpleQueue[Any] = SimpleQueue()
         self._pace = _Pace()
         self._guess: tuple[int, int] | None = None
@@ -158,6 +158,7 @@ class StreamedLoader(LeasedLoader):
             self._parts if drops_rest else 1,
         )  # fmt: skip
         batches = self._source.open(message.epoch, message.state)
+        self._news = SimpleQueue()  # what an older reading still has to say is of another pass
         with self._begun:
             self._reading = StreamReading(batches, extent, self._news)
             self._begun.notify_all()
@@ -166,7 +167,8 @@ class StreamedLoader(LeasedLoader):
     def _find(self, epoch: int, number: int) -> Answer | None:
         """For a thread of the server: it may ask before this member has begun to read."""
         with self._begun:
-            self._begun.wait_for(lambda: self._reads(epoch), _PATIENCE_S)
+            is_over = self._passed >= epoch
+            self._begun.wait_for(lambda: is_over or self._reads(epoch), _PATIENCE_S)
         reading = self._reading
         return reading.answer(number) if reading is not None and self._reads(epoch) else None
 
@@ -266,10 +268,9 @@ class StreamedLoader(LeasedLoader):
     def end_epoch(self) -> None:
         if self._reading is not None:
             self._tell_news()
+            self._passed = self._reading.extent.epoch
             self._reading.stop()
             self._reading = None
-        while not self._news.empty():
-            self._news.get()
         self._client.forget_all()
         self._guess = None
         self._counts.clear()
