@@ -234,3 +234,59 @@ def test_its_length_is_the_loaders_own() -> None:
     with pytest.raises(TypeError, match=r"has no len\(\)"):
         len(prepared)
     assert prepared.batch_size == 4
+
+
+KILLED = """
+import os, signal, sys, torch, paceline
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for number in range(100):
+            if number == 9 and get_worker_info() is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield torch.ones(3)
+
+pace = paceline.connect()
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(Stream(), batch_size=4)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1):
+    for batch in loader:
+        with pace.step():
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+
+
+def test_a_loader_worker_that_is_killed_ends_the_run_in_a_sentence(
+    say: Say, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(KILLED)
+    words = f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'}"
+    code, out, err = say(f"{words} {tmp_path / 'train.py'}")
+    assert code != 0
+    assert "DataLoader worker" in err
+    assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_data_set_may_make_the_batches_itself(tmp_path: Path, workers: int) -> None:
+    options = {"size": 10, "batch_size": None, "batch": "per-worker"}
+    run, _ = _run(tmp_path, options, workers=workers, engine="inline")
+    assert run.used() == [Counter(range(10))]
+
+
+def test_a_reader_that_stands_still_is_replaced(tmp_path: Path) -> None:
+    """Stopped, not killed: another one reads what is missing."""
+    options = {"size": 120, "step_s": 0.01}
+    run, found = _run(
+        tmp_path,
+        options,
+        respawn=True,
+        stall_after=1.0,
+        fault=("stop worker 0 at update 8 for 4s",),
+    )
+    assert run.used() == [Counter(range(60))]
+    assert differ(found, streamed.twin(5, 1, 2, 120, 4)) < CLOSE

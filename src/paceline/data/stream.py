@@ -254,6 +254,8 @@ def explain(error: Exception) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     if not own:
         what = lines[0] if lines else type(error).__name__
+        if isinstance(error, OSError | EOFError):  # half a mini-batch, or the way to its memory
+            what = f"a DataLoader worker that read it is gone ({what})"
         return f"the stream cannot be read on: {what}"
     said = lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {text}"
     file, line, name = own[-1]
