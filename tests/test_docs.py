@@ -106,7 +106,7 @@ NOT_HERE = {
         "Peers._hear_round", "PeerLeases", "Superseded", "SoloExchange", "DistributedAveraging",
         "Schedule",
     },
-    "mini-batch": {"PeerLeases", "Coordinator.give_back"},
+    "mini-batch": {"PeerLeases", "Coordinator.give_back", "StreamedLoader", "StreamClient"},
     "death": {
         "Beginners.replace", "Newcomers.tick", "RunState.begins_with", "Jobs.needs", "Silence",
         "SyncProtocol.react", "GivenUp",

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batches import Batches, Cuts, PeerLeases
+from paceline.core.batches import Batches, PeerLeases
+from paceline.core.cuts import Cuts
 from paceline.errors import ConfigError
 from paceline.events import Lease
 

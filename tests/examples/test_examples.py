@@ -97,6 +97,24 @@ def test_the_loop_without_a_loader_runs_by_python(monkeypatch: pytest.MonkeyPatc
     assert "version 3: loss " in run("06_without_a_loader.py", "--updates", "3")
 
 
+def test_the_stream_runs_by_python() -> None:
+    assert "epoch 1: version 4, loss" in run("10_streaming.py", "--samples", "256", "--epochs", "1")
+
+
+@pytest.mark.parametrize(
+    ("workers", "protocol"), [("2", "full-sync"), ("2", "k-batch-async:2"), ("4", "local-sgd:2")]
+)
+def test_the_stream_runs_under_any_protocol(
+    workers: str, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(EXAMPLES / "10_streaming.py")
+    words = ("--samples", "512", "--epochs", "1")
+    launch("launch", "--workers", workers, "--protocol", protocol, script, *words)
+    said = capsys.readouterr().out
+    assert "it goes on by the data set's own state_dict" in said
+    assert "samples           512" in said
+
+
 @pytest.mark.parametrize(
     ("workers", "protocol"), [("2", "full-sync"), ("2", "k-batch-async:2"), ("4", "local-sgd:2")]
 )

@@ -41,11 +41,16 @@ ADDED = {
     "functions": 6,
     "globals_in_functions": 7,
     "module_level": 6,
+    "streamed": 6,
     "trainer_class": 8,
     "two_modules": 10,
+    "two_optimizers": 6,
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
-SAME_IN_PARTS = ("accumulated", "full_batch", "module_level", "trainer_class", "two_modules")
+SAME_IN_PARTS = (
+    "accumulated", "full_batch", "module_level", "streamed", "trainer_class", "two_modules",
+    "two_optimizers",
+)  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 
 

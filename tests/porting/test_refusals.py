@@ -16,7 +16,7 @@ from paceline.porting.tree import CannotDerive, SourceTree
 SCRIPT = """\
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -47,17 +47,6 @@ def reason(text: str) -> str:
 REFUSED = {
     "LBFGS": ((("SGD", "LBFGS"),), "line 6: LBFGS takes several gradients of one batch"),
     "a closure": (((".step()", ".step(closure)"),), "line 12 gives a closure to step()"),
-    "a stream": (
-        (
-            ("model = ", "class Lines(IterableDataset):\n    pass\n\n\nmodel = "),
-            ("DataLoader(data", "DataLoader(Lines()"),
-        ),
-        "line 11: Lines is an iterable data set, whose samples have no numbers",
-    ),
-    "a Hugging Face stream": (
-        (("model = ", "data = load_dataset('c4', streaming=True)\nmodel = "),),
-        "line 5: streaming=True gives samples without numbers",
-    ),
     "sparse gradients": (
         (("nn.Linear(4, 2)", "nn.Embedding(4, 2, sparse=True)"),),
         "line 5: sparse gradients cannot be averaged; write sparse=False",

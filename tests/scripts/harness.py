@@ -34,6 +34,7 @@ from paceline.context import Context
 from paceline.errors import PacelineError
 from paceline.replica.seeding import kept_random_state
 from paceline.script import worker
+from paceline.trace.records import Header
 from runs import Run, leases_of, run_script
 
 from .base import PLAIN, Configuration, Noted, Numbers, Record, Refusal, Script, Text
@@ -258,9 +259,12 @@ def run_differs(script: Script, found: Outcome) -> Iterator[str]:
     assert found.run is not None
     if (ended := found.run.num_epochs_ended()) != script.epochs:
         yield f"{ended} epochs ended and not {script.epochs}"
+    header = found.run.records[0]
+    assert isinstance(header, Header)
+    positions = range(-(-script.num_samples // header.number("samples_each", 1)))
     for epoch, used in enumerate(found.run.used()):
-        if script.uses_all and used != Counter(range(script.num_samples)):
-            lost = [one for one in range(script.num_samples) if used[one] == 0]
+        if script.uses_all and used != Counter(positions):
+            lost = [one for one in positions if used[one] == 0]
             twice = [one for one, times in used.items() if times > 1]
             yield f"epoch {epoch}: samples never used {lost}, twice {twice}"
         elif any(times > 1 for times in used.values()):

@@ -35,7 +35,7 @@ from .base import SAMPLES, Record, Script, everywhere, several
 from .usual import Numbered, loss_of, network, tensors
 
 
-def trained_on(record: Record, loader: "DataLoader[Any]") -> None:
+def trained_on(record: Record, loader: "DataLoader[Any]", *, has_length: bool = True) -> None:
     """The loop of the README over (vectors, classes, numbers), whose numbers are noted."""
     pace = paceline.connect()
     model = network()
@@ -49,7 +49,8 @@ def trained_on(record: Record, loader: "DataLoader[Any]") -> None:
                 optimizer.step()
                 record.used(numbers)
         record.state(model)
-    record.fact(length=len(loader))
+    if has_length:
+        record.fact(length=len(loader))
     record.state(model, optimizer)
 
 
@@ -286,7 +287,7 @@ class Endless(IterableDataset[Any]):
 
 def iterable(record: Record) -> None:
     """An iterable data set."""
-    trained_on(record, DataLoader(Endless(), batch_size=8))
+    trained_on(record, DataLoader(Endless(), batch_size=8), has_length=False)
 
 
 def distributed_sampler(record: Record) -> None:
@@ -391,7 +392,7 @@ SCRIPTS = (
     Script(own_collate),
     Script(named_tuples),
     Script(dict_batches),
-    Script(iterable, refused=everywhere("iterable data set", is_early=True)),
+    Script(iterable),
     Script(
         distributed_sampler,
         like=distributed_sampler_alone,

@@ -52,7 +52,7 @@ def refused_closure(pace: Any) -> None:
 
 
 REFUSED: dict[str, Callable[[Any], None]] = {
-    "iterable": functools.partial(refused, dataset=Endless()),
+    "iterable": functools.partial(refused, dataset=Endless(), batch_size=13),
     "in order": lambda pace: refused(pace, num_workers=1, in_order=False),
     "no batches": functools.partial(refused, batch_size=None),
     "sparse": lambda pace: refused(pace, model=Sparse(), make=lambda p, lr: SGD(p, lr)),

@@ -1,7 +1,7 @@
 """What happens in a run and what follows from it: facts in, decisions out, nothing else.
 
     coordinator    hears every fact, asks the protocol, answers with orders
-    ledger         which mini-batch is where; batches cuts an epoch, prefetch keeps some for loaders
+    ledger         which mini-batch is where; batches and cuts make them, prefetch keeps some
     membership     who is alive, what each member is doing, and what a protocol may decide
     jobs           which member executes which update, and in which order
     rest_state     a run without its members, as a checkpoint holds it

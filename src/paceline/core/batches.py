@@ -8,11 +8,10 @@ It stands apart so that the ledger, the plan and an exchange between peers cut a
 know who holds what.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..errors import ConfigError
 from ..events import Lease
@@ -154,101 +153,6 @@ def _checked(ends: Sequence[int]) -> tuple[int, ...]:
             f"batches must have at least one sample each, got batches that end at {list(ends)[:8]}"
         )
     return tuple(ends)
-
-
-class Cuts:
-    """The leases of one epoch: cut a batch at a time, when the first of them is wanted."""
-
-    __slots__ = ("_epoch", "_first_id", "_next_batch", "_num_taken", "batches", "leases")
-
-    def __init__(self, batches: Batches, epoch: int, first_id: int) -> None:
-        self.batches = batches
-        self._epoch = epoch
-        self._first_id = first_id
-        # Before the first epoch there is nothing to cut.
-        self._next_batch = 0 if epoch >= 0 else batches.num_batches
-        self._num_taken = 0
-        self.leases: list[Lease] = []  # so far, in cut order, which is position order
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a lease has not been taken yet."""
-        return self._num_taken < len(self.leases) or self._next_batch < self.batches.num_batches
-
-    @property
-    def next_id(self) -> int:
-        """The id of the next lease to be cut."""
-        return self._first_id + len(self.leases)
-
-    def take(self) -> Lease | None:
-        """The next lease that was never taken; None at the end of the epoch."""
-        if self._num_taken == len(self.leases):
-            if self._next_batch == self.batches.num_batches:
-                return None
-            self.leases += self.batches.cut(self._next_batch, self._epoch, self.next_id)
-            self._next_batch += 1
-        lease = self.leases[self._num_taken]
-        self._num_taken += 1
-        return lease
-
-    def num_left(self, at_most: int) -> int:
-        """How many can still be taken, counted up to this number."""
-        num_left, batch = len(self.leases) - self._num_taken, self._next_batch
-        while num_left < at_most and batch < self.batches.num_batches:
-            start, end = self.batches.bounds(batch)
-            num_left += min(self.batches.parts, end - start)
-            batch += 1
-        return min(num_left, at_most)
-
-    def index(self, lease_id: int) -> int:
-        """Where in `leases` this one is."""
-        return lease_id - self._first_id
-
-    def by_id(self, lease_id: int) -> Lease:
-        """The lease with this id."""
-        return self.leases[lease_id - self._first_id]
-
-    def first_id(self, position: int) -> int:
-        """The id of the first lease from ``position`` on; 0: there is none."""
-        index = bisect_left(self.leases, position, key=attrgetter("start"))
-        if index < len(self.leases):
-            return self.leases[index].id
-        batches, cut_until = self.batches, self.leases[-1].stop if self.leases else 0
-        num_before = batches.num_leases_before(position)
-        if num_before == batches.num_leases:
-            return 0
-        return self.next_id + num_before - batches.num_leases_before(cut_until)
-
-    def all(self) -> list[Lease]:
-        """All leases of the epoch in cut order, those to come included; changes nothing."""
-        cuts = list(self.leases)
-        for batch in range(self._next_batch, self.batches.num_batches):
-            cuts += self.batches.cut(batch, self._epoch, self._first_id + len(cuts))
-        return cuts
-
-    def state(self) -> dict[str, Any]:
-        """All of it, as JSON can carry it."""
-        return {
-            "batch_ends": self.batches.own_ends,
-            "parts": self.batches.parts,
-            "epoch": self._epoch,
-            "first_id": self._first_id,
-            "next_batch": self._next_batch,
-            "num_taken": self._num_taken,
-            "stops": [lease.stop for lease in self.leases],
-        }
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any], batches: Batches) -> "Cuts":
-        """What `state()` described; `batches` give the sizes."""
-        ends = state["batch_ends"]
-        cuts = cls(
-            batches if ends is None else batches.with_ends(ends), state["epoch"], state["first_id"]
-        )
-        cuts._next_batch, cuts._num_taken = state["next_batch"], state["num_taken"]
-        for start, stop in pairwise([0, *state["stops"]]):
-            cuts.leases.append(Lease(cuts.next_id, cuts._epoch, start, stop))
-        return cuts
 
 
 class PeerLeases:

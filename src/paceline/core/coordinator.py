@@ -143,6 +143,18 @@ class Coordinator:
         self._settle(at_s, orders)
         return orders
 
+    def end_stream(self, epoch: int, end: int, at_s: float) -> list[Order]:
+        """The stream of this epoch ends before position ``end``, as somebody found who read it."""
+        orders: list[Order] = []
+        if self.is_epoch_open and epoch == self.epoch and self._ledger.end is None:
+            self._ledger.end_at(end)
+            self._settle(at_s, orders)
+        return orders
+
+    def done_with(self) -> tuple[int, tuple[int, ...]]:
+        """See ``Ledger.done_with``."""
+        return self._ledger.done_with()
+
     def leases_of(self, ticket: Ticket) -> tuple[Lease, ...]:
         """What a current ticket holds; none for any other."""
         granted = self._members.ticket_for(ticket)

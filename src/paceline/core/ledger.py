@@ -26,7 +26,8 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import ConfigError, ProtocolError
 from ..events import Lease, Ticket
-from .batches import Batches, Cuts, Ends
+from .batches import Batches, Ends
+from .cuts import Cuts
 from .prefetch import Lookahead
 
 Dropped: TypeAlias = Literal["requeue", "skip"]
@@ -69,6 +70,7 @@ class Ledger:
     def _begin(self, cuts: Cuts) -> None:
         self._cuts = cuts
         self._fate: list[int] = []  # by lease: the version that retired it, or a mark
+        self._num_done = 0  # leases from the first on that have one, counted up to a question
         self._returned: list[int] = []  # heap of lease ids
         self._held: dict[int, tuple[Ticket, ...]] = {}  # by lease id, oldest grant first
         self._work: dict[Ticket, tuple[Lease, ...]] = {}  # of tickets at work
@@ -140,9 +142,10 @@ class Ledger:
 
     def hand_out_copy(self, ticket: Ticket) -> tuple[Lease, ...]:
         """Give `ticket` a copy of the held lease with fewest holders, then of oldest grant."""
-        if not self._held:
+        held = [one for one in self._held if not self._is_nothing(one)]
+        if not held:
             return ()
-        lease_id = min(self._held, key=lambda held: len(self._held[held]))  # the first of equals
+        lease_id = min(held, key=lambda one: len(self._held[one]))  # the first of equals
         self._held[lease_id] += (ticket,)
         return self._give(ticket, (self._cuts.by_id(lease_id),))
 
@@ -254,6 +257,29 @@ class Ledger:
         self._returned = []
         return num_samples
 
+    def end_at(self, position: int) -> None:
+        """A stream has nothing at this position, nor after it.
+
+        What lies behind is handed out no more; whoever holds such a lease finds nothing, and pushes
+        it unused.
+        """
+        self._cuts.end_at(position)
+        kept = self.lookahead.drop(self._cuts.is_beyond)
+        returned, self._returned = self._returned, []
+        for lease_id in (*(lease.id for lease in kept), *returned):
+            self._return(lease_id)
+
+    def _is_nothing(self, lease_id: int) -> bool:
+        """Whether this lease of the epoch lies behind the end of a stream."""
+        return self._cuts.end is not None and self._cuts.is_beyond(self._cuts.by_id(lease_id))
+
+    def _return(self, lease_id: int) -> None:
+        """It is free again, where it holds anything."""
+        if self._is_nothing(lease_id):
+            self._fate[self._cuts.index(lease_id)] = _IS_UNUSED
+        else:
+            heappush(self._returned, lease_id)
+
     def give_up(self, ticket: Ticket, *, is_abandoned: bool) -> None:
         """End a ticket at work, or a gathered push, unused: its leases return.
 
@@ -276,16 +302,16 @@ class Ledger:
         index = self._cuts.index(lease_id)
         if index < 0:
             return  # of an epoch that is over
-        if fate == _IS_DROPPED:
+        if fate == _IS_DROPPED and not self._is_nothing(lease_id):
             self._fate[index] = fate
         else:
-            heappush(self._returned, lease_id)
+            self._return(lease_id)
 
     def take_back(self, member: int) -> None:
         """Keep nothing more for `member`, neither to fetch ahead nor to step on once more."""
         for lease in (*self.lookahead.forget(member), *self._again.pop(member, ())):
             if self._is_of_this_epoch(lease):
-                heappush(self._returned, lease.id)
+                self._return(lease.id)
 
     def forget(self, member: int, *, is_for_good: bool) -> None:
         """`member` is gone, with what rode on its next push: that returns.
@@ -297,7 +323,7 @@ class Ledger:
             if is_for_good:
                 self._fate[self._cuts.index(lease.id)] = _IS_UNUSED
             else:
-                heappush(self._returned, lease.id)
+                self._return(lease.id)
 
     def look_ahead(self, num_at_once: int, *, in_step: bool = False) -> None:
         """Keep fresh leases for those that fetch ahead."""
@@ -336,6 +362,25 @@ class Ledger:
     def is_done(self) -> bool:
         """Whether every lease of the epoch is retired or dropped."""
         return not (self._held or self._pushed or self._again or self.has_free)
+
+    @property
+    def end(self) -> int | None:
+        """Where the stream of this epoch ends, once that is known."""
+        return self._cuts.end
+
+    def done_with(self) -> tuple[int, tuple[int, ...]]:
+        """Of which leases nobody will need the samples any more.
+
+        Returns:
+            The position before which that is all of them, and where those after it begin.
+        """
+        fate, leases, first = self._fate, self._cuts.leases, self._num_done
+        while first < len(fate) and fate[first] != _NOT_YET:
+            first += 1
+        self._num_done = first
+        position = leases[first].start if first < len(leases) else leases[-1].stop if leases else 0
+        rest = range(first, len(fate))
+        return position, tuple(leases[one].start for one in rest if fate[one] != _NOT_YET)
 
     def is_gathered(self, ticket: Ticket) -> bool:
         """Whether the push of this ticket waits for its update."""

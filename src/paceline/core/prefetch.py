@@ -120,6 +120,15 @@ class Lookahead:
             del self._queues[member]
         return lease
 
+    def drop(self, is_over: Callable[[Lease], bool]) -> list[Lease]:
+        """These are kept for nobody any more; returns them."""
+        dropped = [one for queue in self._queues.values() for one in queue if is_over(one)]
+        for member, queue in list(self._queues.items()):
+            queue[:] = [one for one in queue if not is_over(one)]
+            if not queue:
+                del self._queues[member]
+        return dropped
+
     def forget(self, member: int) -> list[Lease]:
         """`member` looks ahead no longer; returns the leases that were kept for it."""
         self._depths.pop(member, None)

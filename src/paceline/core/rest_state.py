@@ -17,7 +17,8 @@ from typing import Any
 from ..events import Lease
 from ..fields import boolean, count, integer, many
 from ..protocols.base import SyncProtocol
-from .batches import Batches, Cuts
+from .batches import Batches
+from .cuts import Cuts
 
 State = dict[str, Any]
 _NOT_YET, _DROPPED, _UNUSED = 0, -1, -2  # fates of leases that no update has used
@@ -60,9 +61,16 @@ def _ledger_at_rest(ledger: State) -> State:
     kept = {lease_id for _, ids in ledger["lookahead"]["kept"] for lease_id in ids}
     free = held | pushed | kept | set(ledger["returned"])
     first_id = ledger["cuts"]["first_id"]  # below it: of an epoch that is over
+    returned, fate = sorted(one for one in free if one >= first_id), list(ledger["fate"])
+    end, starts = ledger["cuts"]["end"], [0, *ledger["cuts"]["stops"]]
+    if end is not None:  # behind the end of a stream there is nothing to return
+        for lease_id in [one for one in returned if starts[one - first_id] >= end]:
+            returned.remove(lease_id)
+            fate[lease_id - first_id] = _UNUSED
     return {
         **ledger,
-        "returned": sorted(lease_id for lease_id in free if lease_id >= first_id),
+        "fate": fate,
+        "returned": returned,
         "held": [],
         "work": [],
         "pushed": [],
@@ -117,6 +125,8 @@ def _audit_cuts(cuts: State, epoch: int, batches: Batches) -> None:
     """Every batch that was begun is cut from its start to its end."""
     if (ends := cuts["batch_ends"]) is not None:
         batches = batches.with_ends(count(ends) if isinstance(ends, int) else many(count)(ends))
+    if cuts.get("end") is not None:
+        count(cuts["end"])
     num_cut, stops = count(cuts["next_batch"]), many(count)(cuts["stops"])
     count(cuts["first_id"])
     if count(cuts["parts"]) < 1 or integer(cuts["epoch"]) != epoch:
@@ -175,6 +185,7 @@ def recut(ledger: State, batches: Batches) -> State:
         new_fates += [fate for _, fate in rows]
     new_cuts = {
         "batch_ends": cuts["batch_ends"],
+        "end": cuts.get("end"),
         "parts": batches.parts,
         "epoch": cuts["epoch"],
         "first_id": first_id,

@@ -6,6 +6,8 @@
     loader      the user's DataLoader lease by lease
     order       an epoch's order: all its positions, drawn once
     numbers     of a loop without a loader: the numbers of its draws, as the batches of one
+    streamed    a stream's mini-batches by number; stream_source: the user's, as they come
+    stream      read once, a bounded way ahead, and kept; serving: for all members of a machine
     feed        loader workers that fetch ahead, fed by leases or alone; copies to an accelerator
     likeness    whether workers hold the same data
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..events import Lease
 from ..replica.seeding import seed_all
@@ -217,6 +217,8 @@ def fetch(dataset: Any, indices: list[int]) -> Any:
 def plain_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
     """Positions and batches of an epoch, as far as they are known without drawing: at least 1."""
     sampler, batches = loader.sampler, loader.batch_sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return 1, 1
     num_batches = len(loader) if isinstance(batches, Sized) else 1
     own_size = num_batches * (loader.batch_size or 1)
     has_size = loader.batch_size is not None and isinstance(sampler, Sized)

@@ -53,13 +53,13 @@ def sample_digests(loader: "DataLoader[Any]") -> list[Likeness]:
     Where the loader has workers, one of its own fetches: a data set may open its files in the
     first process that asks, and must not do so in one that is forked afterwards.
     """
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset
 
     from ..replica.seeding import kept_random_state
     from .order import length_of
 
     num_samples = length_of(loader.dataset)
-    if not num_samples:
+    if not num_samples or isinstance(loader.dataset, IterableDataset):
         return []
     indices = sorted({0, num_samples // 2, num_samples - 1})
     probe = _Probe(loader.dataset)

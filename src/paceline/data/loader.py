@@ -32,6 +32,10 @@ _PREFETCH = 2
 """Batches that a worker loads ahead where the loader does not say: torch's own default."""
 
 
+NOTHING = object()
+"""In the place of a batch: there is none."""
+
+
 class LeasedLoader:
     """The batches of leases, from the user's loader.
 
@@ -51,6 +55,8 @@ class LeasedLoader:
         self.dataset = loader.dataset
         self.order = EpochOrder(loader, seed)
         self._seed = seed
+        self.samples_each = 1
+        """Of a position of the order."""
         self.seeds_between = False
         """Whether an epoch's end leaves the same random state in every worker."""
         self._device = device
@@ -77,6 +83,10 @@ class LeasedLoader:
         self._known.extend(leases)
         if self._workers:
             self._workers.ask([(lease, self._indices(lease)) for lease in leases])
+
+    def num_samples_of(self, lease: Lease) -> int:
+        """Of the batch that was fetched last, which is this lease's."""
+        return lease.num_samples
 
     def fetch(self, lease: Lease) -> Any:
         """The batch of ``lease``, on the device; the step's random state is set."""
@@ -198,8 +208,8 @@ def _refuse(loader: DataLoader[Any]) -> None:
     """Say by name what cannot be leased."""
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
-            f"{type(loader.dataset).__name__} is an iterable data set: its samples have no "
-            "numbers, so they cannot be shared out exactly once; make it map-style "
+            f"{type(loader.dataset).__name__} is an iterable data set, whose samples have no "
+            "numbers: a script's own loop takes it (pace.prepare), here make it map-style "
             "(__len__ and __getitem__)"
         )
     if loader.batch_size is None and loader.batch_sampler is None:

@@ -13,6 +13,8 @@ from operator import itemgetter
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 _MOST_NUMBERS = 1 << 62
+_FAR = 1 << 40
+"""Batches of a pass whose end nobody knows before it is there."""
 
 
 class Numbers(Sampler[int]):
@@ -29,6 +31,10 @@ class Numbers(Sampler[int]):
         self.size = size
         self.first, self.stop = 0, 1
 
+    def go_far(self) -> None:
+        """The next pass ends where a stream does."""
+        self.first, self.stop = 0, _FAR
+
     @property
     def numbers(self) -> range:
         return range(self.first * self.size, self.stop * self.size)
@@ -38,6 +44,11 @@ class Numbers(Sampler[int]):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+
+def is_far(end: int) -> bool:
+    """Whether a pass ends where a stream does."""
+    return end >= _FAR
 
 
 def note(size: int) -> str:

@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from ..errors import ConfigError
 from ..replica.seeding import kept_random_state, mix, seed_all
-from .numbers import Numbers
+from .numbers import Numbers, is_far
 
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_POSITIONS = 1 << 28
@@ -170,8 +170,7 @@ class EpochOrder:
 
     def check(self) -> None:
         """Raise ConfigError where another order was drawn than when the run was cut off."""
-        expected = self._expected
-        if expected is not None and expected[0] == self.epoch:
+        if (expected := self._expected) is not None and expected[0] == self.epoch:
             if expected != self.digest():
                 raise ConfigError(
                     f"the sampler gave another order for epoch {self.epoch + 1} than before the "
@@ -184,7 +183,8 @@ class EpochOrder:
 def _whole_numbers(indices: Sequence[int]) -> Any:
     """The bytes of these numbers, 8 each."""
     if isinstance(indices, range):  # ten million from a range take a second, this way a hundredth
-        return torch.arange(indices.start, indices.stop, indices.step).numpy()
+        steps = indices.start, indices.stop, indices.step
+        return repr(steps).encode() if is_far(len(indices)) else torch.arange(*steps).numpy()
     return indices if isinstance(indices, array) else array("q", indices)
 
 

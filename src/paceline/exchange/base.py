@@ -27,7 +27,7 @@ from ..passes import START, ScriptPlace
 from ..stopping import StopRule
 from ..store.clip import UNCLIPPED, Clip
 from ..store.versions import LossScale
-from ..wire.messages import Totals
+from ..wire.messages import OfStream, Totals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,6 +164,7 @@ class ScriptHooks:
         check_objects: look at what of the script's objects must stay as it was, beside weights.
         write_into: take the folder of checkpoints, and the identity of the one that it is in.
         write_own: write what this member remembers, for the checkpoint of this number.
+        hear_stream: who reads the stream, where it is given, and what of it is done with.
         write_layout: write what lies where in the pinned block.
     """
 
@@ -177,6 +178,7 @@ class ScriptHooks:
     write_into: Callable[[str, Sequence[int] | None], None] = lambda folder, identity: None
     write_own: Callable[[int], None] = lambda number: None
     write_layout: Callable[[int], None] = lambda number: None
+    hear_stream: Callable[[OfStream], None] = lambda message: None
 
 
 class Exchange(abc.ABC):

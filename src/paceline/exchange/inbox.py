@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from torch.optim import Optimizer
 
+from ..events import Grant
 from ..store.control import Control
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
@@ -26,9 +27,11 @@ from ..wire.messages import (
     CheckpointsMoved,
     Copy,
     CountTotals,
+    EndEpoch,
     Ending,
     Finish,
     Job,
+    OfStream,
     Range,
     Skip,
     Snap,
@@ -237,6 +240,18 @@ class Inbox:
             self._queue.remove(message)
             self._snap(message)
 
+    def has_other_work(self) -> bool:
+        """Whether what this member works on is over, since something else has come for it."""
+        return any(isinstance(one, Grant | EndEpoch | Stop) for one in self._queue)
+
+    def wait_a_little(self) -> None:
+        """Wait for the next message, do jobs meanwhile, leave every other message for later."""
+        if self._jobs:
+            self.settle(self._jobs.wait)
+            self._jobs.do_due()
+        else:
+            self._hear()
+
     def settle(self, is_there: Callable[[], bool]) -> None:
         """Wait until ``is_there``, doing jobs that are handed over meanwhile."""
         start = time.perf_counter()
@@ -255,5 +270,7 @@ class Inbox:
                 self._is_ending = True
             elif isinstance(message, CheckpointsMoved):
                 self._hooks.write_into(*message)
+            elif isinstance(message, OfStream):
+                self._hooks.hear_stream(message)
             else:
                 self._queue.append(message)

@@ -362,6 +362,19 @@ class StoreExchange(Exchange):
         """Have the run say this, once for all workers."""
         self._channel.send(said.Note(text))
 
+    def tell(self, message: said.FromMember) -> None:
+        """Of a stream that is read."""
+        self._channel.send(message)
+
+    def look_for_stream(self, *, is_blocking: bool) -> bool:
+        """Hear what has come, or the next that comes; False: this work is another's, or over."""
+        self._beat()
+        if is_blocking and not self._mail.has_other_work():
+            self._mail.wait_a_little()
+        else:
+            self._mail.do_jobs()
+        return not self._mail.has_other_work()
+
     def log(self, values: dict[str, float]) -> None:
         self._channel.send(said.LogValues(values))
 

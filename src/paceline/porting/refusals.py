@@ -45,13 +45,11 @@ def refuse_anywhere(script: SourceTree) -> None:
                 f"line {line}: {last} spreads one model over several devices, and here each worker "
                 "has a whole one; leave it out, or start the script by its own launcher"
             )
-        if "device_map" in words or words.get("streaming") == "True":
-            what = "device_map spreads one model over several devices, and here each worker has a "
-            what += "whole one; leave it out"
-            if "device_map" not in words:
-                what = "streaming=True gives samples without numbers, which cannot be shared out "
-                what += "exactly once; leave it out"
-            raise CannotDerive(f"line {line}: {what}")
+        if "device_map" in words:
+            raise CannotDerive(
+                f"line {line}: device_map spreads one model over several devices, and here each "
+                "worker has a whole one; leave it out"
+            )
         if re.search(r"(^|\.)(multiprocessing|mp)\.Process$", name):
             raise CannotDerive(
                 f"line {line} starts workers of its own, which no protocol could reach; call its "
@@ -92,27 +90,6 @@ def refuse_loop(training: Stepping) -> None:
             )
     if loop.loader is None:
         _refuse_draws(flow, loop)
-    else:
-        _refuse_streams(training)
-
-
-def _refuse_streams(training: Stepping) -> None:
-    """Raise CannotDerive where the loader goes over a data set of no numbers."""
-    script, flow = training.script, training.flow
-    assert training.loop.loader is not None
-    for made in flow.origins(training.loop.loader):
-        if not isinstance(made, cst.Call):
-            continue
-        data = by_name(made).get("dataset") or next(iter(positional(made)), None)
-        for one in () if data is None else flow.origins(data):
-            name = script.meaning(one.func) if isinstance(one, cst.Call) else ""
-            bases = flow.classes[name].bases if name in flow.classes else ()
-            if any(script.meaning(b.value).endswith("IterableDataset") for b in bases):
-                raise CannotDerive(
-                    f"line {script.line(made)}: {name} is an iterable data set, whose samples have "
-                    "no numbers, so they cannot be shared out exactly once; make it map-style "
-                    "(__len__ and __getitem__)"
-                )
 
 
 def _refuse_draws(flow: Flow, loop: Loop) -> None:

@@ -250,7 +250,8 @@ def _seconds_per_epoch(tally: Tally) -> float | None:
         return sum(whole) / len(whole)
     assert tally.header is not None
     num_samples = tally.header.number("num_samples")
-    if not tally.samples or not num_samples:
+    is_known = tally.header.text("order", "") not in ("numbers", "stream")
+    if not tally.samples or not num_samples or not is_known:
         return None
     return tally.trained_s * num_samples / tally.samples
 

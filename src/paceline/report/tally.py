@@ -2,7 +2,8 @@
 
 Times are those of the trace; training time is from an epoch's first grant to its end, or to its
 last update where it was not finished, so evaluations do not count. Lines of which not all can be
-true are refused, rather than added up. This module must not know what is made of the numbers.
+true are refused, rather than added up. Above 300 lines because each kind of line is counted here.
+This module must not know what is made of the numbers.
 """
 
 import math
@@ -22,6 +23,7 @@ from ..trace.records import (
     Record,
     Resumed,
     Scaled,
+    StreamEnded,
     SupersededRecord,
 )
 
@@ -52,6 +54,10 @@ class EpochTally:
     is_whole: bool = False
     open_leases: dict[int, int] = field(default_factory=dict)
     """Samples of the leases that were granted and are in no update yet."""
+    end: int | None = None
+    """Of a stream, once it is known: behind it there is nothing."""
+    first_id: int = 0
+    """Of the lease at position 0, where each is one position."""
 
     @property
     def seconds(self) -> float:
@@ -117,6 +123,7 @@ class Tally:
         self.resumes: list[Resumed] = []
         self.last_s = 0.0
         self.ended = ""
+        self._samples_each = 1
         self._seats: dict[int, int] = {}
         self._pushed: dict[tuple[int, int], Pushed] = {}
         self._leases: dict[tuple[int, int], tuple[Lease, ...]] = {}
@@ -138,6 +145,7 @@ class Tally:
         match record:
             case Header():
                 self.header = record
+                self._samples_each = record.number("samples_each") or 1
             case Handed():
                 self._handed(record)
             case Ordered():
@@ -158,6 +166,8 @@ class Tally:
             case Scaled():
                 self.scales.measured.add(record.scale)
                 self.last_s = max(self.last_s, record.t_s)
+            case StreamEnded():
+                self._stream_ended(record)
             case Resumed():
                 self.resumes.append(record)
                 self.version = record.version  # that of before, but for a trace that was damaged
@@ -177,7 +187,7 @@ class Tally:
 
     def _handed(self, record: Handed) -> None:
         fact = record.fact
-        granted = sum(lease.num_samples for lease in self._leases.get(fact.ticket[:2], ()))
+        granted = sum(map(self._size, self._leases.get(fact.ticket[:2], ())))
         if granted and fact.num_samples > granted:
             raise contradiction(
                 f"member {fact.ticket.member} hands in {fact.num_samples:,} samples of {granted:,}"
@@ -223,7 +233,22 @@ class Tally:
                 continue  # it rides on
             if not self.epochs or self.epochs[-1].epoch < lease.epoch:
                 self.epochs.append(EpochTally(lease.epoch, t_s, t_s))
-            self.epochs[-1].open_leases.setdefault(lease.id, lease.num_samples)
+            epoch = self.epochs[-1]
+            epoch.first_id = lease.id - lease.start
+            if epoch.end is None or lease.start < epoch.end:
+                epoch.open_leases.setdefault(lease.id, self._size(lease))
+
+    def _size(self, lease: Lease) -> int:
+        """Samples of a lease: of a stream each position is a mini-batch."""
+        return lease.num_samples * self._samples_each
+
+    def _stream_ended(self, record: StreamEnded) -> None:
+        """What was granted behind its end holds nothing, and is not missing."""
+        self.last_s = max(self.last_s, record.t_s)
+        if self.epochs and self.epochs[-1].epoch == record.epoch:
+            epoch, end = self.epochs[-1], record.end
+            epoch.end, leases = end, epoch.open_leases
+            epoch.open_leases = {one: n for one, n in leases.items() if one - epoch.first_id < end}
 
     def _applied(self, order: Apply, t_s: float) -> None:
         loss_sum, loss_samples, num_samples = 0.0, 0, 0

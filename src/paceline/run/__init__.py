@@ -7,6 +7,7 @@
     peers           rounds among themselves            calls    evaluations and sums of all
     checkpointing   when, of what, by whom             progress what a run tells while it goes
     departures, respawn                                ends and new lives
+    streams         who reads, where samples have no numbers
     liveness        who gives no sign of life          silence  whether it stalls; what is said
     shutdown        the end that a user asks for, or a metric
     dispatch        orders become messages             faults   those that were ordered

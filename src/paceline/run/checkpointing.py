@@ -308,6 +308,7 @@ class Checkpointing:
                 "version": version,
                 "epoch": run.script_epoch,
                 "place": list(run.place),
+                "stream": run.streams.remember(),
                 "elapsed_s": now_s,
                 "opened_s": run.watch.opened_s,
                 "trained_s": run.watch.trained_s(now_s),
@@ -318,11 +319,10 @@ class Checkpointing:
         }
         self._due.taken(now_s, version, run.script_epoch)
         self._last_place = (version, run.script_epoch)
-        remembers_all = self._protocol.update_rule == "mean"
         are_told = first is not None or not run.by_peers
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
-        if remembers_all:
+        if self._protocol.update_rule == "mean":  # each has an optimizer of its own
             live = {one.number for one in run.roster.live if not one.is_done}
             draft.missing = live - draft.copied
         self._tell_place()

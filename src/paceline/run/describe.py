@@ -48,7 +48,8 @@ class Description:
     has_own_batches: bool
     order: str
     """Whether the order of an epoch can be drawn again: "in order", "shuffled" or "own"; or
-    "numbers": there is no loader, and the script counts updates."""
+    "numbers": there is no loader, and the script counts updates; or "stream": positions are the
+    numbers of its mini-batches, and how many there are is not known."""
     lookahead: int
     """Mini-batches that the loader fetches ahead."""
     learning_rates: tuple[float, ...]
@@ -63,6 +64,8 @@ class Description:
     """What is in effect that rounds otherwise than plain code does."""
     samples: tuple[Likeness, ...] = ()
     num_optimizers: int = 1
+    samples_each: int = 1
+    """Of a position: of a stream, those of a mini-batch."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
@@ -89,13 +92,15 @@ class Description:
 
     def identity(self, plan: Plan, protocol: SyncProtocol) -> dict[str, Any]:
         """What a checkpoint of the run cannot be used without, by the words of a message."""
+        is_stream = self.order == "stream"
         return {
             "task": self.task,
             "kind of update": protocol.update_rule,
             "model or optimizer": self.digest.partition("-")[0],
-            "number of samples": self.num_samples,
+            **({} if is_stream else {"number of samples": self.num_samples}),
             "batch size": plan.samples_per_update,
             "last batch": "left out" if self.drop_last else "kept",
+            **({"mini-batch": self.samples_each} if is_stream else {}),
         }
 
     def header(self, plan: Plan, settings: RunSettings) -> dict[str, Any]:
@@ -128,6 +133,7 @@ class Description:
             "rounding": list(self.rounding),
             "lookahead": self.lookahead,
             "drop_last": self.drop_last,
+            "samples_each": self.samples_each,
             "init": settings.init,
             "dropped": settings.dropped,
             "nonfinite": settings.nonfinite,
@@ -138,7 +144,8 @@ def make_plan(
     first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
-    parts, batch = protocol.num_pushes, first.batch_size
+    parts = protocol.num_pushes
+    batch = first.batch_size * first.samples_each
     check_size(first, parts)
     updates, epochs, total = _length(first, protocol, settings)
     return Plan(
@@ -184,6 +191,8 @@ def _length(
     """Updates an epoch, epochs, and updates in all, as far as they are known."""
     if first.order == "numbers":
         return None, None, settings.updates
+    if first.order == "stream":
+        return None, settings.epochs or first.epochs or None, settings.updates
     per_epoch = first.num_samples / (first.batch_size * protocol.num_steps)
     updates = math.floor(per_epoch) if first.drop_last else math.ceil(per_epoch)
     epochs = settings.epochs or first.epochs
@@ -195,7 +204,8 @@ def _length(
 
 def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
     """What is worth saying of this run before it begins."""
-    notes, batch, parts = list(first.notes), first.batch_size, protocol.num_pushes
+    notes, parts = list(first.notes), protocol.num_pushes
+    batch = first.batch_size * first.samples_each
     if batch % parts:
         sizes = sorted({batch // parts, batch // parts + 1}, reverse=True)
         notes.append(
@@ -225,6 +235,7 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
         f"engine {traits.name} runs its members in turn": traits.is_spmd,
         f"the model lies on {first.device}": first.can_share,
+        "the end of a stream is found while it is read": first.order != "stream",
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
     if settings.path in ("peers", "collective") and wrong:

@@ -16,6 +16,7 @@ must not know processes, sockets, tensors or samplers.
 from collections.abc import Callable, Mapping
 
 from ..core.batches import Ends
+from ..data.numbers import is_far
 from ..errors import ConfigError
 from ..wire.messages import Arrive, EndEpoch, Ending, Goodbye, OpenEpoch, Rested, SentAway, Stop
 from .checkpointing import Checkpointing
@@ -190,6 +191,7 @@ class EpochBorders:
         seats = tuple(run.roster[number].seat for number in live)
         first_id = run.coordinator.first_lease_id(position or 0) if by_peers else 0
         phase = run.dispatch.store.calm()
+        run.streams.open(epoch)
         run.tell_all(OpenEpoch(
             epoch, by_peers, run.updates_left, phase, seats, run.began_for_s,
             position or 0, first_id,
@@ -205,7 +207,9 @@ class EpochBorders:
         run = self._run
         if run.plan.updates_per_epoch is not None or position is None or not isinstance(end, int):
             return None
-        per_update = run.plan.samples_per_update * run.protocol.num_steps
+        if is_far(end):
+            return None
+        per_update = run.plan.pushes_per_update * run.protocol.num_steps
         return run.coordinator.version + -(-(end - position) // per_update)
 
     def _say_who_is_over(self) -> None:

@@ -12,7 +12,16 @@ from ..core.jobs import Payload
 from ..errors import ConfigError
 from ..events import Apply, Discard, Grant, Late, Lease, Order, Retire, Ticket
 from ..exchange.base import are_at_odds, conflict
-from ..wire.messages import Extend, Extended, GiveBack, LeaveEpoch, Push, StepLeft, Told
+from ..wire.messages import (
+    Extend,
+    Extended,
+    GiveBack,
+    LeaveEpoch,
+    Push,
+    StepLeft,
+    StreamOver,
+    Told,
+)
 from .state import RunState
 
 
@@ -117,6 +126,15 @@ class Pushes:
             self._refuse_a_look_of_one()
         orders = run.coordinator.leave_epoch(member, message.kept, run.now_s())
         run.carry_out(orders, None, None)
+
+    def stream_over(self, member: int, message: StreamOver) -> None:
+        """A member has found where the stream ends: nothing behind it is handed out any more."""
+        run = self._run
+        epoch, end = message
+        if run.is_open and not run.streams.has_ended:
+            run.streams.has_ended = True
+            run.trace.stream_ended(run.now_s(), epoch, end)
+            run.carry_out(run.coordinator.end_stream(epoch, end, run.now_s()), None, None)
 
     def _refuse_a_look_of_one(self) -> None:
         """Raise ConfigError where one only looked at a batch of an epoch that others train in."""

@@ -172,5 +172,6 @@ class Newcomers:
         one.has_joined = True
         fact = Joined(member, run.now_s())
         run.carry_out(run.coordinator.hear(fact), fact, None)
+        run.streams.joined(member)
         if self._has_lookahead:
             run.coordinator.set_lookahead(member, self._has_lookahead)

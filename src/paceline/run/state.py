@@ -44,6 +44,7 @@ from .describe import Description
 from .dispatch import Dispatch
 from .progress import Notes, ProgressMeter
 from .roster import Roster
+from .streams import Streams
 
 
 class RunState:
@@ -108,6 +109,14 @@ class RunState:
         self.token = secrets.token_hex(8) if resumption is None else resumption.token
         """What no other run has, in its trace and its checkpoints; None: it began without one."""
         self._start_s = clock()
+        self.streams = Streams(
+            self.dispatch.tell, self._who_can_read, lambda: self.coordinator.done_with()
+        )
+
+    def _who_can_read(self) -> list[int]:
+        """Members that are at work, or wait for it."""
+        members = self.coordinator_members
+        return [one.number for one in self.roster.live if one.number in members and not one.is_done]
 
     def now_s(self, monotonic_s: float | None = None) -> float:
         """Seconds that the run has gone, of now or of a reading of the machine's clock."""
@@ -183,7 +192,7 @@ class RunState:
     def begin(self, first: Description, plan: Plan, protocol: SyncProtocol) -> None:
         """All members have described the same: make the ledger, the coordinator and the store."""
         ledger = Ledger(
-            first.num_samples, plan.samples_per_update, protocol.num_pushes,
+            first.num_samples, first.batch_size, protocol.num_pushes,
             keep_remainder=not first.drop_last, dropped=self.settings.dropped,
         )  # fmt: skip
         self.coordinator = Coordinator(protocol, ledger)
@@ -191,6 +200,7 @@ class RunState:
         self.steps_apart = (
             first.num_optimizers > 1 and protocol.is_spmd and protocol.update_rule == "optimizer"
         )
+        self.streams.is_on = first.order == "stream"
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
         self.dispatch.begin(first.arena_bytes, plan.samples_per_update, protocol.staleness)
         if self.resumption is not None:
@@ -220,6 +230,7 @@ class RunState:
         self._start_s = self.clock() - saved["elapsed_s"]
         self.coordinator.resume(state_for(resumption, ledger, self.protocol))
         self.dispatch.jump(version)
+        self.streams.go_on(saved.get("stream"))
         self.watch.go_on(version, saved["opened_s"], saved["trained_s"])
         lost = self.trace.go_on(
             saved["trace_bytes"], self.now_s(), version, len(self.roster.live), header
@@ -260,6 +271,7 @@ class RunState:
         fact = Left(member, self.now_s())
         self.trace.left(fact.at_s, member, self.roster[member].end)
         self.carry_out(self.coordinator.hear(fact), fact, None)
+        self.streams.left(member)
 
     def hand_on(self, member: int) -> None:
         """What this member had to do for the store is another's; nothing else follows."""
@@ -272,6 +284,7 @@ class RunState:
         self.trace.stalled(fact.at_s, member)
         orders = self.coordinator.hear(fact)
         self.carry_out(orders, fact, None)
+        self.streams.left(member)
         return Cancel(member) in orders
 
     def note(self, orders: Sequence[Order], at_s: float) -> None:
@@ -287,6 +300,7 @@ class RunState:
         """Note the answer to ``cause`` and send it to members."""
         self.note(orders, self.now_s())
         self.at_orders(orders)
+        self.streams.pass_on(orders)
         self.dispatch.carry_out(orders, cause, payload)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"
@@ -299,12 +313,14 @@ class RunState:
 
     def end_epoch(self, order: EpochEnd) -> None:
         self.is_open = False
+        self.streams.close()
         self.watch.ended(self.now_s(), order)
         self.tell_all(EndEpoch(order.epoch, order.version))
 
     def send_stop(self) -> None:
         """End what is in flight; members are told that the run is over when its end is kept."""
         self.is_open = self.owes_stop = False
+        self.streams.close()
         self.trace.stopped(self.now_s())
         self.coordinator.stop(self.now_s())
         self.dispatch.call_off(self.live)

@@ -24,6 +24,7 @@ class Held:
     """One mini-batch in the loop's hands.
 
     Attributes:
+        num_samples: in it: positions of the lease, or what came of a stream.
         has_gradient: whether a gradient of it lies in ``.grad``, or is in a push.
         num_steps: calls of ``optimizer.step`` since the loop has it.
         weight: what it weighs in an update; None: its samples.
@@ -33,6 +34,7 @@ class Held:
     """
 
     lease: Lease
+    num_samples: int
     has_gradient: bool = False
     num_steps: int = 0
     weight: float | None = None
@@ -43,7 +45,7 @@ class Held:
     @property
     def share(self) -> float:
         """What it weighs where its gradient counts."""
-        return self.lease.num_samples if self.weight is None else self.weight
+        return self.num_samples if self.weight is None else self.weight
 
 
 class Holding:
@@ -98,9 +100,15 @@ class Holding:
         """The next mini-batch for the loop; None: all of this grant are with it."""
         if not self._coming:
             return None
-        self.current = Held(self._coming.popleft())
+        lease = self._coming.popleft()
+        self.current = Held(lease, lease.num_samples)
         self._held.append(self.current)
         return self.current.lease
+
+    def has_samples(self, num_samples: int) -> None:
+        """So many are in the current batch."""
+        if self.current is not None:
+            self.current.num_samples = num_samples
 
     def forget(self) -> None:
         """The work was called off or given back: nothing of it is held any more."""
@@ -170,7 +178,7 @@ class Holding:
         """
         used = [one for one in self._held if one.is_used]
         work = Work(
-            num_samples=sum(one.lease.num_samples for one in used),
+            num_samples=sum(one.num_samples for one in used),
             weight=float(sum(one.share for one in used)),
         )
         if keeps:

@@ -15,9 +15,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import IterableDataset
 
 from ..context import Context
 from ..core.batches import Ends
+from ..data.loader import NOTHING
 from ..data.numbers import Numbers
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -51,7 +53,7 @@ class PreparedLoader:
         self._num_batches = num_batches
         self.passes = passes
         self.dataset = loop.leased.dataset
-        self.batch_size = shape.batch_size
+        self.batch_size = shape.batch_size * loop.leased.samples_each
         self.plain = loop.leased.loader
         """The loader that was prepared, for a look at a batch beside the loop."""
         self.most_batches: int | None = None
@@ -62,7 +64,14 @@ class PreparedLoader:
             raise AttributeError(name)
         return getattr(self.plain, name)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether nobody knows how long a pass is."""
+        return isinstance(self.plain.dataset, IterableDataset)
+
     def __len__(self) -> int:
+        if self.is_stream:
+            return len(self.plain)
         if self._loop.leased.order.has_own_batches or self._loop.is_alone:
             return self._num_batches
         return self._shape.batches().num_batches
@@ -152,7 +161,9 @@ class PreparedLoader:
                 yield from self._look_again()
             while (lease := loop.next_lease()) is not None:
                 loop.has_nested = False
-                yield leased.fetch(lease)
+                if (batch := leased.fetch(lease)) is not NOTHING:
+                    loop.holding.has_samples(leased.num_samples_of(lease))
+                    yield batch
             schedules.check()
         except GeneratorExit:
             if not loop.holding.has_worked:
@@ -262,6 +273,8 @@ class UpdateLoop:
             return _Extent(number, first, until if until > first else first + missing)
         if self._counts_blocks:
             return _Extent(number, self._end, until - self._end)
+        if loader.is_stream:
+            return _Extent(number, 0, missing)
         ahead = until - loader.passes.num_trained * len(loader)
         return _Extent(number, 0, ahead if ahead > 0 else missing)
 

@@ -11,13 +11,14 @@ an exchange carries anything.
 
 import math
 import re
-from collections.abc import Sized
+from collections.abc import Callable, Sized
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..checkpoints.writer import unwritable
 from ..context import Context
@@ -25,6 +26,7 @@ from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
 from ..data.loader import LeasedLoader
 from ..data.numbers import Numbers, note, numbered
+from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
@@ -93,19 +95,28 @@ class Prepared:
         assert loader is not None
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
-        order = LeasedLoader(loader, context.seed, device).order
+        self.is_stream = isinstance(loader.dataset, IterableDataset)
+        lease: Callable[..., LeasedLoader] = LeasedLoader
+        if self.is_stream:
+            fast, stream = _refuse_speed(context, fast), Numbers(context.parts)
+            lease = partial(StreamedLoader, numbers=stream, is_global=batch == "global")
+        order = lease(loader, context.seed, device).order
         is_alone = self._member is None  # then nothing is drawn: it would be missing in the loop
         num_samples, self.num_batches = plain_sizes(loader) if is_alone else order.count()
+        if self.is_stream:
+            stream.go_far()
         size = loader.batch_size or -(-num_samples // self.num_batches)
+        size = size * context.parts if batch == "per-worker" else size
         self.shape = Shape(
             num_samples=num_samples,
-            batch_size=size * context.parts if batch == "per-worker" else size,
+            batch_size=num_samples if self.is_stream else size,
             parts=context.parts,
-            keep_remainder=not loader.drop_last or order.has_own_batches,
+            keep_remainder=not loader.drop_last or order.has_own_batches or self.is_stream,
         )
+        self._batch_size = size
         self.settled = self._settle(loader, *fast)
         speed = self.settled.speed
-        leased = LeasedLoader(loader, context.seed, device, speed)
+        leased = lease(loader, context.seed, device, speed)
         leased.order = order  # it knows how many positions an epoch has
         precision = None if context.precision is None else speed.precision
         self.gradients = LocalGradients(
@@ -175,7 +186,7 @@ class Prepared:
 
     def _settle(self, loader: DataLoader[Any], fast: str, forward: Forward | None) -> Settled:
         """How this worker computes: chosen by hand, by measuring, or as it is."""
-        context, size = self._context, self.shape.batch_size
+        context, size = self._context, self._batch_size
         sizes = frozenset({max(1, size // context.parts), -(-size // context.parts)})
         subject = TrialSubject(
             objects=Objects(model=self.model, optimizer=self.optimizer, sizes=sizes),
@@ -211,6 +222,8 @@ class Prepared:
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
         if self._context.is_difference:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
+        if isinstance(leased := self.loop.leased, StreamedLoader):
+            hooks.hear_stream, leased.link = leased.hear, exchange
         hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
         hooks.write_layout = lambda number: self._keeper.write_layout(number, replica.layout, at)
@@ -272,8 +285,8 @@ class Prepared:
             "batch_size": self.shape.batch_size,
             "drop_last": not self.shape.keep_remainder,
             "has_own_batches": self.loop.leased.order.has_own_batches,
-            "order": self.loop.leased.order.kind if self.numbers is None else "numbers",
-            "lookahead": self.loop.leased.lookahead,
+            "order": self._order_kind,
+            "lookahead": 0 if self.is_stream else self.loop.leased.lookahead,
             "learning_rates": rates,
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
@@ -283,14 +296,23 @@ class Prepared:
             "rounding": list(self.settled.rounding),
             "samples": sample_digests(self.loop.leased.loader) if context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
+            "samples_each": self.loop.leased.samples_each,
         }
+
+    @property
+    def _order_kind(self) -> str:
+        if self.is_stream:
+            return "stream"
+        return self.loop.leased.order.kind if self.numbers is None else "numbers"
 
     def _notes(self) -> list[str]:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes]
-        notes += batch_norm_note(self.model, self.shape.batch_size, parts)
+        notes += batch_norm_note(self.model, self._batch_size, parts)
         if len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
+        if isinstance(self.loop.leased, StreamedLoader):
+            notes += self.loop.leased.notes()
         return notes if self.numbers is None else [*notes, note(parts)]
 
     def tell_settings(self) -> None:
@@ -324,10 +346,29 @@ class Prepared:
     def explain(self, error: Exception) -> None:
         """The first step failed, and speaks of sizes: that a batch is shared may be why."""
         size, parts = self.loop.leased.loader.batch_size, self._context.parts
-        is_shared = size == self.shape.batch_size and parts > 1
+        is_shared = size == self._batch_size and parts > 1
         is_first = self.schedules.place.num_run_steps == 0
         if is_shared and is_first and re.search("size|shape|dimension|length", str(error)):
             error.add_note(
                 f"a batch of {size} is shared by {parts} mini-batches; for a script that counts on "
                 f"{size} samples in each: pace.prepare(..., batch='per-worker')"
             )
+
+
+def _refuse_speed(context: Context, fast: tuple[str, Forward | None]) -> tuple[str, Forward | None]:
+    """Of what makes a worker faster: what a stream can have.
+
+    Raises:
+        ConfigError: loader workers were chosen beside the loader's own, or a trial was asked for.
+    """
+    if context.loader_workers is not None:
+        raise ConfigError(
+            f"--loader-workers {context.loader_workers}: how many read a stream is its own "
+            "DataLoader's to say (num_workers), since its data set shares itself out among them"
+        )
+    if fast[0] == "auto":
+        raise ConfigError(
+            "--fast auto takes a batch to measure with, and what is taken of a stream is gone: "
+            "choose by hand (--compile default, --channels-last, --fused-optimizer, --threads)"
+        )
+    return fast

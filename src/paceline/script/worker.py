@@ -207,7 +207,7 @@ class Pace:
 
         Args:
             objects: any number of each ``nn.Module``, ``Optimizer`` and LR scheduler, and one
-                ``DataLoader`` over a map-style data set. Without a loader: see ``updates``.
+                ``DataLoader`` over a data set or a stream. Without a loader: see ``updates``.
             batch: "global": the loader's batch size is what an update averages, shared by its
                 mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
             fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
@@ -319,6 +319,12 @@ class Pace:
             raise ConfigError(
                 "pace.updates() was given a loader that prepare() was not: "
                 "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+            )
+        if self._prepared.is_stream and self._prepared.steps_apart:
+            raise ConfigError(
+                "pace.updates() cannot tell how many mini-batches of a stream several optimizers "
+                "step on, where each step is an update of all workers (full-sync): go by epochs, "
+                "or use another protocol"
             )
         return self._updates.each(count)
 

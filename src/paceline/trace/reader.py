@@ -47,6 +47,7 @@ from .records import (
     Scalar,
     Scaled,
     StopRecord,
+    StreamEnded,
     Struck,
     SupersededRecord,
     lines_of,
@@ -257,6 +258,9 @@ _READERS: Mapping[str, Callable[[_Fields], Record]] = {
     ),
     "note": lambda f: Noted(t_s=real(f["t"]), text=text(f["text"])),
     "rerouted": lambda f: Rerouted(t_s=real(f["t"]), path=text(f["path"])),
+    "stream_ended": lambda f: StreamEnded(
+        t_s=real(f["t"]), epoch=count(f["epoch"]), end=count(f["end"])
+    ),
     "stopped": lambda f: StopRecord(t_s=real(f["t"])),
     "end": lambda f: Ended(t_s=real(f["t"]), reason=text(f["reason"])),
 }  # fmt: skip

@@ -166,6 +166,15 @@ class Rerouted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnded:
+    """The stream of this epoch was found to have so many mini-batches."""
+
+    t_s: float
+    epoch: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRecord:
     """The run was told to stop: what is pushed from here on is late."""
 
@@ -182,7 +191,7 @@ class Ended:
 
 Record: TypeAlias = (
     Header | Heard | Handed | Ordered | SupersededRecord | Scaled | Evaluated | Logged | Resumed
-    | Noted | Struck | Rerouted | StopRecord | Ended
+    | Noted | Struck | Rerouted | StreamEnded | StopRecord | Ended
 )  # fmt: skip
 
 

@@ -237,6 +237,9 @@ class Trace:
         """What was ordered to go wrong goes wrong now."""
         self._line({"kind": "fault", "t": t, "text": text})
 
+    def stream_ended(self, t: float, epoch: int, end: int) -> None:
+        self._line({"kind": "stream_ended", "t": t, "epoch": epoch, "end": end})
+
     def note(self, t: float, text: str) -> None:
         self._line({"kind": "note", "t": t, "text": text})
 

@@ -284,6 +284,34 @@ class SettingsNow(NamedTuple):
     text: str
 
 
+class StreamServed(NamedTuple):
+    """This member reads the stream of this epoch, and gives its mini-batches there.
+
+    Attributes:
+        address: for ``multiprocessing.connection``.
+        key: who knows it may ask.
+    """
+
+    epoch: int
+    address: str
+    key: bytes
+
+
+class StreamOver(NamedTuple):
+    """The stream of this epoch has so many mini-batches."""
+
+    epoch: int
+    end: int
+
+
+class StreamState(NamedTuple):
+    """The data set's own state before the mini-batch of this number, as JSON."""
+
+    epoch: int
+    number: int
+    text: str
+
+
 class AskStop(NamedTuple):
     """The script asks for the end of the run."""
 
@@ -355,6 +383,44 @@ class OpenEpoch(NamedTuple):
     began_for_s: float
     position: int = 0
     first_id: int = 0
+
+
+class ReadStream(NamedTuple):
+    """To one member: read the stream of this epoch for all; the answer is ``StreamServed``.
+
+    Attributes:
+        first: number of the first mini-batch that is still needed.
+        done: numbers after it that are not.
+        number: of the mini-batch before which the data set had this state; 0 where it has none.
+        state: of the data set, as JSON; empty: it begins at its beginning.
+    """
+
+    epoch: int
+    first: int
+    done: tuple[int, ...]
+    number: int
+    state: str
+
+
+class StreamAt(NamedTuple):
+    """Who reads the stream of this epoch gives its mini-batches there.
+
+    Attributes:
+        reader: number of that member.
+    """
+
+    reader: int
+    epoch: int
+    address: str
+    key: bytes
+
+
+class StreamDone(NamedTuple):
+    """To be told to who reads: updates have used all numbers below ``first``, and these."""
+
+    epoch: int
+    first: int
+    others: tuple[int, ...]
 
 
 class Add(NamedTuple):
@@ -485,10 +551,13 @@ FromMember: TypeAlias = (
     Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | PeersLeft
     | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
     | FaultComes | SettingsNow | AskStop | Done | Failed | EvaluatedAlone | StopWhen
+    | StreamServed | StreamOver | StreamState
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (
     Laid | Adopt | SentAway | OpenEpoch | Grant | Job | Snap | CheckpointsMoved | Ending | Goodbye
     | Extended | EndEpoch | Mend | Resume | BeMain | Range | CountTotals | Summed | Stop
+    | ReadStream | StreamAt | StreamDone
 )  # fmt: skip
+OfStream: TypeAlias = ReadStream | StreamAt | StreamDone
 Message: TypeAlias = FromMember | ToMember

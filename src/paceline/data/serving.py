@@ -1,0 +1,222 @@
+"""How mini-batches of a stream come from the member that reads it to all members of the machine.
+
+    member --(pass, number), what is done with--> a thread of its own in the reading member
+           <---- skeleton, tensors by value ----  which waits until that number is read
+
+Requests are answered in order, so a member asks for its next mini-batch before it has to have it.
+Who reads may be killed at any moment: whoever asked hears the end of the connection, or of another
+reader, and asks that one. By value, not by shared memory, since what a dead reader had opened
+could be had no more. This module must not know leases, nor who decides who reads.
+"""
+
+import contextlib
+import secrets
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .stream import Answer, Broken, Frame, Gone, Over, decode
+
+_BACKLOG = 64
+_POLL_S = 0.05
+"""How often who waits for a mini-batch looks whether it still has to."""
+_LOST = (EOFError, OSError, AuthenticationError)
+"""What either end raises when the other is gone, or is none of the run."""
+
+
+def _address() -> str:
+    """Where nothing stays behind: on Linux a name without a file."""
+    name = f"paceline-{secrets.token_hex(8)}"
+    if sys.platform == "linux":
+        return f"\0{name}"
+    return str(Path(tempfile.mkdtemp(prefix="paceline-")) / name[-12:])
+
+
+class StreamServer:
+    """Gives what is read to whoever knows the key.
+
+    Args:
+        find: (pass, number) -> what there is of it, once it is known; None: another pass came.
+        done_with: (pass, first, others): updates have used those below ``first``, and the others.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[int, int], Answer | None],
+        done_with: Callable[[int, int, tuple[int, ...]], None],
+    ) -> None:
+        self._find, self._done_with = find, done_with
+        self.key = secrets.token_bytes(32)
+        self.address = _address()
+        self._listener = Listener(self.address, "AF_UNIX", backlog=_BACKLOG)
+        self._start(self._accept)
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(
+            target=function, args=arguments, name="paceline-stream-server", daemon=True
+        ).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return
+            self._start(self._serve, connection)
+
+    def _serve(self, connection: "Connection[Any, Any]") -> None:
+        with contextlib.closing(connection), contextlib.suppress(*_LOST):
+            deliver_challenge(connection, self.key)
+            answer_challenge(connection, self.key)
+            while True:
+                epoch, number, done = connection.recv()
+                for told in done:
+                    self._done_with(*told)
+                _send(connection, epoch, number, self._find(epoch, number))
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def _send(connection: "Connection[Any, Any]", epoch: int, number: int, found: Any) -> None:
+    if not isinstance(found, Frame):
+        connection.send((epoch, number, found, ()))
+        return
+    sizes = tuple(len(one) for one in found.buffers)
+    connection.send((epoch, number, found.num_samples, sizes))
+    connection.send_bytes(found.head)
+    for one in found.buffers:
+        if len(one):
+            connection.send_bytes(one)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One mini-batch, this member's alone."""
+
+    num_samples: int
+    batch: Any
+
+
+Found = Received | Over | Gone | Broken | None
+
+
+class StreamClient:
+    """One member's way to who reads."""
+
+    def __init__(self) -> None:
+        self._connection: Connection[Any, Any] | None = None
+        self._asked: deque[tuple[int, int]] = deque()
+        self._found: dict[tuple[int, int], Found] = {}
+        self._unwanted: set[tuple[int, int]] = set()
+        self._done: list[tuple[int, int, tuple[int, ...]]] = []
+        self.address = ""
+        """Where the connection goes, or went."""
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    def connect(self, address: str, key: bytes) -> bool:
+        """Ask there from now on; whether there is somebody."""
+        self.drop()
+        self.address = address
+        with contextlib.suppress(*_LOST):
+            connection = Client(address, "AF_UNIX")
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            self._connection = connection
+        return self.is_connected
+
+    def drop(self) -> None:
+        """Who was asked is gone, or reads no more."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._asked.clear()
+        self._unwanted.clear()
+
+    def done_with(self, epoch: int, first: int, others: tuple[int, ...]) -> None:
+        """To be told with what is asked next."""
+        self._done.append((epoch, first, others))
+
+    def ask(self, epoch: int, number: int) -> None:
+        """It is wanted soon."""
+        one = (epoch, number)
+        self._unwanted.discard(one)
+        if self._connection is None or one in self._asked or one in self._found:
+            return
+        try:
+            self._connection.send((epoch, number, self._done))
+        except _LOST:
+            self.drop()
+            return
+        self._done = []
+        self._asked.append(one)
+
+    def forget(self, epoch: int, number: int) -> None:
+        """It is not wanted after all."""
+        if (epoch, number) in self._asked:
+            self._unwanted.add((epoch, number))
+        self._found.pop((epoch, number), None)
+
+    def forget_all(self) -> None:
+        self._found.clear()
+        self._unwanted = set(self._asked)
+
+    def is_here(self, epoch: int, number: int) -> bool:
+        """Whether ``take`` would not wait."""
+        self._receive(0.0)
+        return (epoch, number) in self._found
+
+    def take(self, epoch: int, number: int) -> Found:
+        """What there is of it; None: it is not here yet, after waiting for a moment."""
+        self.ask(epoch, number)
+        if (epoch, number) not in self._found:
+            self._receive(_POLL_S)
+        return self._found.pop((epoch, number), None)
+
+    def _receive(self, timeout_s: float) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            while self._asked and connection.poll(timeout_s):
+                epoch, number, value, sizes = connection.recv()
+                self._asked.popleft()
+                found = value
+                if isinstance(value, int):
+                    found = Received(value, _receive_batch(connection, sizes))
+                if (epoch, number) not in self._unwanted:
+                    self._found[epoch, number] = found
+                self._unwanted.discard((epoch, number))
+                timeout_s = 0.0
+        except _LOST:
+            self.drop()
+
+
+def _receive_batch(connection: "Connection[Any, Any]", sizes: Sequence[int]) -> Any:
+    """Into memory of torch's own, which begins where a tensor's does: sums come out alike."""
+    head, buffers = connection.recv_bytes(), []
+    for size in sizes:
+        memory: Any = torch.empty(size, dtype=torch.uint8).numpy()
+        buffer = memoryview(memory)
+        if size:
+            connection.recv_bytes_into(buffer)
+        buffers.append(buffer)
+    return decode(head, buffers)

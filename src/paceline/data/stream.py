@@ -1,0 +1,265 @@
+"""A stream that is read once for all workers of a machine: its mini-batches by number, kept.
+
+    the user's data set -> a loader worker, m samples, collate -> Reading -> whoever asks
+                                                                    |
+      first needed           handed out, kept          read ahead   |  to come
+      .......|--------------------------------------|--------------|.......
+             until an update has used them             at most so many
+
+Number n of a pass is the n-th mini-batch that the data set gives (stream_source.py). A thread reads
+them and keeps each as its skeleton and the memory of its tensors. This module must not know who
+asks, nor why.
+"""
+
+import io
+import pickle
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+_SAY_S = 10.0
+_PATIENCE_S = 2.0
+"""For which the end of a pass waits until its loader workers are gone."""
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+# -- mini-batches as bytes -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One mini-batch: its skeleton, and the memory of its tensors."""
+
+    num_samples: int
+    head: bytes
+    buffers: tuple[memoryview, ...]
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors leave their memory aside: torch's own way would write it twice."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
+            return NotImplemented
+        if value.requires_grad or value.device.type != "cpu" or value.is_conj() or value.is_neg():
+            return NotImplemented
+        flat: Any = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(flat), value.dtype, tuple(value.shape))
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    flat = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0)
+    return flat.view(dtype).view(shape) if len(buffer) else torch.empty(shape, dtype=dtype)
+
+
+def encode(num_samples: int, batch: Any) -> Frame:
+    """What stands in a batch, without a copy of its tensors."""
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(batch)
+    return Frame(num_samples, file.getvalue(), tuple(one.raw() for one in buffers))
+
+
+def decode(head: bytes, buffers: Sequence[memoryview]) -> Any:
+    """The batch; its tensors lie in these buffers, which are nobody else's."""
+    return pickle.loads(head, buffers=buffers)
+
+
+# -- one pass --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """There is no such mini-batch: the pass has ``end`` of them."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An update has used it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The stream cannot be read, and why."""
+
+    text: str
+
+
+Answer: TypeAlias = Frame | Over | Gone | Broken
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Of what a reading gives.
+
+    Attributes:
+        first, done: number of the first mini-batch that is needed, and those after it that are not.
+        number: of the first that the data set will give.
+        most_ahead: mini-batches read that nobody has asked for, at most.
+        multiple: the pass ends at a multiple of this; 1: wherever the data set does.
+    """
+
+    epoch: int
+    first: int
+    done: tuple[int, ...]
+    number: int
+    most_ahead: int
+    multiple: int = 1
+
+
+class StreamReading:
+    """One pass, read by a thread of its own a bounded way ahead of those who ask.
+
+    Args:
+        news: is given what the run should hear: (number, state), ``Over``, or a sentence.
+
+    Invariant: at most ``most_ahead`` mini-batches are kept that nobody has asked for, unless
+    somebody waits for a later one (tests/data/test_stream.py).
+    """
+
+    def __init__(
+        self, batches: Iterator[tuple[int, Any, str]], extent: Extent, news: "SimpleQueue[Any]"
+    ) -> None:
+        self.extent = extent
+        self._news = news
+        self._changed = threading.Condition()
+        self._kept: dict[int, Frame] = {}
+        self._unasked: set[int] = set()
+        self._waiting: list[int] = []
+        self._first, self._done = extent.first, set(extent.done)
+        self._next = extent.number
+        """Of the mini-batch to be read."""
+        self._last: Over | Broken | None = None
+        self._is_stopped = False
+        self._thread = threading.Thread(
+            target=self._read, args=(batches,), name="paceline-stream", daemon=True
+        )
+        del batches  # it ends where the thread does
+        self._thread.start()
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    def answer(self, number: int) -> Answer | None:
+        """The mini-batch of this number, once it is read; None: the reading was stopped."""
+        with self._changed:
+            self._waiting.append(number)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_stopped or self._found(number) is not None)
+            self._waiting.remove(number)
+            self._unasked.discard(number)
+            self._changed.notify_all()
+            return None if self._is_stopped else self._found(number)
+
+    def done_with(self, first: int, others: Sequence[int]) -> None:
+        """Nobody needs those below ``first`` any more, nor these."""
+        with self._changed:
+            self._first = max(self._first, first)
+            self._done = {one for one in (*self._done, *others) if one >= self._first}
+            for number in [one for one in self._kept if self._is_done(one)]:
+                del self._kept[number]
+                self._unasked.discard(number)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """The pass is over."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        self._thread.join(_PATIENCE_S)
+        self._kept.clear()
+
+    def _is_done(self, number: int) -> bool:
+        return number < self._first or number in self._done
+
+    def _found(self, number: int) -> Answer | None:
+        if self._is_done(number):
+            return Gone()
+        if (frame := self._kept.get(number)) is not None and number < self._num_given():
+            return frame
+        if self._last is None or (isinstance(self._last, Over) and number < self._last.end):
+            return None
+        return self._last
+
+    def _num_given(self) -> int:
+        """Those after it may be a rest that is left out: nobody knows before more is read."""
+        return self._next - self._next % self.extent.multiple
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _read(self, batches: Iterator[tuple[int, Any, str]]) -> None:
+        last: Over | Broken
+        say_s, number = time.monotonic() + _SAY_S, self._next
+        try:
+            for num_samples, batch, state in batches:
+                frame = None if self._is_done(number) else encode(num_samples, batch)
+                number += 1
+                if state and number >= self._first:
+                    self._news.put((number, state))
+                if number < self._first and time.monotonic() >= say_s:
+                    self._news.put(
+                        f"the stream is read again: {number:,} of {self._first:,} passed"
+                    )
+                    say_s = time.monotonic() + _SAY_S
+                self._add(number, frame)
+                if self._is_stopped:
+                    return
+            last = self._end(number)
+        except Exception as error:
+            last = Broken(explain(error))
+        self._news.put(last)
+        with self._changed:
+            self._last = last
+            self._changed.notify_all()
+
+    def _end(self, number: int) -> Over | Broken:
+        end = number - number % self.extent.multiple
+        if end:
+            return Over(end)
+        rest = f" whole ones ({number} mini-batches, and drop_last=True)" if number else ""
+        return Broken(f"the stream of pass {self.extent.epoch + 1} has no mini-batches{rest}")
+
+    def _add(self, number: int, frame: Frame | None) -> None:
+        """Keep what was read, and wait until more is wanted."""
+        with self._changed:
+            if frame is not None and not self._is_done(number - 1):
+                self._kept[number - 1] = frame
+                self._unasked |= {number - 1} - set(self._waiting)
+            self._next = number
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_stopped or self._wants_more())
+
+    def _wants_more(self) -> bool:
+        if len(self._unasked) < self.extent.most_ahead:
+            return True
+        given = self._num_given()
+        return any(number >= given and not self._is_done(number) for number in self._waiting)
+
+
+def explain(error: Exception) -> str:
+    """Why a stream cannot be read on: the user's own frames, where there are any."""
+    text = str(error)
+    own = [one for one in _FRAME.findall(text) if not one[0].startswith(_FOREIGN)]
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    if not own:
+        what = lines[0] if lines else type(error).__name__
+        if isinstance(error, OSError | EOFError):  # half a mini-batch, or the way to its memory
+            what = f"a DataLoader worker that read it is gone ({what})"
+        return f"the stream cannot be read on: {what}"
+    said = lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {text}"
+    file, line, name = own[-1]
+    return "\n".join([
+        f"the stream cannot be read on: {said}, at {file}:{line} in {name}",
+        *(f"  {Path(path).name}:{at} {where}" for path, at, where in own[-3:]),
+    ])  # fmt: skip

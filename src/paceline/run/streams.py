@@ -1,0 +1,154 @@
+"""Who reads the stream: one member for all, another when that one is gone.
+
+    an epoch opens --ReadStream--> a member --StreamServed--> StreamAt to all
+    that member is gone, or silent --ReadStream--> another, from the first number that is needed
+    an update --StreamDone--> whoever is granted next, who tells it with what it asks for
+
+Where the data set can say where it is, states come in beside the mini-batches, and who reads next
+begins with the newest that lies before the first number that is needed; else it reads all before it
+again. What was used is known to the ledger alone. This module must not know processes, sockets,
+tensors or data sets.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..events import Grant, Order
+from ..fields import count
+from ..wire.messages import (
+    ReadStream,
+    StreamAt,
+    StreamDone,
+    StreamServed,
+    StreamState,
+    ToMember,
+)
+
+Place = tuple[int, tuple[int, ...]]
+
+
+class Streams:
+    """The streams of one run, a pass after the other.
+
+    Args:
+        tell: sends a message to a member.
+        live: members that take part, in member order.
+        done_with: the first number that is still needed, and those after it that are not.
+
+    Attributes:
+        is_on: whether the run reads a stream at all.
+        reader: the member that reads; None: nobody does.
+        has_ended: whether it is known how long the open pass is.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[int, ToMember], None],
+        live: Callable[[], Sequence[int]],
+        done_with: Callable[[], Place],
+    ) -> None:
+        self._tell, self._live, self._done_with = tell, live, done_with
+        self.is_on = False
+        self.reader: int | None = None
+        self.has_ended = False
+        self._epoch = -1
+        self._is_open = False
+        self._at: StreamAt | None = None
+        self._states: list[tuple[int, str]] = []
+        """Of this pass, lowest number first: what is still needed comes after the first of them."""
+        self._told: Place = (0, ())
+
+    # -- who reads ------------------------------------------------------------------------------
+
+    def open(self, epoch: int) -> None:
+        """A pass begins, or goes on where the run was cut off."""
+        if not self.is_on:
+            return
+        if epoch != self._epoch:
+            self._states = []
+        self.has_ended = False
+        self._epoch, self._is_open = epoch, True
+        self._choose()
+
+    def close(self) -> None:
+        """The pass is over."""
+        self._is_open = False
+
+    def left(self, member: int) -> None:
+        """It is gone, or stands still: it reads no more."""
+        if member == self.reader:
+            self.reader = None
+            self._at = None
+            if self._is_open:
+                self._choose(but=member)
+
+    def joined(self, member: int) -> None:
+        """It takes part from now on."""
+        if not self._is_open:
+            return
+        if self.reader is None:
+            self._choose()
+        elif self._at is not None:
+            self._tell(member, self._at)
+
+    def served(self, member: int, message: StreamServed) -> None:
+        if member == self.reader and message.epoch == self._epoch:
+            self._at = StreamAt(member, *message)
+            for one in self._live():
+                self._tell(one, self._at)
+
+    def _choose(self, but: int = -1) -> None:
+        """Whoever has read before, or the first."""
+        live = [one for one in self._live() if one != but]
+        if self.reader not in live:
+            self.reader = live[0] if live else None
+        if self.reader is None:
+            return
+        first, done = self._told = self._done_with()
+        number, state = self._state_before(first)
+        self._tell(self.reader, ReadStream(self._epoch, first, done, number, state))
+
+    # -- what is needed no more -----------------------------------------------------------------
+
+    def pass_on(self, orders: Sequence[Order]) -> None:
+        """Some numbers may be done with; the first of those who are granted work now tells it."""
+        member = next((one.ticket.member for one in orders if isinstance(one, Grant)), None)
+        if not self._is_open or member is None:
+            return
+        now = self._done_with()
+        if now == self._told:
+            return
+        first, others = now
+        news = tuple(one for one in others if one not in self._told[1])
+        self._told = now
+        self._tell(member, StreamDone(self._epoch, first, news))
+
+    # -- states of the data set -----------------------------------------------------------------
+
+    def state(self, member: int, message: StreamState) -> None:
+        if member != self.reader or message.epoch != self._epoch:
+            return
+        self._states = [one for one in self._states if one[0] < message.number]
+        self._states.append((message.number, message.text))
+        self._state_before(self._done_with()[0])
+
+    def _state_before(self, first: int) -> tuple[int, str]:
+        """The newest one from which nothing that is needed is missing; older ones are forgotten."""
+        before = [one for one in self._states if one[0] <= first]
+        if before:
+            self._states = self._states[len(before) - 1 :]
+        return before[-1] if before else (0, "")
+
+    def remember(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON can carry it."""
+        number, state = self._state_before(self._done_with()[0]) if self.is_on else (0, "")
+        return {"epoch": self._epoch, "number": number, "state": state}
+
+    def go_on(self, saved: Mapping[str, Any] | None) -> None:
+        """Become what ``remember`` gave; a ValueError or TypeError: it is none."""
+        if not saved or saved["epoch"] < 0:
+            return
+        self._epoch, number, state = count(saved["epoch"]), count(saved["number"]), saved["state"]
+        if not isinstance(state, str):
+            raise TypeError(f"a stream's state is a text, got {type(state).__name__}")
+        self._states = [(number, state)] if state else []

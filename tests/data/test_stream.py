@@ -1,0 +1,332 @@
+"""A stream that is read once: what is kept, how far it is read ahead, what is given to whom."""
+
+import json
+import random
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from paceline.data.likeness import digest_of
+from paceline.data.numbers import Numbers
+from paceline.data.serving import Received, StreamClient, StreamServer
+from paceline.data.stream import (
+    Answer,
+    Broken,
+    Extent,
+    Frame,
+    Gone,
+    Over,
+    StreamReading,
+    decode,
+    encode,
+    explain,
+)
+from paceline.data.stream_source import StreamSource
+from paceline.data.streamed import StreamedLoader
+from paceline.errors import ConfigError
+from streamed import Stateful, Stream
+
+
+def _reading(
+    batches: Iterable[Any],
+    *,
+    first: int = 0,
+    done: tuple[int, ...] = (),
+    number: int = 0,
+    most_ahead: int = 3,
+    multiple: int = 1,
+) -> tuple[StreamReading, "SimpleQueue[Any]"]:
+    news: SimpleQueue[Any] = SimpleQueue()
+    extent = Extent(0, first, done, number, most_ahead, multiple)
+    rows = ((4, torch.tensor([one]), f"[{one}]") for one in batches)
+    return StreamReading(rows, extent, news), news
+
+
+def _value(answer: Answer | None) -> int:
+    assert isinstance(answer, Frame)
+    return int(decode(answer.head, [memoryview(bytearray(one)) for one in answer.buffers]))
+
+
+class _Counted:
+    """0, 1, ... and how far they were read."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.num_read = size, 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.size):
+            self.num_read += 1
+            yield number
+
+
+def test_each_number_is_its_mini_batch_whoever_asks_and_however_often() -> None:
+    reading, _ = _reading(range(10))
+    assert [_value(reading.answer(n)) for n in (2, 0, 2, 1, 7, 2)] == [2, 0, 2, 1, 7, 2]
+    assert reading.answer(10) == reading.answer(30) == Over(10)
+    reading.stop()
+    assert reading.answer(3) is None
+
+
+def test_it_is_read_ahead_so_far_and_no_further() -> None:
+    counted = _Counted(1000)
+    reading, _ = _reading(counted, most_ahead=3)
+    for number in range(100):
+        assert _value(reading.answer(number)) == number
+        reading.done_with(number + 1, ())
+        # One is with the thread, which has it in hand while it waits.
+        assert counted.num_read <= number + 1 + 3 + 1
+        assert reading.num_kept <= 3 + 1
+    reading.stop()
+
+
+def test_who_waits_for_a_far_one_gets_it_though_nobody_takes_those_before() -> None:
+    reading, _ = _reading(range(1000), most_ahead=2)
+    assert _value(reading.answer(50)) == 50
+    assert _value(reading.answer(3)) == 3
+    reading.stop()
+
+
+def test_what_an_update_has_used_is_kept_no_more() -> None:
+    reading, _ = _reading(range(20), most_ahead=10)
+    assert _value(reading.answer(9)) == 9
+    reading.done_with(4, (6, 8))
+    assert isinstance(reading.answer(3), Gone)
+    assert isinstance(reading.answer(6), Gone)
+    assert _value(reading.answer(7)) == 7
+    reading.stop()
+
+
+def test_who_reads_again_keeps_nothing_that_was_used() -> None:
+    reading, _ = _reading(range(20), first=5, done=(7,), most_ahead=4)
+    assert _value(reading.answer(5)) == 5
+    assert isinstance(reading.answer(7), Gone)
+    assert isinstance(reading.answer(4), Gone)
+    assert _value(reading.answer(19)) == 19
+    reading.stop()
+
+
+def test_a_rest_that_is_left_out_is_given_to_nobody() -> None:
+    reading, _ = _reading(range(11), multiple=4, most_ahead=8)
+    assert _value(reading.answer(7)) == 7
+    assert reading.answer(8) == Over(8)
+    reading.stop()
+
+
+def test_states_come_with_the_number_that_follows_them() -> None:
+    reading, news = _reading(range(6), first=2)
+    assert reading.answer(6) == Over(6)
+    reading.stop()
+    assert [news.get() for _ in range(5)] == [
+        (2, "[1]"), (3, "[2]"), (4, "[3]"), (5, "[4]"), (6, "[5]"),
+    ]  # fmt: skip
+
+
+def _failing() -> Iterator[int]:
+    yield 0
+    raise ValueError("it is torn")
+
+
+def test_what_was_read_before_a_failure_is_given_and_then_why() -> None:
+    reading, _ = _reading(_failing())
+    assert _value(reading.answer(0)) == 0
+    assert reading.answer(1) == Broken("the stream cannot be read on: it is torn")
+
+
+def test_a_stream_of_nothing_is_named() -> None:
+    for reading in (_reading([])[0], _reading(range(3), multiple=4)[0]):
+        answer = reading.answer(0)
+        assert isinstance(answer, Broken)
+        assert "the stream of pass 1 has no" in answer.text
+
+
+@settings(deadline=None, max_examples=40)
+@given(size=st.integers(1, 30), asked=st.lists(st.integers(0, 40), max_size=20), seed=st.data())
+def test_any_numbers_are_answered(size: int, asked: list[int], seed: st.DataObject) -> None:
+    most_ahead = seed.draw(st.integers(1, 5))
+    reading, _ = _reading(range(size), most_ahead=most_ahead)
+    for number in asked:
+        answer = reading.answer(number)
+        assert answer == Over(size) if number >= size else _value(answer) == number
+    reading.stop()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.arange(6).reshape(2, 3), torch.tensor(2.5)),
+        {"ids": torch.ones(2, 0), "mask": torch.tensor([True, False]), "text": ["a", "b"]},
+        [torch.ones(2, 2, dtype=torch.bfloat16).t()[:1], None, "x"],
+        torch.ones(3).requires_grad_(),
+    ],
+    ids=["tuple", "dict", "list", "parameter"],
+)
+def test_a_batch_comes_as_it_went(batch: Any) -> None:
+    frame = encode(2, batch)
+    found = decode(frame.head, [memoryview(bytearray(one)) for one in frame.buffers])
+    assert digest_of(found) == digest_of(batch)
+
+
+def test_frames_of_the_users_own_code_are_named() -> None:
+    text = (
+        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback:\n"
+        f'  File "{torch.__file__}", line 3, in fetch\n  File "/home/me/data.py", line 7, in read\n'
+        "KeyError: 'label'"
+    )
+    said = explain(RuntimeError(text))
+    assert said.splitlines()[0] == (
+        "the stream cannot be read on: KeyError: 'label', at /home/me/data.py:7 in read"
+    )
+
+
+def test_who_does_not_know_the_key_is_given_nothing() -> None:
+    server = StreamServer(lambda epoch, number: Over(3), lambda *_: None)
+    assert not StreamClient().connect(server.address, b"another")
+    client = StreamClient()
+    assert client.connect(server.address, server.key)
+    assert client.take(0, 5) == Over(3)
+    server.close()
+
+
+def test_a_member_gets_copies_and_tells_what_is_done_with() -> None:
+    told: list[Any] = []
+    batch = torch.arange(40_000).reshape(2, -1)
+    server = StreamServer(lambda e, n: encode(2, (batch, n)), lambda *args: told.append(args))
+    client = StreamClient()
+    client.connect(server.address, server.key)
+    client.done_with(0, 4, (6,))
+    for number in (4, 5):  # asked for before it is taken
+        client.ask(0, number)
+    for number in (4, 5, 7):
+        found = None
+        while found is None:
+            found = client.take(0, number)
+        assert isinstance(found, Received)
+        assert torch.equal(found.batch[0], batch)
+        assert found.batch[1] == number
+        found.batch[0].zero_()
+    assert told == [(0, 4, (6,))]
+    server.close()
+
+
+def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
+    reading, _ = _reading(range(60), most_ahead=4)
+    server = StreamServer(lambda _, number: reading.answer(number), lambda *_: None)
+    got: dict[int, list[int]] = {0: [], 1: []}
+
+    def ask(member: int) -> None:
+        client = StreamClient()
+        client.connect(server.address, server.key)
+        for number in range(member, 60, 2):
+            found = None
+            while found is None:
+                found = client.take(0, number)
+            assert isinstance(found, Received)
+            got[member].append(int(found.batch))
+
+    threads = [threading.Thread(target=ask, args=(member,)) for member in got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {0: list(range(0, 60, 2)), 1: list(range(1, 60, 2))}
+    reading.stop()
+    server.close()
+
+
+# -- the loader's workers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_it_reads_what_the_loader_itself_would(num_workers: int) -> None:
+    loader = DataLoader(Stream(23), batch_size=4, num_workers=num_workers)
+    source = StreamSource(loader, 4, 1)
+    found = [(count, batch) for count, batch, _ in source.open(0, "")]
+    for (count, mine), other in zip(found, loader, strict=True):
+        assert count == len(mine[0])
+        torch.testing.assert_close(mine, other)
+
+
+def test_a_state_goes_on_with_the_mini_batch_after_it(tmp_path: Path) -> None:
+    loader = DataLoader(Stateful(20), batch_size=2)
+    source = StreamSource(loader, 2, 1)
+    assert source.saves
+    (_, _, state), *_ = source.open(0, "")
+    assert json.loads(state)[0] == {"position": 2}
+    _, again, _ = next(iter(source.open(0, state)))
+    _, second, _ = list(StreamSource(loader, 2, 1).open(0, ""))[1]
+    torch.testing.assert_close(again, second)
+
+
+class BufferShuffledExamples:
+    pass
+
+
+class _Mapped:
+    ex_iterable = BufferShuffledExamples()
+
+
+def test_a_state_that_leaves_a_buffer_out_is_not_used() -> None:
+    dataset = Stateful(4)
+    dataset._ex_iterable = _Mapped()  # type: ignore[attr-defined]
+    assert not StreamSource(DataLoader(dataset, batch_size=2), 2, 1).saves
+    assert not StreamSource(DataLoader(Stateful(4), batch_size=2, num_workers=2), 2, 1).saves
+
+
+class _Random(IterableDataset[Any]):
+    """What it gives is drawn, by all three generators; it knows how often."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.position < 6:
+            self.position += 1
+            yield torch.rand(1) + random.random() + numpy.random.rand()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_what_it_draws_follows_from_seed_and_pass_also_where_it_goes_on() -> None:
+    def drawn(seed: int, epoch: int) -> list[float]:
+        source = StreamSource(DataLoader(_Random(), batch_size=2), 2, seed)
+        return torch.cat([batch for _, batch, _ in source.open(epoch, "")]).flatten().tolist()
+
+    def after(text: str) -> list[float]:
+        source = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1)
+        return torch.cat([batch for _, batch, _ in source.open(0, text)]).flatten().tolist()
+
+    (_, _, state), *_ = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1).open(0, "")
+    assert after(state) == drawn(1, 0)[2:]
+    before = torch.get_rng_state()
+    assert drawn(1, 0) == drawn(1, 0) != drawn(1, 1)
+    assert drawn(2, 0) != drawn(1, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_cannot_be_shared_is_one_sentence() -> None:
+    def prepare(size: int | None, parts: int, *, is_global: bool = True) -> StreamedLoader:
+        loader = DataLoader(Stream(9), batch_size=size)
+        return StreamedLoader(
+            loader, 0, torch.device("cpu"), numbers=Numbers(parts), is_global=is_global
+        )
+
+    with pytest.raises(ConfigError, match="batch of 10 samples cannot be shared by 4"):
+        prepare(10, 4)
+    with pytest.raises(ConfigError, match=r"batch='per-worker'"):
+        prepare(None, 2)
+    assert prepare(10, 4, is_global=False).samples_each == 10
+    assert prepare(None, 2, is_global=False).samples_each == 1
+    assert prepare(12, 4).samples_each == 3

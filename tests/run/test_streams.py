@@ -1,0 +1,171 @@
+"""Who reads the stream: always somebody, from where it is needed, and all others know where."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.events import Grant, Lease, Ticket
+from paceline.run.streams import Place, Streams
+from paceline.wire.messages import (
+    ReadStream,
+    StreamAt,
+    StreamDone,
+    StreamServed,
+    StreamState,
+    ToMember,
+)
+
+
+class Desk:
+    """A run on paper: who lives, what was used, and what each was told last."""
+
+    def __init__(self, num_members: int) -> None:
+        self.live = list(range(num_members))
+        self.place: Place = (0, ())
+        self.told: list[tuple[int, ToMember]] = []
+        self.streams = Streams(self._tell, lambda: self.live, lambda: self.place)
+        self.streams.is_on = True
+
+    def _tell(self, member: int, message: ToMember) -> None:
+        assert member in self.live
+        self.told.append((member, message))
+
+    def last(self, kind: type) -> tuple[int, Any]:
+        return [one for one in self.told if isinstance(one[1], kind)][-1]
+
+    def serve(self) -> None:
+        """Who was told to read does."""
+        member, order = self.last(ReadStream)
+        self.streams.served(member, StreamServed(order.epoch, f"at {member}", b"key"))
+
+    def grant(self, member: int) -> None:
+        grant = Grant(Ticket(member, 0, 0), (Lease(0, 0, 0, 1),))
+        self.streams.pass_on([grant])
+
+    def leave(self, member: int) -> None:
+        self.live.remove(member)
+        self.streams.left(member)
+
+
+def test_one_is_told_to_read_and_all_are_told_where() -> None:
+    desk = Desk(3)
+    desk.streams.open(0)
+    assert desk.told == [(0, ReadStream(0, 0, (), 0, ""))]
+    desk.serve()
+    assert desk.told[1:] == [(one, StreamAt(0, 0, "at 0", b"key")) for one in range(3)]
+
+
+def test_who_comes_later_is_told_too() -> None:
+    desk = Desk(2)
+    desk.streams.open(0)
+    desk.serve()
+    desk.live.append(7)
+    desk.streams.joined(7)
+    assert desk.told[-1] == (7, StreamAt(0, 0, "at 0", b"key"))
+
+
+def test_another_reads_from_the_first_that_is_needed_when_the_reader_is_gone() -> None:
+    desk = Desk(3)
+    desk.streams.open(0)
+    desk.serve()
+    desk.place = (5, (7, 9))
+    desk.leave(0)
+    assert desk.told[-1] == (1, ReadStream(0, 5, (7, 9), 0, ""))
+    desk.streams.served(0, StreamServed(0, "a word of the dead", b""))
+    assert desk.told[-1] == (1, ReadStream(0, 5, (7, 9), 0, ""))
+
+
+def test_a_death_of_another_changes_nothing() -> None:
+    desk = Desk(3)
+    desk.streams.open(0)
+    desk.serve()
+    before = list(desk.told)
+    desk.leave(2)
+    assert desk.told == before
+
+
+def test_between_passes_nobody_is_told_and_the_next_one_is_read_by_who_lives() -> None:
+    desk = Desk(2)
+    desk.streams.open(0)
+    desk.serve()
+    desk.streams.close()
+    desk.leave(0)
+    assert not isinstance(desk.told[-1][1], ReadStream)
+    desk.place = (0, ())
+    desk.streams.open(1)
+    assert desk.told[-1] == (1, ReadStream(1, 0, (), 0, ""))
+
+
+def test_where_nobody_is_left_the_next_one_reads() -> None:
+    desk = Desk(1)
+    desk.streams.open(0)
+    desk.leave(0)
+    desk.live.append(1)
+    desk.streams.joined(1)
+    assert desk.told[-1] == (1, ReadStream(0, 0, (), 0, ""))
+
+
+def test_it_goes_on_with_the_newest_state_before_what_is_needed() -> None:
+    desk = Desk(2)
+    desk.streams.open(0)
+    for number in (3, 6, 9):
+        desk.streams.state(0, StreamState(0, number, f"state {number}"))
+    desk.streams.state(1, StreamState(0, 8, "of one who does not read"))
+    desk.place = (8, ())
+    assert desk.streams.remember() == {"epoch": 0, "number": 6, "state": "state 6"}
+    desk.leave(0)
+    assert desk.told[-1] == (1, ReadStream(0, 8, (), 6, "state 6"))
+
+
+def test_a_run_that_goes_on_begins_with_what_was_saved() -> None:
+    desk, other = Desk(2), Desk(2)
+    desk.streams.open(3)
+    desk.streams.state(0, StreamState(3, 4, "here"))
+    desk.place = other.place = (5, (6,))
+    other.streams.go_on(desk.streams.remember())
+    other.streams.open(3)
+    assert other.told == [(0, ReadStream(3, 5, (6,), 4, "here"))]
+    other.streams.close()
+    other.place = (0, ())
+    other.streams.open(4)
+    assert other.told[-1] == (0, ReadStream(4, 0, (), 0, ""))
+    for nothing in (None, {}, Desk(1).streams.remember()):
+        fresh = Desk(1)
+        fresh.streams.go_on(nothing)
+        fresh.streams.open(0)
+        assert fresh.told == [(0, ReadStream(0, 0, (), 0, ""))]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["used", "grant", "die", "join"]), st.integers(0, 99))))
+def test_somebody_always_reads_and_what_was_used_is_told_once(
+    events: list[tuple[str, int]],
+) -> None:
+    desk, used, next_member = Desk(3), set[int](), 3
+    desk.streams.open(0)
+    desk.serve()
+    for what, number in events:
+        if what == "used":
+            used.add(number % 20)
+            first = next(n for n in range(99) if n not in used)
+            desk.place = first, tuple(sorted(n for n in used if n > first))
+        elif what == "grant":
+            desk.grant(desk.live[number % len(desk.live)])
+        elif what == "die" and len(desk.live) > 1:
+            desk.leave(desk.live[number % len(desk.live)])
+            desk.serve()
+        elif what == "join":
+            desk.live.append(next_member)
+            desk.streams.joined(next_member)
+            next_member += 1
+        assert desk.streams.reader in desk.live
+        known = {m: a.address for m, a in desk.told if isinstance(a, StreamAt)}
+        assert all(known[one] == f"at {desk.streams.reader}" for one in desk.live)
+    desk.grant(desk.live[0])
+    orders = [one for _, one in desk.told if isinstance(one, StreamDone | ReadStream)]
+    told: list[int] = []
+    for one in orders:
+        told += one.done if isinstance(one, ReadStream) else one.others
+    assert {*range(desk.place[0]), *told} >= used
+    assert {*told} <= used
