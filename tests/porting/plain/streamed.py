@@ -18,7 +18,7 @@ loader = DataLoader(Lines(), batch_size=8)
 model = nn.Linear(8, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-for epoch in range(3):
+for _ in range(3):
     for inputs, targets in loader:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()

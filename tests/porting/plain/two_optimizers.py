@@ -11,7 +11,7 @@ opt_g = torch.optim.Adam(generator.parameters(), lr=0.01)
 opt_c = torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.5)
 loss_of = nn.BCEWithLogitsLoss()
 
-for epoch in range(2):
+for _ in range(2):
     for real, noise in loader:
         made = generator(noise)
         opt_c.zero_grad()
