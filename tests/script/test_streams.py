@@ -72,6 +72,7 @@ def test_full_sync_of_processes_is_its_plain_twin(tmp_path: Path) -> None:
     run, found = _run(tmp_path, {"size": 45, "batch_size": 8, "epochs": 2})
     assert differ(found, streamed.twin(5, 2, 2, 45, 8)) < CLOSE
     assert run.path == "store"
+    assert not run.summary.could_try
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

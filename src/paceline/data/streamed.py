@@ -133,7 +133,8 @@ class StreamedLoader(LeasedLoader):
             "and those at work are kept",
             f"stream: after a death, and with --resume, it goes on {resumes}; "
             "what it gives must be the same again",
-            "stream: an epoch ends when it does; one that never ends needs pace.updates(n, loader)",
+            "stream: each epoch reads a copy of the data set as the script has it then, to its end;"
+            " one that never ends needs pace.updates(n, loader)",
         ]
 
     # -- what the run says ----------------------------------------------------------------------

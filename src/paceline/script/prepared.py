@@ -292,7 +292,7 @@ class Prepared:
             "grain": grain(self.model) if context.cancels else "none needed",
             "can_share": self._device.type == "cpu" or context.path == "collective",
             "notes": self._notes(),
-            "could_try": list(self.settled.could_try),
+            "could_try": [] if self.is_stream else list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "samples": sample_digests(self.loop.leased.loader) if context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
