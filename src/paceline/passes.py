@@ -15,6 +15,14 @@ from typing import Any, NamedTuple
 
 from .fields import count, integer
 
+FAR = 1 << 40
+"""Batches of a pass whose end nobody knows before it is there."""
+
+
+def is_far(end: int) -> bool:
+    """Whether a pass ends where a stream does."""
+    return end >= FAR
+
 
 class ScriptPlace(NamedTuple):
     """Where a script is.

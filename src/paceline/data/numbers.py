@@ -12,9 +12,9 @@ from operator import itemgetter
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..passes import FAR
+
 _MOST_NUMBERS = 1 << 62
-_FAR = 1 << 40
-"""Batches of a pass whose end nobody knows before it is there."""
 
 
 class Numbers(Sampler[int]):
@@ -33,7 +33,7 @@ class Numbers(Sampler[int]):
 
     def go_far(self) -> None:
         """The next pass ends where a stream does."""
-        self.first, self.stop = 0, _FAR
+        self.first, self.stop = 0, FAR
 
     @property
     def numbers(self) -> range:
@@ -44,11 +44,6 @@ class Numbers(Sampler[int]):
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-
-def is_far(end: int) -> bool:
-    """Whether a pass ends where a stream does."""
-    return end >= _FAR
 
 
 def note(size: int) -> str:

@@ -18,8 +18,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from ..errors import ConfigError
+from ..passes import is_far
 from ..replica.seeding import kept_random_state, mix, seed_all
-from .numbers import Numbers, is_far
+from .numbers import Numbers
 
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_POSITIONS = 1 << 28

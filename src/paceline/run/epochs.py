@@ -16,8 +16,8 @@ must not know processes, sockets, tensors or samplers.
 from collections.abc import Callable, Mapping
 
 from ..core.batches import Ends
-from ..data.numbers import is_far
 from ..errors import ConfigError
+from ..passes import is_far
 from ..wire.messages import Arrive, EndEpoch, Ending, Goodbye, OpenEpoch, Rested, SentAway, Stop
 from .checkpointing import Checkpointing
 from .peers import Peers
