@@ -173,9 +173,9 @@ def test_nohup_goes_on(folder: Path) -> None:
 
 def _take_away(run: Path) -> None:
     """The folder of a run that writes into it meanwhile: what it has moved is looked for again."""
-    while run.exists():
+    while True:
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(run)
+            return shutil.rmtree(run)
 
 
 def launched(say: Say, *flags: str, epochs: int = 6) -> tuple[int, str]:

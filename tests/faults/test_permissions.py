@@ -175,7 +175,7 @@ def test_a_lock_that_is_a_link_is_not_followed(scratch: Path, tmp_path: Path) ->
 def test_a_data_folder_for_everybody_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o1777)
+    env = {"PACELINE_DATA": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "none")}
     with pytest.raises(ConfigError, match="everybody may write to it; set PACELINE_DATA"):
-        env = {"PACELINE_DATA": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "none")}
         fetch_module.fetch("mnist", env=env)
     assert list((tmp_path / "data").iterdir()) == []

@@ -25,8 +25,7 @@ from .numbers import Numbers
 _ORDER_SALT, _EVALUATION_SALT = 3, 4
 _MOST_POSITIONS = 1 << 28
 """Of an epoch: 2 GiB in every worker."""
-_CHUNK = 1 << 16
-"""Positions that are looked at in one go."""
+_CHUNK = 1 << 16  # positions that are looked at in one go
 _MOST_UNSAID, _MOST_ROUNDS = 1 << 20, 16
 """Positions from a sampler without a length: so many, or so many times the data set."""
 
