@@ -16,7 +16,6 @@ Writes results/limit.md.
 
 import argparse
 import statistics
-from typing import Any
 
 import torch
 
@@ -49,19 +48,14 @@ def measure(model: str, batch: int, steps: int, blocks: int) -> list[str]:
     for world in worlds.values():
         world.end()
     words = f"{best[0]} MB, view {best[1]}, static {best[2]}"
-    return _row(f"{model} {batch}", times, words, parts_of(worlds["pace"].summary))
+    return _row(f"{model} {batch}", times, words, parts_of(worlds["pace"].usual_s))
 
 
-def parts_of(summary: dict[str, Any]) -> dict[str, float]:
-    """Shares of a worker's time: computing (with the gradient's way into shared memory), waiting
-    for the other, and the exchange: mean, step of its half of the parameters, and their way back.
+def parts_of(usual_s: dict[str, float]) -> dict[str, float]:
+    """Shares of a usual step: computing (with the gradient's way into shared memory), waiting for
+    the other, and the exchange: mean, step of its half of the parameters, and their way back.
     """
-    keys = {"computing": "compute_s", "waiting": "wait_s", "exchange": "push_s"}
-    seconds = {
-        name: sum(float(worker[key]) for worker in summary["per_worker"])
-        for name, key in keys.items()
-    }  # fmt: skip
-    return {name: one / sum(seconds.values()) for name, one in seconds.items()}
+    return {name: one / sum(usual_s.values()) for name, one in usual_s.items()}
 
 
 def _row(name: str, times: dict[str, list[float]], best: str, parts: dict[str, float]) -> list[str]:

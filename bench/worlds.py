@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+
+from paceline.trace import FILE_NAME, read_trace
+from paceline.trace.records import Handed
 
 Step = Callable[[], None]
 HERE = Path(__file__).resolve()
@@ -332,7 +336,7 @@ class World:
         protocol: str = "full-sync", launched: bool = True, extra: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.role = role
-        self.summary: dict[str, Any] = {}
+        self.usual_s: dict[str, float] = {}
         self._folder = tempfile.TemporaryDirectory()
         address = f"{self._folder.name}/socket"
         server = socket.socket(socket.AF_UNIX)
@@ -373,7 +377,8 @@ class World:
     def end(self) -> list[Tensor]:
         """The parameters at the end; all processes are gone.
 
-        From then on `summary` is what Paceline says of its run.
+        From then on `usual_s` says where a usual step of Paceline's goes: medians over all pushes,
+        since one step a block also waited for the block to begin.
         """
         path = f"{self._folder.name}/parameters.pt"
         self._ask({"steps": 0, "save": path})
@@ -382,8 +387,16 @@ class World:
         tensors: list[Tensor] = torch.load(path)
         for process in self._processes:
             process.wait(60)
-        summary = Path(self._folder.name) / "run" / "summary.json"
-        self.summary = json.loads(summary.read_text()) if summary.exists() else {}
+        trace = Path(self._folder.name) / "run" / FILE_NAME
+        pushes = (
+            [one for one in read_trace(trace) if isinstance(one, Handed)] if trace.exists() else []
+        )
+        if pushes:
+            self.usual_s = {
+                "computing": statistics.median(one.compute_s for one in pushes),
+                "waiting": statistics.median(one.wait_s for one in pushes),
+                "exchange": statistics.median(one.push_s for one in pushes),
+            }
         self._folder.cleanup()
         return tensors
 
