@@ -55,7 +55,7 @@ def test_a_contest_is_checked_before_it_begins() -> None:
 
 
 def test_who_waits_for_a_straggler_is_behind_in_a_race() -> None:
-    ranking = race(["full-sync", "async"], TRAINING, CONDITIONS, 0.2)
+    ranking = race(["full-sync", "async"], TRAINING, CONDITIONS, 2.0)  # real: a busy machine, too
     assert [(one.protocol, one.rank) for one in ranking] == [("async", 1), ("full-sync", 2)]
 
 
