@@ -56,7 +56,7 @@ def test_a_contest_is_checked_before_it_begins() -> None:
 
 
 def test_who_waits_for_a_straggler_is_behind_in_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a lap of its own: after longer ones, which a quick machine makes, async diverges here."""
+    """Over a lap of its own: after a longer one, as a quick machine makes, async diverges here."""
     monkeypatch.setattr(race_module, "_first_lap_s", lambda field, share_s: 10.0)
     ranking = race(["full-sync", "async"], TRAINING, CONDITIONS, 0.2)
     assert [(one.protocol, one.rank) for one in ranking] == [("async", 1), ("full-sync", 2)]
