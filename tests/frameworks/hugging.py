@@ -85,6 +85,9 @@ def main() -> None:
     }
     number = pace.worker if pace else os.environ.get("RANK", 0)
     torch.save(found, folder / f"worker-{number}.pt")
+    if not pace and torch.distributed.is_initialized():  # as in lit.py
+        torch.distributed.barrier()
+        os._exit(0)
 
 
 if __name__ == "__main__":
