@@ -35,12 +35,14 @@ AHEAD = (
 """What is drawn one turn ahead is drawn in its own."""
 ADDED = {
     "accumulated": 8,
+    "by_iterator": 6,
     "counted_draws": 7,
     "drawn_batches": 11,
     "full_batch": 7,
     "functions": 6,
     "globals_in_functions": 7,
     "module_level": 6,
+    "next_batch": 5,
     "streamed": 6,
     "trainer_class": 8,
     "two_modules": 10,
@@ -48,8 +50,8 @@ ADDED = {
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
-    "accumulated", "full_batch", "module_level", "streamed", "trainer_class", "two_modules",
-    "two_optimizers",
+    "accumulated", "by_iterator", "full_batch", "module_level", "next_batch", "streamed",
+    "trainer_class", "two_modules", "two_optimizers",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 

@@ -1,5 +1,6 @@
 """What no lines can carry is named with its line, and what to write instead; nothing is derived."""
 
+import libcst as cst
 import pytest
 
 from paceline.porting.accelerate import is_for_accelerate, leave_accelerate
@@ -8,6 +9,7 @@ from paceline.porting.check import judge
 from paceline.porting.counting import count_of
 from paceline.porting.dataflow import Flow
 from paceline.porting.group import leave_group
+from paceline.porting.iterators import taken_by_hand
 from paceline.porting.loops import Stepping
 from paceline.porting.reading import Source
 from paceline.porting.refusals import refuse_anywhere, refuse_loop
@@ -94,14 +96,28 @@ REFUSED = {
         "line 9 steps outside of any loop",
     ),
     "a taken name": ((("lr=0.1", "lr=pace"),), "line 6 has a use of its own for the name pace"),
-    "next": (
+    "two batches a turn": (
         (
             (
                 "for epoch in range(3):\n    for x, y in loader:\n",
-                "batches = iter(loader)\nfor it in range(9):\n        x, y = next(batches)\n",
+                "batches = iter(loader)\nfor it in range(9):\n        x, y = next(batches)\n"
+                "        x2, y2 = next(batches)\n",
             ),
         ),
         "line 10 takes batches from an iterator that each worker would have for itself",
+    ),
+    "an iterator of what is no loader": (
+        ((LOOP, "batches = iter([1])\n" + DRAWS.replace("get_batch()", "next(batches)")),),
+        "line 10 takes batches from an iterator that each worker would have for itself",
+    ),
+    "an iterator that was made elsewhere": (
+        (
+            (
+                LOOP,
+                "if True:\n    some = iter(loader)\n" + DRAWS.replace("get_batch()", "next(some)"),
+            ),
+        ),
+        "line 9 makes the iterator that the loop of line 10 takes its batches from",
     ),
     "no end": (
         ((LOOP, "import itertools\n" + DRAWS.replace("range(100)", "itertools.count()")),),
@@ -252,3 +268,25 @@ def test_each_part_says_it_by_itself() -> None:
     assert Accelerator._fields == ("name", "made", "steps", "precision")
     with pytest.raises(CannotDerive):
         leave_group(SourceTree("import torch\nnet.module = torch.nn.Linear(4, 2)\n"))
+
+
+@pytest.mark.parametrize(
+    ("body", "is_taken"),
+    [
+        ("x, y = next(some)", True),
+        ("x, y = model.now = next(some)", True),
+        ("if it > 3:\n        x, y = next(some)", False),
+        ("for _ in range(2):\n        x, y = next(some)", False),
+        ("x, y = next(some, None)", True),
+        ("x, y = next(iter(loader))", False),
+        ("x, y = next(some) if it else next(other)", False),
+    ],
+)
+def test_a_batch_is_taken_by_hand_once_a_turn_in_any_case(body: str, is_taken: bool) -> None:
+    loop = DRAWS.replace("x, y = get_batch()", body)
+    text = SCRIPT.replace(LOOP, f"some = iter(loader)\nother = iter(loader)\n{loop}")
+    flow = Flow(SourceTree(text))
+    (turns,) = (one for one in flow.script.module.body if isinstance(one, cst.For))
+    found = taken_by_hand(flow, turns)
+    assert (found is not None) is is_taken
+    assert found is None or flow.script.code(found.loader) == "loader"

@@ -5,6 +5,7 @@
     reading            what its text means, and what all its workers would write at once
     tree, dataflow     its tree, which keeps comments and layout; what flows where in it
     loops, parts       the loop that trains, and what `prepare` is given for it
+    iterators          a loop that takes its batches by next()
     counting           how many updates a loop without a loader makes
     refusals           what no lines can carry
     rewrite            the same script for Paceline, pass by pass

@@ -25,6 +25,12 @@ from .reading import Source, note_of_writes
 from .rewrite import port
 from .tree import CannotDerive, SourceTree, by_name
 
+_BY_HAND = (
+    "takes its batches by next(), so each worker counts its own: where they do not step together "
+    "(k-sync, async and their kin) they come to the end of their counts at different versions; for "
+    "batch in pace.updates(n, loader) ends everywhere at one"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
@@ -138,6 +144,8 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
             "batch is what one worker draws"
         )
         yield from _notes_of_breaks(script, training, name)
+    if training.loop.taken is not None:
+        yield f"{name}:{script.line(training.loop.taken.line)} {_BY_HAND}"
     for call in script.calls("DataParallel"):
         yield (
             f"{name}:{script.line(call)} DataParallel lets each worker use all GPUs that it sees; "

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import libcst as cst
 
 from .dataflow import AnyLoop, Flow
+from .iterators import Taken, taken_by_hand
 from .tree import CannotDerive, Scope, positional
 
 _OPTIMIZER = re.compile(
@@ -42,11 +43,13 @@ class Loop(NamedTuple):
     Attributes:
         loader: what it goes over, as its own function calls that; None: it counts updates.
         outer: the loops around it, innermost first.
+        taken: how it takes its batches by hand; None: it is over a loader itself, or has none.
     """
 
     node: AnyLoop
     loader: cst.BaseExpression | None
     outer: list[AnyLoop]
+    taken: Taken | None = None
 
 
 class Stepping:
@@ -115,6 +118,9 @@ class Stepping:
         for number, node in enumerate(chain):
             if kinds.get(node) or (number == 0 and node in kinds and kinds[node] is None):
                 return Loop(node, over[node], chain[number + 1 :])
+        taken = taken_by_hand(self.flow, chain[0])
+        if taken is not None and self.is_loader(taken.loader):
+            return Loop(chain[0], taken.loader, chain[1:], taken)
         if len(chain) == 1:
             return Loop(chain[0], None, [])
         lines = [self.script.line(one) for one in chain]

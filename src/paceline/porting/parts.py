@@ -137,7 +137,9 @@ class Parts:
     def _name(self, scope: Scope, use: cst.CSTNode) -> None:
         """Find all names there, and the line before which they exist."""
         around = self.loops_around(use)
-        self.before = self.script.block_line(around[-1] if around else use)
+        self._line = self.before = self.script.block_line(around[-1] if around else use)
+        if self.loop.taken is not None and scope is self.script.scope(self.loop.node):
+            self._before_iterators(self.loop.taken.iterations, scope)
         express = self.flow.express
         self.models = [express(one, scope) for one in self._models]
         self.optimizers = [express(one, scope) for one in self.training.optimizers.values()]
@@ -151,6 +153,20 @@ class Parts:
             if (found := self._scheduler(one, scope)) is not None
         ]
 
+    def _before_iterators(self, iterations: list[cst.Call], scope: Scope) -> None:
+        """What is taken from an iterator is of a loader that was prepared before."""
+        script, inside = self.script, set(self.script.within(self._line))
+        block = script.parents[self._line]
+        for call in (one for one in iterations if one not in inside):
+            line = script.block_line(script.statement(call))
+            if script.scope(call) is not scope or script.parents[line] is not block:
+                raise CannotDerive(
+                    f"line {script.line(call)} makes the iterator that the loop of line "
+                    f"{script.line(self._line)} takes its batches from; make it right before the "
+                    "loop, or write for batch in loader"
+                )
+            self.before = min(self.before, line, key=script.order.__getitem__)
+
     def loops_around(self, use: cst.CSTNode) -> list[AnyLoop]:
         """The loops of its own function that a node stands in, or is, innermost first."""
         return [one for one in (use, *self.script.up(use)) if isinstance(one, AnyLoop)]
@@ -160,11 +176,11 @@ class Parts:
         bound = [one.node for one in self.flow.bindings(name, scope)]
         if self.flow.home(name.partition(".")[0], scope) is not scope or not bound:
             return
-        order, inside = self.script.order, set(self.script.within(self.before))
+        order, inside = self.script.order, set(self.script.within(self._line))
         if again := [one for one in bound if one in inside]:
             raise CannotDerive(
                 f"line {self.script.line(again[0])} makes {name} anew in each turn of the loop of "
-                f"line {self.script.line(self.before)}; a run trains one model on one loader: make "
+                f"line {self.script.line(self._line)}; a run trains one model on one loader: make "
                 "it once before the loop, or give each turn a run of its own"
             )
         if not any(order[one] < order[self.before] for one in bound):

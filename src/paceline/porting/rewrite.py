@@ -20,6 +20,7 @@ import libcst as cst
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .group import leave_group
+from .iterators import row_that_takes
 from .loops import Loop
 from .parts import Parts
 from .reading import INIT, WRAP, Source, writes
@@ -92,7 +93,8 @@ def _peek(parts: Parts, edits: TreeEdits) -> None:
     script, loop = parts.script, parts.loop
     assert loop.loader is not None
     names = {script.scope(loop.node): script.code(loop.loader), parts.scope: parts.loader}
-    for call in script.calls("iter"):
+    own = [] if loop.taken is None else loop.taken.iterations
+    for call in (one for one in script.calls("iter") if one not in own):
         scope = script.scope(call)
         is_prepared = scope is not parts.scope or script.order[call] > script.order[parts.before]
         for one in positional(call)[:1]:
@@ -101,14 +103,18 @@ def _peek(parts: Parts, edits: TreeEdits) -> None:
 
 
 def step(loop: Loop, edits: TreeEdits, first: str = "", who: str = "pace") -> None:
-    """``with pace.step()`` around what is done with a batch, after a ``first`` line."""
+    """``with pace.step()`` around what is done with a batch, after a ``first`` line, or after that
+    in which the batch is taken.
+    """
     item = cst.WithItem(cst.parse_expression(f"{who}.step()"))
 
     def wrapped(body: cst.BaseSuite) -> cst.BaseSuite:
         if not isinstance(body, cst.IndentedBlock):
             raise CannotDerive
-        inner = body.with_changes(header=cst.TrailingWhitespace())
-        lines = [cst.parse_statement(first)] if first else []
+        rows = list(body.body)
+        first_row = 0 if loop.taken is None else 1 + row_that_takes(rows)
+        inner = body.with_changes(body=rows[first_row:], header=cst.TrailingWhitespace())
+        lines = [cst.parse_statement(first)] if first else rows[:first_row]
         return body.with_changes(body=[*lines, cst.With(items=[item], body=inner)], footer=())
 
     edits.change(loop.node.body, wrapped)
