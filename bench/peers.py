@@ -267,9 +267,11 @@ class Contender:
         self._file = self._channel.makefile("rw")
 
     def block_s(self, num_steps: int) -> float:
-        self._file.write(f"{num_steps}\n")
-        self._file.flush()
-        answer = self._file.readline()
+        answer = ""
+        with contextlib.suppress(ConnectionError):  # it has ended: its log says why
+            self._file.write(f"{num_steps}\n")
+            self._file.flush()
+            answer = self._file.readline()
         if not answer:
             raise DidNotStart(Path(self._folder.name, "log").read_text())
         return float(json.loads(answer)) / num_steps
@@ -392,9 +394,8 @@ def main() -> None:
     parser.add_argument("--total", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop:
-        rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
         torch.set_num_threads(1)
-        turn = Turn(options.folder, rank)
+        turn = Turn(options.folder, rank_of(options.loop))
         LOOPS[options.loop](turn, options.total, Tuning.parse(options.tuning))
         return
     note = machine()
@@ -415,6 +416,15 @@ def main() -> None:
                     f"{lines}\n{options.rounds} interleaved blocks of {options.steps} steps; "
                     "median (least to most); last columns: images/s over those of the peers of the "
                     f"same half, as written or tuned; {versions}. {note}")  # fmt: skip
+
+
+def rank_of(loop: str) -> int:
+    """Of this process: Paceline sets no RANK where a script makes process groups of torch's."""
+    if loop == "Paceline":
+        import paceline
+
+        return paceline.connect().worker
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
 def _version(name: str) -> str:

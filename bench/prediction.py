@@ -43,7 +43,9 @@ SLEEPING = {"full-sync": 150, "k-sync:6": 300, "k-batch-sync:8": 300, "k-async:4
 SAME_DRAWS, OTHER_DRAWS = 0.03, 0.05
 OTHER_SEEDS = range(101, 111)
 SEED, MINI_BATCH = 1, 64
-LOSS_SEEDS, LOSS_UPDATES, PROFILE_UPDATES, NUM_SPANS = range(1, 9), 900, 200, 10
+LOSS_SEEDS, LOSS_UPDATES, NUM_SPANS = range(1, 9), 900, 10
+PROFILE_S = 20.0
+"""As ``paceline plan`` takes it: longer than an epoch, after which there is a pause."""
 PLATEAU, ROUNDING = 2.0, 1e-4
 """A loss that no run has at its beginning, where it is ln(10); what the last digit shown hides."""
 
@@ -127,7 +129,7 @@ def losses() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for seed in LOSS_SEEDS:
             profile = run_alone(Path(folder) / f"profile-{seed}", "lenet", **live,
-                                updates=PROFILE_UPDATES, seed=100 + seed)  # fmt: skip
+                                seconds=PROFILE_S, seed=100 + seed)  # fmt: skip
             given = {**live, "updates": LOSS_UPDATES, "seed": seed}
             place = run_alone(Path(folder) / f"live-{seed}", "lenet", **given)
             settings = resolve(given, env={}, is_call=True).settings

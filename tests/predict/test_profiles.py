@@ -9,9 +9,11 @@ import pytest
 
 from paceline.conditions.delays import parse_delay
 from paceline.conditions.machine import Drift
-from paceline.events import Apply, Grant, Lease, Pushed, Ticket
+from paceline.errors import ConfigError
+from paceline.events import Apply, EpochEnd, Grant, Lease, Pushed, Ticket
 from paceline.predict.profiles import Profile, read_profile
 from paceline.predict.simulation import World, forecast, likely_update_s
+from paceline.predict.step_times import FEWEST_STEPS
 from paceline.protocols import parse
 from paceline.report.forecast import render_forecast
 from paceline.simulation.timing import TimingRun
@@ -20,11 +22,15 @@ from paceline.trace import FILE_NAME, Trace
 WORK_S, EXCHANGE_S, APPLY_S, FACTOR = 0.003, 0.002, 0.0005, 2.0
 
 
-def written(folder: Path, missed: int = 0, engine: str = "local") -> Profile:
+def written(
+    folder: Path, missed: int = 0, engine: str = "local", *, pause_s: float = 0.0, more: bool = True
+) -> Profile:
     """The profile of a made-up run of two workers, the second twice as slow, both with a delay.
 
     Args:
         missed: tickets of each worker that were called off between two pushes.
+        pause_s: the run evaluates for so long after its last push.
+        more: it begins another epoch then.
     """
     trace = Trace(folder / FILE_NAME)
     trace.header(
@@ -49,6 +55,12 @@ def written(folder: Path, missed: int = 0, engine: str = "local") -> Profile:
             compute_s = (WORK_S + delay.sample(draws[worker])) * (FACTOR if worker else 1.0)
             t_s += compute_s + EXCHANGE_S + APPLY_S * is_new
             trace.pushed(Pushed(ticket, 4, 1.0, True, t_s), compute_s, 0.001, 0.004)
+    if pause_s:
+        if more:
+            trace.order(EpochEnd(0, 40), t_s)
+        trace.evaluated(t_s + 0.9 * pause_s, 0, 40, {"loss": (1.0, 1.0)})
+        if more:
+            trace.order(Grant(Ticket(0, 200, 40), (Lease(0, 1, 0, 4),)), t_s + pause_s)
     trace.close()
     return read_profile(folder)
 
@@ -61,6 +73,14 @@ def test_ordered_delays_are_taken_out_and_the_rest_told_apart(tmp_path: Path, mi
         assert statistics.fmean(found.exchange_s[worker]) == pytest.approx(EXCHANGE_S, abs=2e-5)
     assert found.apply_s == pytest.approx(APPLY_S, abs=2e-5)
     assert (found.cores, found.delay, found.slow) == (2, ("exp:10ms",), ("1=2x",))
+
+
+@pytest.mark.parametrize(("more", "share"), [(True, 1.0), (False, 0.9)])
+def test_what_lies_between_two_epochs_is_told(tmp_path: Path, *, more: bool, share: float) -> None:
+    found = written(tmp_path, pause_s=2.0, more=more)
+    assert found.pause_s == pytest.approx(2.0 * share, abs=1e-5)
+    assert found.machine(2, 2).pause_s == found.pause_s
+    assert statistics.fmean(found.exchange_s[0]) == pytest.approx(EXCHANGE_S, abs=2e-5)
 
 
 def test_steps_of_more_workers_than_cores_are_told_as_on_a_core_of_ones_own(tmp_path: Path) -> None:
@@ -84,6 +104,19 @@ def test_steps_of_more_workers_than_cores_are_told_as_on_a_core_of_ones_own(tmp_
     conditions = World(like=tmp_path).conditions(4)
     run = TimingRun(parse("full-sync", 4), conditions).run(50)
     assert run.mean_update_s() == pytest.approx(0.020, rel=0.01)
+
+
+def test_a_mean_is_taken_from_so_many_steps(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / FILE_NAME)
+    trace.header(task="made up", protocol="async", workers=1, engine="local", path="store")
+    trace.joined(0.0, 0, 0, 1)
+    for number in range(FEWEST_STEPS):  # the first two are no steady ones
+        ticket, t_s = Ticket(0, number, number), 1.0 + number
+        trace.order(Grant(ticket, (Lease(0, 0, 0, 4),)), t_s)
+        trace.pushed(Pushed(ticket, 4, 1.0, True, t_s + 0.5), 0.1, 0.0, 0.0)
+    trace.close()
+    with pytest.raises(ConfigError, match="has 8 timed steps, at least 10 are needed"):
+        read_profile(tmp_path)
 
 
 def test_without_grants_the_workers_word_counts(tmp_path: Path) -> None:

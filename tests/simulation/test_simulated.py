@@ -11,6 +11,7 @@ from paceline.conditions.delays import parse_delay
 from paceline.conditions.machine import Machine
 from paceline.conditions.slowness import Phases
 from paceline.conditions.world import Absence, Conditions, Link
+from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError
 from paceline.events import Decision, Fact
 from paceline.protocols import PROTOCOLS, parse
@@ -122,3 +123,15 @@ def test_everybody_gone_for_good_is_said() -> None:
 def test_a_step_that_takes_no_time_is_refused() -> None:
     with pytest.raises(ConfigError, match="a step of worker 1 takes no time"):
         Conditions(delays=(parse_delay("1ms"), parse_delay("0ms")))
+
+
+def test_between_two_epochs_nobody_works_for_as_long_as_was_measured() -> None:
+    delay = parse_delay("10ms")
+    given = Machine(text="", work=(delay,) * 2, exchange=(parse_delay("0ms"),) * 2)
+    times = []
+    for machine in (given, dataclasses.replace(given, pause_s=0.25)):
+        conditions = Conditions(delays=(parse_delay("0ms"),) * 2, seed=0, machine=machine)
+        run = SimulatedRun(parse("full-sync", 2), Ledger(12, 4, 2), conditions)
+        times.append(run.run(7).times_s)
+    late = [b - a for a, b in zip(*times, strict=True)]
+    assert late == pytest.approx([0.0] * 3 + [0.25] * 3 + [0.5])

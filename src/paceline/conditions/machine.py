@@ -75,6 +75,7 @@ class Machine:
         exchange: what a worker needs beside it from a grant to the next push, by worker.
         add_s: seconds that adding a push to the sum of its update takes.
         apply_s: seconds from there until the update's new version can be pulled.
+        pause_s: seconds from the end of an epoch to the first work of the next: evaluation.
         cores: that the workers share; None: one each.
         drift: how much its speed changed while it was measured.
     """
@@ -84,6 +85,7 @@ class Machine:
     exchange: tuple[Delay, ...]
     add_s: float = 0.0
     apply_s: float = 0.0
+    pause_s: float = 0.0
     cores: int | None = None
     drift: Drift = STEADY
 
@@ -93,6 +95,7 @@ class Machine:
             self, work=tuple(one.stretched(factor) for one in self.work),
             exchange=tuple(one.stretched(factor) for one in self.exchange),
             add_s=factor * self.add_s, apply_s=factor * self.apply_s,
+            pause_s=factor * self.pause_s,
         )  # fmt: skip
 
 

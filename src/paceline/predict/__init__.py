@@ -1,6 +1,7 @@
 """A run that is predicted: before anything is paid for, with what was measured.
 
     profiles           what a short real run tells of a machine
+    step_times         of its trace, step by step
     simulation         settings in, a protocol in virtual time, a forecast out
     rehearsal          a whole training run in virtual time
     race, pursuit      protocols that race, with real gradients

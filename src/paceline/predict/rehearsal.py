@@ -72,7 +72,8 @@ def rehearse(
         settings: of them, those that say what is trained: workers, protocol, batch sizes, lr,
             epochs, updates, seconds (virtual), target_accuracy, dropped, nonfinite, init, seed.
         run_dir: where the run's files go.
-        evaluations: an epoch; they take no virtual time. Of more than one, one is at the start.
+        evaluations: an epoch. Those inside take no virtual time, and after one it takes what the
+            profile had between two. Of more than one, one is at the start.
         is_batched: gradients at equal parameters in one go, within ``gradients.TOLERANCE``.
 
     Raises:
