@@ -80,6 +80,9 @@ class RunSettings:
     mini_batch_size: int | None = _setting(
         None, "Samples a worker takes at once; an update averages K times as many.", least=1
     )
+    accumulate: int | None = _setting(
+        None, "Batches that an update averages, for a loop that steps on each.", least=1
+    )
     lr: float | None = _setting(None, "Learning rate.", above=0)
     epochs: int | None = _setting(None, "Stop after so many passes over the data.", least=1)
     updates: int | None = _setting(None, "Stop after so many updates.", least=1)

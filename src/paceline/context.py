@@ -61,6 +61,7 @@ class Context:
     epochs: int | None = None
     batch_size: int | None = None
     mini_batch_size: int | None = None
+    accumulate: int | None = None
     lr: float | None = None
     init: str | None = None
     run_dir: str | None = None

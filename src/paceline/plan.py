@@ -31,6 +31,7 @@ class Plan:
         mini_batch_size: m, samples a push.
         pushes_per_update: K, pushes an update.
         samples_per_update: samples that an update averages.
+        accumulate: mini-batches that a worker computes for a push, one after the other.
         updates_per_epoch: updates an epoch; None when nobody knows before.
         epochs: epochs, or None without a limit.
         updates_total: updates of the whole run, or None without a limit.
@@ -62,6 +63,7 @@ class Plan:
     grain: str
     notes: tuple[str, ...] = ()
     staleness: str = "none"
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):
@@ -75,6 +77,8 @@ class Plan:
             batches += f" = {self.pushes_per_update} x {self.mini_batch_size} (K x m)"
         else:
             batches += f" in K = {self.pushes_per_update} pushes of at most {self.mini_batch_size}"
+        if self.accumulate > 1:
+            batches += f", a push of {self.accumulate} batches that are accumulated"
         where = f"{self.workers} on {self.device}, engine {self.engine}, "
         where += _WAYS.get(self.path, "through the store")
         return (

@@ -130,6 +130,11 @@ def _first_difference(threads: int, run: Callable[[], object]) -> str:
 
 def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
     """The work and the coordinator that the header describes."""
+    if header.number("accumulate", 1) > 1:
+        raise ConfigError(
+            f"the run in {run_dir} accumulated gradients (--accumulate), and a replay computes "
+            "each push in one go; run it again without the flag to replay it"
+        )
     spec = header.text("program").partition(" ")[2]
     workers = header.number("workers")
     protocol = parse(header.text("protocol"), workers)

@@ -161,6 +161,54 @@ def micro_batches(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def accumulate_flag(record: Record) -> None:
+    """prepare(..., accumulate=3) and a loop that steps on each batch, clips and schedules."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
+    scheduler = lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=4)
+    loader = DataLoader(points(), batch_size=8)
+    model, optimizer, loader, scheduler = pace.prepare(
+        model, optimizer, loader, scheduler, accumulate=3
+    )
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                pace.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+        record.state(model, optimizer)
+    record.fact(rate=scheduler.get_last_lr(), batches=len(loader))
+
+
+def accumulated_by_hand(record: Record) -> None:
+    """What that comes to: three batches an update, and the epoch's last two."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
+    scheduler = lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=4)
+    loader = DataLoader(points(), batch_size=8)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for _ in pace.epochs(3):
+        num_added = 0
+        for number, (inputs, targets) in enumerate(loader, 1):
+            loss_of(model(inputs), targets).backward()
+            num_added += 1
+            if number % 3 == 0 or number == len(loader):
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= num_added
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                num_added = 0
+        record.state(model, optimizer)
+    record.fact(rate=scheduler.get_last_lr(), batches=len(loader))
+
+
 def which_samples(record: Record) -> None:
     """Two batches an update, and which samples each block was given."""
     pace = paceline.connect()
@@ -196,4 +244,5 @@ SCRIPTS = (
     Script(two_batches_a_block, refused=several(BLOCK, is_sure=False)),
     Script(micro_batches),
     Script(which_samples, uses_all=False),
+    Script(accumulate_flag, like=accumulated_by_hand),
 )

@@ -26,6 +26,7 @@ from ..system.streams import Lasting
 _DEFAULTS = {
     "workers": "the GPUs that are seen, or 1",
     "batch_size": "the task's or the loader's",
+    "accumulate": "the script's, or 1",
     "lr": "the task's or the optimizer's",
     "epochs": "the task's or the script's",
     "threads": "cores / workers",

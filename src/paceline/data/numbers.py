@@ -62,6 +62,6 @@ class _Each(Dataset[int]):
         return _MOST_NUMBERS
 
 
-def numbered(numbers: Numbers) -> "DataLoader[int]":
-    """A loader of these: a mini-batch is one number, of which a batch has as many as ``size``."""
-    return DataLoader(_Each(), numbers.size, sampler=numbers, collate_fn=itemgetter(0))
+def numbered(numbers: Numbers, size: int | None = None) -> "DataLoader[int]":
+    """A loader of these: a mini-batch is one number, of which a batch has ``size``; None: all."""
+    return DataLoader(_Each(), size or numbers.size, sampler=numbers, collate_fn=itemgetter(0))

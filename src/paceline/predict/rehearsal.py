@@ -18,6 +18,7 @@ import torch
 from ..checkpoints.state import save_model
 from ..config import RunSettings
 from ..core.ledger import Ledger
+from ..errors import ConfigError
 from ..program import TaskProgram, written
 from ..protocols import parse
 from ..protocols.base import SyncProtocol
@@ -83,6 +84,11 @@ def rehearse(
     start_s = time.perf_counter()
     protocol = parse(settings.protocol, settings.workers, settings.staleness)
     task = load_task(spec, settings.workers, settings.init) if isinstance(spec, str) else spec
+    if (settings.accumulate or 1) > 1:
+        raise ConfigError(
+            f"accumulate {settings.accumulate}: virtual time computes a push in one go; for the "
+            f"same updates give a --batch-size {settings.accumulate} times as large"
+        )
     batch_size = settings.batch_size or task.batch_size
     if settings.mini_batch_size is not None:
         batch_size = settings.mini_batch_size * protocol.num_pushes

@@ -66,6 +66,8 @@ class Description:
     num_optimizers: int = 1
     samples_each: int = 1
     """Of a position: of a stream, those of a mini-batch."""
+    accumulate: int = 1
+    """Mini-batches that a push is computed of, one after the other."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
@@ -137,6 +139,7 @@ class Description:
             "init": settings.init,
             "dropped": settings.dropped,
             "nonfinite": settings.nonfinite,
+            "accumulate": self.accumulate,
         }
 
 
@@ -169,6 +172,7 @@ def make_plan(
         grain=first.grain,
         notes=_notes(first, protocol),
         staleness=str(protocol.staleness),
+        accumulate=first.accumulate,
     )
 
 

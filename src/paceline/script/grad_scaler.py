@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -42,16 +43,31 @@ class _Used(threading.local):
         self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self.first: LossScale | None = None
         self.around: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
+        self.is_held: Callable[[], bool] | None = None
 
 
 _used = _Used()
 _scale: Callable[[GradScaler, Any], Any] = GradScaler.scale
 _unscale: Callable[..., Any] = GradScaler._unscale_grads_
+_update: Callable[..., None] = GradScaler.update
 
 
 def tell_of_unscaling(before: Callable[[], None], after: Callable[[], None]) -> None:
     """Call these around every change of gradients by a scaler of this member."""
     _used.around = before, after
+
+
+def hold_updates(is_held: Callable[[], bool]) -> None:
+    """Where the last step of this member was set aside, a scaler's ``update()`` waits for it."""
+    _used.is_held = is_held
+    GradScaler.update = _held_update  # type: ignore[method-assign]
+
+
+def _held_update(self: GradScaler, *arguments: Any, **options: Any) -> None:
+    if _used.is_held is not None and _used.is_held():
+        self._per_optimizer_states.clear()
+        return
+    _update(self, *arguments, **options)
 
 
 def _watched_unscale(self: GradScaler, *arguments: Any, **options: Any) -> Any:
@@ -94,6 +110,7 @@ class Scaling:
         self._optimizers = parts_of(optimizer)
         self._is_local = is_local
         self._scaler: GradScaler | None = None
+        _used.is_held = None
         GradScaler.scale = _watched_scale  # type: ignore[method-assign]
         GradScaler._unscale_grads_ = _watched_unscale  # type: ignore[method-assign]
 
@@ -119,6 +136,15 @@ class Scaling:
             work.loss *= work.inv_scale
         if self._is_local:
             self._unscale(work.inv_scale, optimizer)
+
+    def let_overflow(self, optimizer: Optimizer) -> None:
+        """A part of the gradient that it steps on now has overflowed, and its scaler hears it."""
+        for scaler in _used.scalers:
+            state = scaler._per_optimizer_states.get(id(optimizer))
+            for found in () if state is None else state["found_inf_per_device"].values():
+                found.fill_(1.0)
+        if isinstance(found := getattr(optimizer, "found_inf", None), Tensor):
+            optimizer.found_inf = torch.ones_like(found)  # type: ignore[attr-defined]
 
     def remember(self) -> dict[str, Any] | None:
         """The scale that the next step begins with; None: nobody scales."""

@@ -27,9 +27,10 @@ from ..replica.clips import Clips
 from ..replica.replica import Replica
 from ..replica.set_aside import SetAside
 from ..store.joint import parameters_of, parts_of
+from .accumulation import Accumulation
 from .amp import Amp
 from .edits import Edits
-from .grad_scaler import Scaling, tell_of_unscaling
+from .grad_scaler import Scaling, hold_updates, tell_of_unscaling
 from .patches import note_backward
 
 
@@ -46,6 +47,7 @@ class LocalGradients:
         device: where they lie.
         loss: of the last backward pass, which the next push reports; None: nobody recorded one.
         edits: what finds changes on the way; None: every change is right.
+        accumulation: of an update that several steps of the loop make; None: each makes one.
         aside: gradients of several optimizers that are not pushed together; None: all are.
     """
 
@@ -70,6 +72,7 @@ class LocalGradients:
         self.edits: Edits | None = None
         self.aside: SetAside | None = None
         self.loss: Tensor | None = None
+        self.accumulation: Accumulation | None = None
         self._clips = Clips(model, self._optimizers)
 
     def backward(self, loss: Tensor) -> None:
@@ -95,6 +98,33 @@ class LocalGradients:
 
         note_backward(before_backward, edits.after_backward)
         tell_of_unscaling(edits.check, edits.explained)
+
+    def accumulate(self, accumulation: Accumulation) -> None:
+        """Steps of the loop are set aside there; where nobody watches, it finds changes itself."""
+        self.accumulation = accumulation
+        hold_updates(lambda: accumulation.is_held)
+        if self.edits is None:
+            note_backward(lambda: None, accumulation.take_over)
+            tell_of_unscaling(lambda: None, accumulation.take_over)
+
+    def hold(self, part: int) -> None:
+        """Set aside what this optimizer would step on; nothing of it is clipped."""
+        assert self.accumulation is not None
+        self.accumulation.hold(part, self._optimizers[part])
+        self.take_back(part if len(self._optimizers) > 1 else None)
+
+    def join(self, part: int) -> float | None:
+        """Make ``.grad`` the mean of all that was set aside; what it weighs, None: as always."""
+        if self.accumulation is None:
+            return None
+        optimizer = self._optimizers[part]
+        found = self.accumulation.joined(part, optimizer)
+        if found.has_overflowed:
+            self.scaling.let_overflow(optimizer)
+        if self.edits is not None:
+            self.edits.explained()
+        self.accumulation.stepped()
+        return found.weight
 
     # -- the push -------------------------------------------------------------------------------
 
@@ -144,6 +174,8 @@ class LocalGradients:
             self.aside.drop()
         self.loss = None
         self.amp.is_waiting = False
+        if self.accumulation is not None:
+            self.accumulation.drop()
         self.take_back()
         for parameter in self._parameters:
             parameter.grad = None
@@ -184,9 +216,12 @@ class LocalGradients:
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
+        if not self._clips_now(parameters := _listed(parameters)):
+            return torch.tensor(math.nan, device=self.device)
         if self._clips_here:
-            self._unscale()
-            return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+            norm = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+            self._take_over()
+            return norm
         if float(norm_type) != 2.0:
             raise ConfigError(
                 f"pace.clip_grad_norm_ clips an average by its norm of type 2, not {norm_type:g}: "
@@ -198,14 +233,37 @@ class LocalGradients:
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """See ``Pace.clip_grad_value_``."""
+        if not self._clips_now(parameters := _listed(parameters)):
+            return
         if self._clips_here:
-            self._unscale()
             nn.utils.clip_grad_value_(parameters, clip_value)
+            self._take_over()
             return
         self._clips.ask_value(parameters, clip_value)
         self._give_away()
+
+    def _clips_now(self, parameters: list[Tensor]) -> bool:
+        """Whether an update comes next; what is clipped here is what it steps on then."""
+        if self._clips_here:
+            self._unscale()
+        accumulation = self.accumulation
+        if accumulation is None:
+            return True
+        if not self._clips_here:
+            return accumulation.is_last
+        return accumulation.join_for(parameters, self._optimizers)
+
+    def _take_over(self) -> None:
+        """What was clipped here is no change of the loop's own."""
+        if self.accumulation is not None:
+            self.accumulation.take_over()
 
     def _give_away(self) -> None:
         """To be clipped: nothing may be added to what is there."""
         if self.edits is not None:
             self.edits.is_final = True
+
+
+def _listed(parameters: Any) -> list[Tensor]:
+    """As torch's own functions take them: one, or any number, which are gone through once."""
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)

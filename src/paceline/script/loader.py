@@ -6,11 +6,12 @@
 
 Inside its own loop, and where no gradients are made, it is the user's own loader, too: an
 evaluation over it, ``next(iter(loader))`` or ``list(loader)`` there take nothing from the run. This
-module must not know what a step does with a batch, nor how an exchange carries a push.
+module must not know what a step does with a batch, nor how an exchange carries a push. Above 300
+lines, since a pass and the loop that counts passes are read together.
 """
 
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sized
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from ..exchange.base import Exchange, Shape
 from ..fields import count, integer
 from ..passes import Passes
 from ..replica.seeding import seed_all, step_seed
+from .accumulation import samples_in
 from .loop import TrainingLoop, to_device
 from .schedules import Schedules
 
@@ -33,7 +35,8 @@ from .schedules import Schedules
 class PreparedLoader:
     """Iterates over the mini-batches that this worker is granted, epoch by epoch.
 
-    ``len`` is the number of updates an epoch. What else the user's loader has, it has.
+    ``len`` is the number of batches an epoch, which is that of updates but for ``accumulate``. What
+    else the user's loader has, it has.
 
     Args:
         num_batches: of an epoch of the user's own loader.
@@ -53,7 +56,7 @@ class PreparedLoader:
         self._num_batches = num_batches
         self.passes = passes
         self.dataset = loop.leased.dataset
-        self.batch_size = shape.batch_size * loop.leased.samples_each
+        self.batch_size = shape.batch_size // self._num_each * loop.leased.samples_each
         self.plain = loop.leased.loader
         """The loader that was prepared, for a look at a batch beside the loop."""
         self.most_batches: int | None = None
@@ -74,7 +77,20 @@ class PreparedLoader:
             return len(self.plain)
         if self._loop.leased.order.has_own_batches or self._loop.is_alone:
             return self._num_batches
+        if self._loop.accumulation is not None:
+            return -(-self._shape.num_samples * self._num_each // self._shape.batch_size)
         return self._shape.batches().num_batches
+
+    @property
+    def _num_each(self) -> int:
+        """Batches an update."""
+        accumulation = self._loop.accumulation
+        return 1 if accumulation is None else accumulation.num_batches
+
+    @property
+    def num_updates(self) -> int:
+        """Of a whole pass, or of each member's local steps."""
+        return -(-len(self) // self._num_each)
 
     def __iter__(self) -> Iterator[Any]:
         own: list[weakref.ref[Generator[Any, None, None]]] = []
@@ -119,22 +135,45 @@ class PreparedLoader:
         loop = self._loop
         self.passes.take()
         loop.is_iterating = True
+        most = None if self.most_batches is None else self.most_batches * self._num_each
         try:
-            for batch in islice(loop.batches_alone(), self.most_batches):
+            for batch in self._marked(islice(loop.batches_alone(), most), most):
                 if loop.exchange.is_stopped:
                     loop.exchange.is_cut_short = True
                     return
                 loop.batch = batch
                 yield batch
         finally:
+            loop.drop_rest()
             loop.is_iterating = False
             loop.given_back.clear()
+
+    def _marked(self, batches: Iterator[Any], most: int | None) -> Iterator[Any]:
+        """The same; each is told apart by whether it is its update's last.
+
+        One is taken ahead where nobody knows how many come.
+        """
+        accumulation = self._loop.accumulation
+        if accumulation is None:
+            yield from batches
+            return
+        sampler = self.plain.batch_sampler
+        is_drawn = self.is_stream or isinstance(self.plain.sampler, Numbers)
+        is_counted = isinstance(sampler, Sized) and not is_drawn
+        stop = min(self._num_batches, most or self._num_batches) if is_counted else None
+        for number, (batch, is_end) in enumerate(_with_ends(batches, stop), 1):
+            is_last = is_end or number % accumulation.num_batches == 0
+            accumulation.begin(samples_in(batch), is_last=is_last)
+            yield batch
+            accumulation.end()
 
     def _cut(self, ends: list[int] | None) -> Ends | None:
         """Where the batches of a pass end: the user's own, or as many as are wanted; None: all."""
         most, num = self.most_batches, len(self._loop.leased.order.indices)
         if ends is not None:
             return ends[:most]
+        if self._loop.accumulation is not None and self.plain.drop_last:
+            num -= num % (self._shape.batch_size // self._num_each)
         end = num if most is None else min(num, most * self._shape.batch_size)
         return None if end == self._shape.num_samples else end
 
@@ -160,10 +199,11 @@ class PreparedLoader:
             if exchange.grant() is None and passes.was_look(epoch):  # before the run went on
                 yield from self._look_again()
             while (lease := loop.next_lease()) is not None:
-                loop.has_nested = False
-                if (batch := leased.fetch(lease)) is not NOTHING:
-                    loop.holding.has_samples(leased.num_samples_of(lease))
-                    yield batch
+                for part in loop.parts_of(lease):
+                    loop.has_nested = False
+                    if (batch := leased.fetch(part)) is not NOTHING:
+                        loop.holding.has_samples(leased.num_samples_of(lease))
+                        yield batch
             schedules.check()
         except GeneratorExit:
             if not loop.holding.has_worked:
@@ -175,6 +215,19 @@ class PreparedLoader:
             leased.end_epoch()
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
+
+
+def _with_ends(batches: Iterator[Any], stop: int | None) -> Iterator[tuple[Any, bool]]:
+    """Each with whether it is the last; ``stop``: as many as there are, None: it is found out."""
+    if stop is not None:
+        for number, batch in enumerate(batches, 1):
+            yield batch, number == stop
+        return
+    before = next(batches, NOTHING)
+    while before is not NOTHING:
+        after = next(batches, NOTHING)
+        yield before, after is NOTHING
+        before = after
 
 
 class _Extent(NamedTuple):
@@ -231,7 +284,7 @@ class UpdateLoop:
 
     def _end_of(self, extent: _Extent) -> int:
         if self._counts_blocks and self._numbers is None:
-            return extent.first + min(extent.stop, len(self._loader))
+            return extent.first + min(extent.stop, self._loader.num_updates)
         return extent.stop
 
     def _is_missing(self, updates: int) -> bool:
@@ -275,7 +328,7 @@ class UpdateLoop:
             return _Extent(number, self._end, until - self._end)
         if loader.is_stream:
             return _Extent(number, 0, missing)
-        ahead = until - loader.passes.num_trained * len(loader)
+        ahead = until - loader.passes.num_trained * loader.num_updates
         return _Extent(number, 0, ahead if ahead > 0 else missing)
 
     def _pass(self, extent: _Extent) -> Iterator[Any]:

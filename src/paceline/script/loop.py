@@ -11,7 +11,7 @@ a push.
 
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Stopped, Superseded, Work
 from ..speed import Speed
+from .accumulation import Accumulation
 from .gradients import LocalGradients
 from .holding import Holding
 
@@ -41,6 +42,7 @@ class TrainingLoop:
         is_failing: whether an exception of the script's own has left a step block.
         local_loss: of the last step of an optimizer that steps here.
         push_steps: of several optimizers, what a block pushes when it ends.
+        accumulation: of an update that several steps of the loop make; None: each makes one.
         batch, given_back: of the only worker, the last one, and those that it left undone.
     """
 
@@ -66,6 +68,7 @@ class TrainingLoop:
         self.num_nested = 0
         self.local_loss = math.nan
         self.push_steps: Callable[[], None] = _nothing
+        self.accumulation: Accumulation | None = None
         self.batch: Any = None
         self.given_back: list[Any] = []
         self._has_left = False
@@ -99,8 +102,8 @@ class TrainingLoop:
             self.close()
         while (grant := member.grant()) is not None:
             self._follow(grant)
-            if depth := self.leased.lookahead:
-                self.leased.reserve(member.upcoming(depth))
+            if depth := self.lookahead:
+                self._reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
                 return lease
             is_short = is_inside or holding.has_accumulated or self._is_difference
@@ -113,6 +116,40 @@ class TrainingLoop:
             self._push_what_is_done()
         holding.follow(None)
         return None
+
+    @property
+    def lookahead(self) -> int:
+        """Leases that are fetched ahead."""
+        num_each = 1 if self.accumulation is None else self.accumulation.num_batches
+        return -(-self.leased.lookahead // num_each)
+
+    def _reserve(self, leases: Sequence[Lease]) -> None:
+        accumulation = self.accumulation
+        if accumulation is not None:
+            leases = [part for one in leases for part in accumulation.cut(one)]
+        self.leased.reserve(leases)
+
+    def parts_of(self, lease: Lease) -> Iterator[Lease]:
+        """What comes to the loop of the lease that it has now: all at once, or batch by batch."""
+        accumulation, held = self.accumulation, self.holding.current
+        if accumulation is None:
+            yield lease
+            return
+        assert held is not None
+        parts = accumulation.cut(lease)
+        for part in parts:
+            if held.is_called_off:
+                return
+            if self.exchange.is_in_step:
+                raise ConfigError(
+                    f"a step block took a second batch, and with accumulate "
+                    f"{accumulation.num_batches} each has one: leave next() or the flag out"
+                )
+            self._refuse_side_by_side()
+            accumulation.begin(part.num_samples, is_last=part is parts[-1])
+            yield part
+            if not held.is_called_off:
+                accumulation.end()
 
     def _refuse_side_by_side(self) -> None:
         """Raise ConfigError where the loader is iterated twice at once: zip(loader, loader)."""
@@ -130,11 +167,16 @@ class TrainingLoop:
         if holding.has_accumulated and was_there and not self._gradients.are_there():
             holding.zeroed()
         holding.differentiated()
+        if self.accumulation is not None:
+            self.accumulation.differentiated()
 
     def weigh(self, weight: float) -> None:
         """See ``Step.weight``."""
         if not (weight >= 0.0 and math.isfinite(weight)):
             raise ConfigError(f"step.weight must be >= 0 and finite, got {weight}")
+        if self.accumulation is not None:
+            self.accumulation.weigh(weight)
+            return
         current = self.holding.current
         if current is not None:
             if current.is_used and not self._is_difference:
@@ -143,6 +185,11 @@ class TrainingLoop:
 
     def skip(self) -> None:
         """See ``Step.skip``."""
+        if self.accumulation is not None:
+            raise ConfigError(
+                "step.skip() gives a mini-batch back, and with accumulate "
+                f"{self.accumulation.num_batches} it is a part of one: leave it by continue"
+            )
         self._forget()
         if self._member is None:
             self.given_back.append(self.batch)
@@ -159,7 +206,7 @@ class TrainingLoop:
 
     def close(self) -> None:
         """A step block has ended, or the next batch is asked for: the work on this one is done."""
-        if self._member is None:
+        if self._member is None or not (self.accumulation is None or self.accumulation.is_last):
             return
         try:
             self.push_steps()
@@ -206,6 +253,7 @@ class TrainingLoop:
     def leave(self) -> None:
         """The loop was left before the epoch's end."""
         self._has_left = True
+        self.drop_rest()
         if self.is_failing:
             return  # the worker ends, and nobody is waited for
         try:
@@ -214,6 +262,13 @@ class TrainingLoop:
             pass
         except (ConfigError, WorkerError) as error:
             self._error = error  # a generator that is closed cannot raise it
+
+    def drop_rest(self) -> None:
+        """The loop was left before its update was full: what was set aside for it is dropped."""
+        if self.accumulation is not None and not self.is_failing:
+            if self.accumulation.is_pending and self._member is not None:
+                self.holding.zeroed()
+            self.accumulation.drop()
 
     def end_iteration(self) -> None:
         """The script has no more epochs: an iterator that it did not come to the end of ends."""

@@ -40,6 +40,7 @@ from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores
 from ..tuning.candidate import Forward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
+from .accumulation import Accumulation
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
@@ -58,6 +59,7 @@ class Prepared:
         objects: what was given to ``prepare``.
         batch: what the loader's batch size means.
         fast: ``auto`` or ``none``, and the loop's own (model, batch) -> loss where it is known.
+        accumulate: batches that an update averages.
 
     Attributes:
         model, optimizer: the user's; of several, one that stands for all.
@@ -74,6 +76,7 @@ class Prepared:
         batch: str,
         keeper: MemberState,
         fast: tuple[str, Forward | None] = ("none", None),
+        accumulate: int = 1,
     ) -> None:
         self._exchange = exchange
         self._member = exchange.shared
@@ -89,9 +92,11 @@ class Prepared:
             self._member is None or context.steps_apart
         )
         """Whether each step of several optimizers is an update."""
-        self.numbers = Numbers(context.parts) if loader is None else None
+        is_alone = self._member is None  # then nothing is drawn: it would be missing in the loop
+        self.numbers = Numbers(context.parts * accumulate) if loader is None else None
         if self.numbers is not None:
-            loader, fast = numbered(self.numbers), ("none", None)
+            loader = numbered(self.numbers, 1 if is_alone else None)
+            fast = "none", None
         assert loader is not None
         self.model: nn.Module = model
         self.optimizer: Optimizer = optimizer
@@ -101,19 +106,24 @@ class Prepared:
             fast, stream = _refuse_speed(context, fast), Numbers(context.parts)
             lease = partial(StreamedLoader, numbers=stream, is_global=batch == "global")
         order = lease(loader, context.seed, device).order
-        is_alone = self._member is None  # then nothing is drawn: it would be missing in the loop
+        if accumulate > 1 and not is_alone:
+            _refuse_cut(order.has_own_batches, self.is_stream, accumulate)
         num_samples, self.num_batches = plain_sizes(loader) if is_alone else order.count()
         if self.is_stream:
             stream.go_far()
         size = loader.batch_size or -(-num_samples // self.num_batches)
         size = size * context.parts if batch == "per-worker" else size
+        size = size if self.numbers is None else context.parts
+        is_cut = accumulate > 1 and loader.drop_last  # then what is left out is less than a batch
         self.shape = Shape(
-            num_samples=num_samples,
-            batch_size=num_samples if self.is_stream else size,
+            num_samples=num_samples - num_samples % size * is_cut,
+            batch_size=num_samples if self.is_stream else size * accumulate,
             parts=context.parts,
-            keep_remainder=not loader.drop_last or order.has_own_batches or self.is_stream,
+            keep_remainder=(
+                not loader.drop_last or order.has_own_batches or self.is_stream or is_cut
+            ),
         )
-        self._batch_size = size
+        self._batch_size, self._accumulate = size, accumulate
         self.settled = self._settle(loader, *fast)
         speed = self.settled.speed
         leased = lease(loader, context.seed, device, speed)
@@ -132,9 +142,19 @@ class Prepared:
             exchange, leased, self.gradients, speed, is_difference=context.is_difference
         )
         self.schedules = self._find_schedules(objects)
+        if accumulate > 1:
+            self._set_up_accumulation(-(-size // context.parts))
         self.step = OptimizerStep(
             context, self.optimizers, self.gradients, self.loop, self.schedules
         )
+
+    def _set_up_accumulation(self, size: int) -> None:
+        """Steps of the loop are set aside; ``size``: samples of a worker's mini-batch."""
+        made = Accumulation(self._accumulate, self.optimizers, size)
+        self.loop.accumulation, self.schedules.place.is_held = made, lambda: made.is_held
+        if self._member is None:
+            note_losses(lambda _: made.differentiated())
+            self.gradients.accumulate(made)
 
     def _find_schedules(self, objects: tuple[Any, ...]) -> Schedules:
         exchange, context = self._exchange, self._context
@@ -170,6 +190,7 @@ class Prepared:
             tell,
             is_alone=self._member is None,
             skips=context.nonfinite == "skip",
+            accumulates=self._accumulate > 1,
         )
 
     def _only_for_one(self, fast: tuple[str, Forward | None]) -> tuple[str, Forward | None]:
@@ -236,7 +257,10 @@ class Prepared:
                 self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened
             )
             hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
-            self.gradients.watch(replica, is_refused=self._context.averages)
+            is_refused = self._context.averages or self._accumulate > 1
+            self.gradients.watch(replica, is_refused=is_refused)
+        if self.loop.accumulation is not None:
+            self.gradients.accumulate(self.loop.accumulation)
         if exchange.num_workers > 1:
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
@@ -286,7 +310,7 @@ class Prepared:
             "drop_last": not self.shape.keep_remainder,
             "has_own_batches": self.loop.leased.order.has_own_batches,
             "order": self._order_kind,
-            "lookahead": 0 if self.is_stream else self.loop.leased.lookahead,
+            "lookahead": 0 if self.is_stream else self.loop.lookahead,
             "learning_rates": rates,
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
@@ -297,6 +321,7 @@ class Prepared:
             "samples": sample_digests(self.loop.leased.loader) if context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
             "samples_each": self.loop.leased.samples_each,
+            "accumulate": self._accumulate,
         }
 
     @property
@@ -353,6 +378,21 @@ class Prepared:
                 f"a batch of {size} is shared by {parts} mini-batches; for a script that counts on "
                 f"{size} samples in each: pace.prepare(..., batch='per-worker')"
             )
+
+
+def _refuse_cut(has_own_batches: bool, is_stream: bool, accumulate: int) -> None:
+    """Raise ConfigError where several workers cannot cut what K batches are."""
+    if has_own_batches:
+        raise ConfigError(
+            f"accumulate {accumulate} with a batch sampler of your own: several workers cut K "
+            "batches by their samples; accumulate by hand (if (i + 1) % n == 0 or i + 1 == "
+            "len(loader): optimizer.step()), or with one worker"
+        )
+    if is_stream:
+        raise ConfigError(
+            f"accumulate {accumulate} over a stream: several workers are handed a mini-batch at a "
+            "time; accumulate by hand (if (i + 1) % n == 0: optimizer.step()), or with one worker"
+        )
 
 
 def _refuse_speed(context: Context, fast: tuple[str, Forward | None]) -> tuple[str, Forward | None]:

@@ -60,6 +60,8 @@ class Schedule(abc.ABC):
         if place.is_stepping or not place.is_iterating:
             self.take(*arguments, **options)
             return
+        if place.is_held():
+            return  # it counts updates
         if place.waits(self.optimizer):
             place.deferred.append(functools.partial(self._step, *arguments, **options))
             return
@@ -84,6 +86,11 @@ class Schedule(abc.ABC):
     @property
     def name(self) -> str:
         return type(self._scheduler).__name__
+
+    @property
+    def scheduler(self) -> AnyScheduler:
+        """The user's object."""
+        return self._scheduler
 
     @property
     def optimizer(self) -> Optimizer:
@@ -201,6 +208,7 @@ class Schedules:
         every: of those that were given to ``prepare``.
         is_alone: whether this is plain PyTorch: one worker in its own process.
         skips: whether an update may be skipped without a scaler.
+        accumulates: whether an update is made of several steps of the loop.
         tell: tells a member that comes later where they stand.
     """
 
@@ -213,6 +221,7 @@ class Schedules:
         *,
         is_alone: bool,
         skips: bool,
+        accumulates: bool = False,
     ) -> None:
         self._every = every
         self.place = place
@@ -224,10 +233,11 @@ class Schedules:
             if all(one.optimizer is not mine for mine in optimizers):
                 raise ConfigError(f"{one.name} is of an optimizer that prepare() was not given")
         self._strays: list[StraySchedulers] = []
-        if not (every or is_alone or place.is_lockstep or place.is_local):
-            self._strays = [StraySchedulers(one) for one in optimizers]
+        if accumulates or not (every or is_alone or place.is_lockstep or place.is_local):
+            known = [one.scheduler for one in every]
+            self._strays = [StraySchedulers(one, known) for one in optimizers]
         self._is_replaced = False
-        if not is_alone:
+        if accumulates or not is_alone:
             self._replace()
 
     def __iter__(self) -> Iterator[Schedule]:
@@ -270,9 +280,9 @@ class Schedules:
         Args:
             version: of the gradient.
         """
+        self.check()
         if not self._every and self._is_alone:
             return
-        self.check()
         if self._every:
             if not self._is_replaced and (self._skips or has_scaled):
                 self._replace()  # one worker: not before something may be skipped

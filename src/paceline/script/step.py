@@ -142,7 +142,9 @@ class OptimizerStep:
         self._loop.holding.has_worked = True
         self._loop.is_failing = False
         self._schedules.place.deferred.clear()  # of a block that was left
-        self.injection.begin()
+        accumulation = self._gradients.accumulation
+        if accumulation is None or not accumulation.is_pending:
+            self.injection.begin()
 
     def _zero_grad(self, part: int, set_to_none: bool = True) -> None:
         """Replaces ``optimizer.zero_grad``: what was accumulated is left unused."""
@@ -189,6 +191,8 @@ class OptimizerStep:
         if gradients.edits is not None:
             refuse_hooks(optimizer)
             gradients.edits.check()
+        if self._holds(part):
+            return
         if self._waits:
             assert self._member is not None
             self._wait(self._member, part)
@@ -202,6 +206,22 @@ class OptimizerStep:
             with gradients.aside.only(part):
                 self._step_with_others(self._member, part, asked)
         gradients.pushed(self._exchange.last_norm)
+
+    def _holds(self, part: int) -> bool:
+        """Whether this step is set aside, since its update comes with a later one."""
+        gradients, holding = self._gradients, self._loop.holding
+        accumulation = gradients.accumulation
+        if accumulation is None:
+            return False
+        if gradients.edits is None:
+            accumulation.check(part)
+        if not accumulation.is_last:
+            gradients.hold(part)
+            return True
+        weight = gradients.join(part)
+        if holding.current is not None and weight != holding.current.num_samples:
+            holding.current.weight = weight
+        return False
 
     # -- steps that are pushed when their block ends --------------------------------------------
 

@@ -126,17 +126,21 @@ class Strays:
 
 
 class StraySchedulers:
-    """Schedulers of the prepared optimizer where none was prepared.
+    """Schedulers of the prepared optimizer that were not prepared.
 
     Between epochs they may step. Inside the loop each would count the steps of its own worker, and
     an update would have the rate of whoever executes it. They are looked for when a rate changes
     inside the loop, and a few times only: it may also be changed by hand.
+
+    Args:
+        known: schedulers that were prepared.
     """
 
     _LOOKS = 4
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, known: Sequence[AnyScheduler] = ()) -> None:
         self._optimizer = optimizer
+        self._known = {id(one) for one in known}
         self._rates: list[Any] = []
         self._num_looks = 0
 
@@ -151,7 +155,7 @@ class StraySchedulers:
         self._rates = rates
         self._num_looks += 1
         for one in gc.get_objects():
-            if not issubclass(type(one), AnyScheduler):
+            if not issubclass(type(one), AnyScheduler) or id(one) in self._known:
                 continue
             if one.optimizer is self._optimizer and getattr(one, "_last_lr", None) == rates:
                 raise ConfigError(

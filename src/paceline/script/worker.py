@@ -200,6 +200,7 @@ class Pace:
         batch: str = "global",
         fast: str | None = None,
         forward: Forward | None = None,
+        accumulate: int = 1,
     ) -> Any:
         """Make a model, its optimizer, its loader and its schedulers take part in the run.
 
@@ -214,6 +215,15 @@ class Pace:
                 tried; None: what ``--fast`` says.
             forward: (model, batch) -> loss, as the loop computes it; a trial uses it. Without it
                 ``model(batch[0])`` is called and a loss is made up.
+            accumulate: K >= 1 batches of the loader make an update, for a loop that steps on each
+                and is not changed; ``--accumulate`` counts before it. The first K - 1 ``step()``
+                set their gradient aside, the K-th steps on the mean, as does the last of an
+                epoch on what is there. That is the loop that adds up the gradients of ``loss *
+                len(batch)`` and, ``if (i + 1) % K == 0 or i + 1 == len(loader)``, divides by the
+                samples and steps: a batch weighs by its samples (a short last one less than in
+                Accelerate, where each weighs 1 / K), or by ``step.weight``. Clips of ``pace`` and
+                prepared schedulers act with updates, ``len(loader)`` counts batches, ``version``
+                and ``updates`` count updates. A loop that is left early drops what is set aside.
 
         Raises:
             ConfigError: something cannot be carried; it is named.
@@ -223,12 +233,18 @@ class Pace:
         fast = self._context.fast if fast is None else fast
         if fast not in ("auto", "none"):
             raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
+        num_batches = self._context.accumulate or whole(accumulate)
+        if num_batches is None or num_batches < 1:
+            raise ConfigError(
+                f"accumulate must be >= 1, the batches of an update, got {accumulate!r:.60}"
+            )
         if hasattr(self, "_prepared"):
             raise ConfigError("prepare() was called twice; prepare everything in one call")
         exchange = self._exchange
         self._prepared = prepared = Prepared(
-            exchange, self._context, objects, self.device, batch, self._keeper, (fast, forward)
-        )
+            exchange, self._context, objects, self.device, batch, self._keeper, (fast, forward),
+            num_batches,
+        )  # fmt: skip
         loader = PreparedLoader(
             prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
         )

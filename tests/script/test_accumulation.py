@@ -1,0 +1,308 @@
+"""An update of K batches for a loop that steps on each: what one by hand comes to, bit for bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, lr_scheduler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from paceline.context import Context
+from paceline.errors import ConfigError
+from paceline.events import Lease
+from paceline.exchange.solo import SoloExchange
+from paceline.script.accumulation import Accumulation, samples_in
+from paceline.script.worker import Pace
+
+
+def alone(accumulate: int = 1) -> Pace:
+    return Pace(SoloExchange(), Context(accumulate=None if accumulate == 1 else accumulate))
+
+
+def samples(num_samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(num_samples, 3, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+def train(num_samples: int, every: int, rule: Any, *, before: bool = True) -> tuple[Tensor, int]:
+    """By the flag: the loop of the README, with ``zero_grad`` before the step or behind it."""
+    pace, model = alone(every), net()
+    optimizer = rule(model.parameters(), lr=0.1)
+    loader = DataLoader(samples(num_samples), batch_size=4)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                if before:
+                    optimizer.zero_grad()
+                nn.functional.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+                if not before:
+                    optimizer.zero_grad()
+    return weights(model), pace.version
+
+
+def by_hand(num_samples: int, every: int, rule: Any) -> tuple[Tensor, int]:
+    """Gradients of sums over samples, in units of a batch of 4, divided when a step is due."""
+    model, num_updates = net(), 0
+    optimizer = rule(model.parameters(), lr=0.1)
+    loader = DataLoader(samples(num_samples), batch_size=4)
+    for _ in range(3):
+        total = 0.0
+        for number, (inputs, targets) in enumerate(loader, 1):
+            share = len(inputs) / 4
+            (nn.functional.mse_loss(model(inputs), targets) * share).backward()
+            total += share
+            if number % every == 0 or number == len(loader):
+                for one in model.parameters():
+                    assert one.grad is not None
+                    one.grad /= total
+                optimizer.step()
+                optimizer.zero_grad()
+                total, num_updates = 0.0, num_updates + 1
+    return weights(model), num_updates
+
+
+@pytest.mark.parametrize("rule", [SGD, Adam])
+@pytest.mark.parametrize("every", [2, 3, 5, 9])
+@pytest.mark.parametrize("before", [True, False])
+def test_one_worker_is_the_loop_by_hand_bit_for_bit(rule: Any, every: int, before: bool) -> None:
+    found, version = train(20, every, rule, before=before)
+    expected, num_updates = by_hand(20, every, rule)
+    assert torch.equal(found, expected)
+    assert version == num_updates
+
+
+def test_a_short_batch_weighs_by_its_samples_as_in_one_batch() -> None:
+    found, _ = train(22, 6, SGD)  # all of an epoch: one update
+    torch.testing.assert_close(found, by_hand(22, 6, SGD)[0], rtol=0, atol=1e-14)
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    inputs, targets = samples(22).tensors
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-14)
+
+
+class Endless(IterableDataset[Tensor]):
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __iter__(self) -> Any:
+        yield from samples(self.num_samples)
+
+
+def test_a_stream_ends_with_an_update_of_what_is_there() -> None:
+    pace, model = alone(3), net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Endless(20), batch_size=4)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    expected, num_updates = by_hand(20, 3, SGD)
+    assert torch.equal(weights(model), expected)
+    assert pace.version == num_updates
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_updates_count_updates(with_loader: bool) -> None:
+    pace, model = alone(2), net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    data = samples(20)
+    given = [DataLoader(data, batch_size=4)] if with_loader else []
+    model, optimizer, *prepared = pace.prepare(model, optimizer, *given)
+    num_drawn = 0
+    for _ in pace.updates(7, *prepared):
+        num_drawn += 1
+        optimizer.zero_grad()
+        model(data.tensors[0]).mean().backward()
+        optimizer.step()
+    assert pace.version == 7
+    assert num_drawn == (5 + 5 + 2 if with_loader else 14)  # 3 updates a pass of 5 batches
+
+
+def test_a_schedule_and_the_norm_that_is_clipped_to_count_updates() -> None:
+    pace, model = alone(4), net()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    data = DataLoader(samples(32), batch_size=4)
+    model, optimizer, loader, scheduler = pace.prepare(model, optimizer, data, scheduler)
+    norms = []
+    for _ in pace.epochs(1):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            norms.append(float(pace.clip_grad_norm_(model.parameters(), 0.1)))
+            optimizer.step()
+            scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert [norm == norm for norm in norms] == [False, False, False, True] * 2
+
+
+def test_what_a_left_loop_had_set_aside_is_dropped() -> None:
+    pace, model = alone(3), net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(samples(20), batch_size=4))
+    before = weights(model)
+    for _ in pace.epochs(2):
+        for number, (inputs, targets) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            if number == 1:
+                break
+    assert pace.version == 0
+    assert torch.equal(weights(model), before)
+
+
+# -- scalers ---------------------------------------------------------------------------------------
+
+
+def scaled(every: int) -> tuple[Tensor, float]:
+    """float16's scaler on a CPU, which begins so high that the first scales overflow."""
+    pace, model = alone(every), net().float()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    data = TensorDataset(*(one.float() for one in samples(32).tensors))
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(data, batch_size=4))
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return weights(model), scaler.get_scale()
+
+
+def scaled_by_hand(every: int) -> tuple[Tensor, float]:
+    model = net().float()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    data = TensorDataset(*(one.float() for one in samples(32).tensors))
+    for _ in range(3):
+        for number, (inputs, targets) in enumerate(DataLoader(data, batch_size=4), 1):
+            loss = nn.functional.mse_loss(model(inputs), targets) / every
+            scaler.scale(loss).backward()
+            if number % every == 0:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    return weights(model), scaler.get_scale()
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_a_scaler_counts_updates_and_an_overflow_of_a_part_skips_all(every: int) -> None:
+    (found, scale), (expected, its) = scaled(every), scaled_by_hand(every)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert scale == its < 2.0**127
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def loop(body: Callable[..., None], *schedulers: Any) -> None:
+    pace, model = alone(2), net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    data = DataLoader(samples(16), batch_size=4)
+    model, optimizer, loader = pace.prepare(model, optimizer, data)
+    made = [one(optimizer) for one in schedulers]
+    for _ in pace.epochs(2):
+        for number, (inputs, targets) in enumerate(loader, 1):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            body(number, pace, model, optimizer, *made)
+
+
+def by_hand_too(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> None:
+    if number % 2 == 0:
+        optimizer.step()
+
+
+def last_left_out(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> None:
+    if number % 2 == 0:
+        optimizer.zero_grad()
+        return
+    optimizer.step()
+
+
+def clipped_each(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def skipped(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> None:
+    with pace.step() as step:
+        step.skip()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (by_hand_too, r"had a backward\(\) and no optimizer.step\(\)"),
+        (last_left_out, r"no optimizer.step\(\)"),
+        (clipped_each, "to each batch and not to their mean: to clip the mean write pace.clip"),
+        (skipped, r"step.skip\(\) gives a mini-batch back, and with accumulate 2"),
+    ],
+)
+def test_a_loop_that_would_be_another_is_refused(body: Callable[..., None], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loop(body)
+
+
+def test_a_scheduler_that_would_count_batches_is_refused() -> None:
+    def stepped(number: int, pace: Pace, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+        optimizer.step()
+        scheduler.step()
+
+    with pytest.raises(ConfigError, match="ExponentialLR was stepped inside the loop"):
+        loop(stepped, lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5))
+
+
+def test_the_flag_counts_before_the_call_and_less_than_one_is_refused() -> None:
+    model = net()
+    objects = model, SGD(model.parameters(), lr=0.1), DataLoader(samples(8), batch_size=4)
+    with pytest.raises(ConfigError, match="accumulate must be >= 1, the batches of an update"):
+        alone().prepare(*objects, accumulate=0)
+    pace = alone(2)
+    pace.prepare(*objects, accumulate=0)
+    assert pace.context.accumulate == 2
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_samples", range(1, 13))
+def test_a_lease_is_cut_into_parts_of_a_mini_batch_at_most(num_samples: int) -> None:
+    made = Accumulation(4, [SGD(net().parameters(), lr=0.1)], 3)
+    parts = made.cut(Lease(7, 1, 5, 5 + num_samples))
+    assert [one.start for one in parts] == [5, *(one.stop for one in parts[:-1])]
+    assert parts[-1].stop == 5 + num_samples
+    assert all(1 <= one.num_samples <= 3 for one in parts)
+    assert len(parts) <= 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_samples"),
+    [(torch.ones(3, 2), 3), ((torch.ones(4, 1), 5), 4), ({"a": [torch.ones(2)]}, 2), (7, 1),
+     (["one", "two"], 1)],
+)  # fmt: skip
+def test_samples_are_counted_in_batches_of_any_make(batch: Any, num_samples: int) -> None:
+    assert samples_in(batch) == num_samples
