@@ -11,7 +11,7 @@ here: an exchange knows nothing of it. Whatever loops so that this would not hol
 name. This module must not know exchanges, leases beyond their positions, or who steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -222,10 +222,16 @@ def _scale_of(optimizer: Optimizer) -> float:
 
 def samples_in(batch: Any) -> int:
     """Samples of a batch of any make: the length of its first tensor, or of itself."""
+    if (found := next(_tensors(batch), None)) is not None:
+        return len(found)
+    return len(batch) if isinstance(batch, Sized) else 1
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """Those that have a length."""
     if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else 1
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple) and batch:
-        return samples_in(batch[0])
-    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, str | bytes) else 1
+        if batch.dim():
+            yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for one in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(one)
