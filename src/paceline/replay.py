@@ -130,11 +130,6 @@ def _first_difference(threads: int, run: Callable[[], object]) -> str:
 
 def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
     """The work and the coordinator that the header describes."""
-    if header.number("accumulate", 1) > 1:
-        raise ConfigError(
-            f"the run in {run_dir} accumulated gradients (--accumulate), and a replay computes "
-            "each push in one go; run it again without the flag to replay it"
-        )
     spec = header.text("program").partition(" ")[2]
     workers = header.number("workers")
     protocol = parse(header.text("protocol"), workers)
@@ -227,6 +222,8 @@ def _reason(header: Header) -> str:
         return "its gradients were averaged by torch.distributed, in an order of its own"
     if not device.startswith("cpu"):
         return f"it ran on {device}, and only what a CPU computed comes out equal bit for bit"
+    if (number := header.number("accumulate", 1)) > 1:
+        return f"it accumulated {number} batches a push, and a replay computes each push in one go"
     if rounding := header.texts("rounding"):
         return f"it ran with {' and '.join(rounding)}, which rounds otherwise than plain code does"
     return ""

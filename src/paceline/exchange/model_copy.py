@@ -143,6 +143,12 @@ class ModelCopy:
         moved = squared_distance(self.replica.layout, newest, self.home)
         return allowed_scale(limit, moved, self.rule.param_groups)
 
+    def publish(self) -> None:
+        """The weights that the model holds are those of the version that stands, for all."""
+        parameters = self.replica.layout.parameters
+        block = self.store.blocks[self.store.current]
+        parameters.of(block).copy_(parameters.of(self.home))
+
     def optimizer_state(self) -> dict[Tensor, dict[str, Any]]:
         """Clones of the optimizer's whole state at the newest version, by the user's parameters."""
         rows = self.updaters[self.store.current].read_state()
@@ -231,6 +237,19 @@ class Unedited:
         """The error for a change at this byte."""
         places = self._parameters.places
         return edited(next(one.name for one in reversed(places) if one.offset <= offset))
+
+    def take_published(self) -> None:
+        """What the script has changed since the last mark is meant, and stands.
+
+        Raises:
+            ConfigError: a parameter came or went, or has another type, shape or device.
+        """
+        held = self._replica.held
+        held.take_buffers()
+        held.check_names()
+        held.take_parameters()
+        self._hooks.check_objects()
+        self.mark()
 
     # -- between epochs -------------------------------------------------------------------------
 

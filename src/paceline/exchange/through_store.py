@@ -19,7 +19,9 @@ from torch.optim import Optimizer
 
 from ..conditions.faults import Fault, Kind
 from ..core.batches import Ends
+from ..errors import ConfigError
 from ..events import Grant, Lease
+from ..replica.held import IN_THE_STEP
 from ..replica.replica import Replica
 from ..stopping import StopRule
 from ..store.control import ALARM
@@ -72,6 +74,8 @@ class StoreExchange(Exchange):
         """Whether the script has no more epochs."""
         self.has_opened = False
         """Whether its first epoch was opened."""
+        self._is_published = False
+        """Whether weights were published since the last epoch."""
         self._owes_stop = False
         """Whether it has asked for the end between epochs, where a last checkpoint comes along."""
 
@@ -125,7 +129,8 @@ class StoreExchange(Exchange):
         own.begin_epoch(epoch, ends)
         each, end = (None, ends) if isinstance(ends, int | None) else (tuple(ends), None)
         digest = own.hooks.order_digest() if self.num_workers > 1 else ""
-        self._channel.send(said.Arrive(epoch, each, end, digest, self.place()))
+        published = self._publish_settled(is_first=is_first)
+        self._channel.send(said.Arrive(epoch, each, end, digest, self.place(), published))
         while isinstance(message := self._mail.next(), said.Adopt):
             own.hooks.adopt(message.text)
         if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch
@@ -137,6 +142,8 @@ class StoreExchange(Exchange):
             return False
         if is_first:
             self._beginning.settle(self._loaded)
+        if message.is_published:
+            own.copy.pull(0)
         self._began_s = time.perf_counter() - message.began_for_s
         if message.by_peers:
             self._peers.open(message)
@@ -154,13 +161,51 @@ class StoreExchange(Exchange):
         stand still, and whatever another member holds is pulled over.
         """
         if self.has_opened:
-            self.unedited.check_all(self.version)
+            if self._is_published:
+                self.unedited.take_published()
+            else:
+                self.unedited.check_all(self.version)
             return self.unedited.buffers_to_keep(self._own.copy.home)
         self.unedited.take_all()
         self._loaded = self.hooks.take_loaded()
         if self._mail.is_main:
             self._beginning.settle(self._loaded)
         return None
+
+    def publish(self, protocol: str) -> None:
+        """What the script has changed in the weights is meant; see ``Pace.publish``.
+
+        Raises:
+            ConfigError: others change the weights meanwhile, or hold other memory.
+        """
+        own, copy = self._own, self._own.copy
+        if own.grant is None:
+            if own.averaging is not None:
+                own.averaging.refuse("pace.publish(model)")
+            self._is_published = True
+            return
+        if self.num_workers > 1 and not copy.is_difference:
+            raise ConfigError(
+                f"pace.publish(model) stands inside the loop, and under {protocol} one worker's "
+                "weights are not the others': publish between epochs, use --protocol local-sgd:H, "
+                f"or {IN_THE_STEP}"
+            )
+        copy.unedited.take_published()
+        if not (self._peers.are_on or copy.is_difference):  # else they lie there by themselves
+            copy.publish()
+
+    def _publish_settled(self, *, is_first: bool) -> int:
+        """Before an epoch: the main member's weights go to the store; what ``Arrive`` says.
+
+        Before the first of a new run they do so anyway.
+        """
+        was_published, self._is_published = self._is_published, False
+        if not was_published or (is_first and self.version == 0):
+            return 0
+        if not self._mail.is_main:
+            return 1
+        self._own.copy.publish()
+        return said.PUBLISHED
 
     def grant(self) -> Grant | None:
         """The work to do next; None: the epoch is over."""

@@ -158,14 +158,21 @@ class HeldMemory:
                 module._buffers[key] = mine
 
 
+IN_THE_STEP = (
+    "make clamps and projections a part of the step, in a class of your own: "
+    "class Clipped(torch.optim.SGD): def step(self, closure=None): super().step(closure); "
+    "for group in self.param_groups: for p in group['params']: p.data.clamp_(-c, c)"
+)
+"""How weights are changed after each step, the same in all workers."""
+
+
 def edited(name: str) -> ConfigError:
     """The error for weights that changed otherwise than by the optimizer's step."""
     return ConfigError(
         f"parameter {name!r} was changed after prepare() otherwise than by optimizer.step(), and "
         "such a change would be lost or made once by every worker: load weights before prepare(), "
-        "and make clamps and projections a part of the step, in a class of your own: "
-        "class Clipped(torch.optim.SGD): def step(self, closure=None): super().step(closure); "
-        "for group in self.param_groups: for p in group['params']: p.data.clamp_(-c, c)"
+        "say that it is meant by pace.publish(model) right behind it (between epochs; under "
+        f"local-sgd in the loop, too), and {IN_THE_STEP}"
     )
 
 

@@ -18,7 +18,17 @@ from collections.abc import Callable, Mapping
 from ..core.batches import Ends
 from ..errors import ConfigError
 from ..passes import is_far
-from ..wire.messages import Arrive, EndEpoch, Ending, Goodbye, OpenEpoch, Rested, SentAway, Stop
+from ..wire.messages import (
+    PUBLISHED,
+    Arrive,
+    EndEpoch,
+    Ending,
+    Goodbye,
+    OpenEpoch,
+    Rested,
+    SentAway,
+    Stop,
+)
 from .checkpointing import Checkpointing
 from .peers import Peers
 from .respawn import Newcomers
@@ -149,6 +159,7 @@ class EpochBorders:
         if run.has_all_updates:  # of a run that goes on and has nothing left to do
             self._stop(f"{run.settings.updates} updates are done")
             return
+        is_published = self._is_published()
         self.checkpointing.between(epoch)
         if self.checkpointing.is_waited_for:
             return
@@ -160,7 +171,8 @@ class EpochBorders:
         if epoch == run.coordinator.epoch and not run.coordinator.is_cut_off:
             self._close_again(epoch)
         else:
-            self._open(epoch, first.end if first.batch_ends is None else first.batch_ends)
+            ends = first.end if first.batch_ends is None else first.batch_ends
+            self._open(epoch, ends, is_published=is_published)
 
     def _agreed(self) -> Arrive | None:
         """What all members have come with; None: they have not all come, or somebody leaves.
@@ -178,7 +190,23 @@ class EpochBorders:
         digests = {number: self._arrived[number].digest for number in live}
         return first if self._orders.compare(first.epoch, digests) else None
 
-    def _open(self, epoch: int, batch_ends: Ends | None) -> None:
+    def _is_published(self) -> bool:
+        """Whether weights were published since the last epoch; the main worker's count.
+
+        Raises:
+            ConfigError: others' were, and not the main worker's.
+        """
+        said = {number: one.published for number, one in self._arrived.items()}
+        if any(said.values()) and PUBLISHED not in said.values():
+            seats = sorted(self._run.roster[number].seat for number, one in said.items() if one)
+            raise ConfigError(
+                f"worker {seats[0]} has called pace.publish() between two epochs, and the main "
+                "worker, whose weights all get, has not: call it in all workers, or in the main "
+                "one (if pace.is_main:)"
+            )
+        return PUBLISHED in said.values()
+
+    def _open(self, epoch: int, batch_ends: Ends | None, *, is_published: bool) -> None:
         """Between peers where the whole epoch can be made by all, else through the store."""
         run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
@@ -194,7 +222,7 @@ class EpochBorders:
         run.streams.open(epoch)
         run.tell_all(OpenEpoch(
             epoch, by_peers, run.updates_left, phase, seats, run.began_for_s,
-            position or 0, first_id,
+            position or 0, first_id, is_published,
         ))  # fmt: skip
         if by_peers:
             self._peers.begin()

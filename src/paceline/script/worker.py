@@ -34,6 +34,7 @@ from ..errors import ConfigError
 from ..exchange.base import Exchange
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
+from ..fields import integer
 from ..passes import Passes
 from ..replica.seeding import seed_host
 from ..stopping import rule_of
@@ -259,9 +260,14 @@ class Pace:
             loader, prepared.numbers, exchange, self._context,
             counts_blocks=prepared.steps_apart,
         )  # fmt: skip
+        self._published_at: list[int] = []
+        self._keeper.add("published", lambda: self._published_at, self._set_published_at)
         self._keeper.add("updates", self._updates.remember, self._updates.go_on)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
+
+    def _set_published_at(self, place: list[int]) -> None:
+        self._published_at = [integer(one) for one in place]
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -556,6 +562,51 @@ class Pace:
                 name, above=above, below=below, patience=patience, min_delta=min_delta, mode=mode
             )
         )
+
+    def publish(self, model: torch.nn.Module) -> None:
+        """The script has changed weights by itself, and means it: they are the run's from now on.
+
+        Without it such a change is refused by name. Between epochs (a layer that begins again,
+        pruning, a checkpoint that is loaded) the main worker's weights are what all get when the
+        next epoch begins. Inside the loop, right behind the change, one worker and local-sgd carry
+        it: there it is a part of what the worker has learned by itself. What an optimizer keeps for
+        each weight stays as it is; before the first epoch, and for ``python train.py``, it does
+        nothing.
+
+        Args:
+            model: one that was prepared, or a part of it.
+
+        Raises:
+            ConfigError: it was not prepared; it stands inside the loop where an update averages
+                several workers' gradients; the main worker published nothing, and another did.
+
+        Example::
+
+            for epoch in pace.epochs(20):
+                if epoch == 10:
+                    model.head.reset_parameters()
+                    pace.publish(model)
+                for inputs, targets in loader:
+                    ...
+        """
+        prepared: Prepared | None = getattr(self, "_prepared", None)
+        every = (
+            () if prepared is None else (one for each in prepared.models for one in each.modules())
+        )
+        if prepared is None or all(one is not model for one in every):
+            raise ConfigError(
+                f"pace.publish() was given a {type(model).__name__} that prepare() was not: "
+                "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+            )
+        if (member := self._exchange.shared) is not None:
+            self._publish(member)
+
+    def _publish(self, member: StoreExchange) -> None:
+        place = [self._passes.place.position, self._passes.next]
+        is_new = member.has_opened or place != self._published_at
+        self._published_at = place
+        if is_new:  # else a checkpoint has it, and the script comes by once more
+            member.publish(self._context.protocol)
 
     def sum(self, value: Value) -> float:
         """The sum of ``value`` over all workers; all must call it between epochs."""

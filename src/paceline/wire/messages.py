@@ -19,6 +19,9 @@ from ..store.clip import UNCLIPPED, Clip
 Totals: TypeAlias = dict[str, tuple[float, float]]
 """Per metric: the sum over samples and the number of samples."""
 
+PUBLISHED = 2
+"""Of `Arrive`: the main worker's weights are in the store."""
+
 OK, NOT_FINITE, FOUND_INF = 0, 1, 2
 """What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
 
@@ -121,6 +124,7 @@ class Arrive(NamedTuple):
         end: where the last of those ends, where this epoch is not as long as all others.
         digest: of the epoch's order, the same in all members.
         place: where the script is in ``pace.epochs``.
+        published: whether it has published weights (1), and written them to the store (2).
     """
 
     epoch: int
@@ -128,6 +132,7 @@ class Arrive(NamedTuple):
     end: int | None
     digest: str
     place: ScriptPlace
+    published: int = 0
 
 
 class Push(NamedTuple):
@@ -373,6 +378,7 @@ class OpenEpoch(NamedTuple):
         began_for_s: seconds since the run's first epoch opened.
         position: in the epoch's order, where a run that goes on begins.
         first_id: of the first lease from there on.
+        is_published: weights were published since the last one, and the store has them.
     """
 
     epoch: int
@@ -383,6 +389,7 @@ class OpenEpoch(NamedTuple):
     began_for_s: float
     position: int = 0
     first_id: int = 0
+    is_published: bool = False
 
 
 class ReadStream(NamedTuple):
