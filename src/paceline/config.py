@@ -93,6 +93,9 @@ class RunSettings:
     )  # fmt: skip
     device: str = _setting("auto", "Where workers compute: auto, cpu, cuda, cuda:1, mps, xpu.")
     seed: int = _setting(0, "Seed of weights and order.", least=0, most=2**63 - 1)
+    deterministic: bool = _setting(
+        False, "Only operations that give the same bits each time; one that has no such form fails."
+    )
     dropped: Literal["requeue", "skip"] = _setting(
         "requeue", "Abandoned mini-batches: trained later, or gone as in the papers."
     )
@@ -165,6 +168,12 @@ class RunSettings:
             object.__setattr__(self, one.name, check(one.name, getattr(self, one.name)))
         if self.batch_size is not None and self.mini_batch_size is not None:
             raise _both_batches("")
+        if self.deterministic and self.engine == "inline":
+            raise ConfigError(
+                "deterministic sets torch's own switches for a whole process, and with engine "
+                "'inline' that is the one that you call from: use engine 'local', or call "
+                "torch.use_deterministic_algorithms(True) yourself"
+            )
         if self.name is not None and ("/" in self.name or self.name in ("", ".", "..", "latest")):
             raise ConfigError(
                 f"name must be a plain folder name other than 'latest', got {self.name!r}; "

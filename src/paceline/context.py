@@ -49,6 +49,7 @@ class Context:
     is_spmd: bool = False
     is_adaptive: bool = False
     nonfinite: str = "error"
+    deterministic: bool = False
     path: str = "auto"
     workers: int = 1
     protocol: str = "full-sync"

@@ -103,6 +103,9 @@ class Plain:
         save_model(self._modules[0], name)
         return Path(name)
 
+    def publish(self, model: nn.Module) -> None:
+        return
+
     def keep(self, **things: Any) -> None:
         return
 

@@ -11,11 +11,13 @@ from torch.utils.data import DataLoader
 
 import paceline
 
-from .base import Record, Script, several
+from .base import Record, Script, pushed, several
 from .usual import count_right, held_out, loss_of, network, one_epoch, points
 
 
-def after_each_step(record: Record, change: Any, *, in_block: bool = True) -> None:
+def after_each_step(
+    record: Record, change: Any, *, in_block: bool = True, publishes: bool = False
+) -> None:
     """The loop of the README; ``change(model)`` after each step."""
     pace = paceline.connect()
     model = network()
@@ -29,6 +31,8 @@ def after_each_step(record: Record, change: Any, *, in_block: bool = True) -> No
                 optimizer.step()
                 if in_block:
                     change(model)
+                if publishes:
+                    pace.publish(model)
             if not in_block:
                 change(model)
     record.state(model, optimizer)
@@ -55,6 +59,16 @@ def clamped_behind_the_block(record: Record) -> None:
     after_each_step(record, change, in_block=False)
 
 
+def weights_clipped_published(record: Record) -> None:
+    """Weights are clamped after each step (WGAN), and pace.publish says that it is meant."""
+
+    def change(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.6, 0.6)
+
+    after_each_step(record, change, publishes=True)
+
+
 def max_norm(record: Record) -> None:
     """Rows of a weight are renormalised after each step."""
 
@@ -76,6 +90,26 @@ def reset_layer(record: Record) -> None:
             nn.init.zeros_(model[-1].bias)
         one_epoch(pace, model, optimizer, loader)
     record.state(model, optimizer)
+
+
+def layer_reset_published(record: Record) -> None:
+    """A layer begins again and another is pruned, before and behind a loop, with pace.publish."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.5)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
+    for epoch in pace.epochs(3):
+        if epoch == 1:
+            torch.manual_seed(5)
+            model[2].reset_parameters()
+            pace.publish(model[2])
+        one_epoch(pace, model, optimizer, loader)
+        if epoch == 1:
+            with torch.no_grad():
+                model[0].weight.mul_(model[0].weight.abs() > 0.1)
+            model[0].bias.data = model[0].bias.data * 0.5
+            pace.publish(model)
+        record.state(model, optimizer)
 
 
 def initialised_after_prepare(record: Record) -> None:
@@ -238,6 +272,10 @@ EDITED = "weights|parameters|edited|changed"
 SCRIPTS = (
     Script(clamped, refused=several(EDITED), falls=False),
     Script(clamped_behind_the_block, refused=several(EDITED), falls=False),
+    Script(
+        weights_clipped_published, refused=pushed(r"pace.publish\(model\) stands inside the loop")
+    ),
+    Script(layer_reset_published),
     Script(max_norm, refused=several(EDITED)),
     Script(reset_layer, refused=several(EDITED)),
     Script(initialised_after_prepare),

@@ -4,6 +4,7 @@ A mini-batch that is done again, by another member or in a replay, sees the same
 same augmentation; another epoch sees others. This module must not know leases or members.
 """
 
+import os
 import random
 import sys
 from typing import Any
@@ -22,6 +23,26 @@ _DRAW_NOTHING = frozenset((
     nn.Sigmoid,
 ))  # fmt: skip
 """Exact classes of layers whose way forward and back draws no random numbers."""
+
+
+_NO_FORM = "does not have a deterministic implementation"
+"""What torch says of an operation, after its name."""
+
+
+def be_deterministic() -> None:
+    """From now on torch takes only operations that give the same bits each time, in this process.
+
+    Before an accelerator is touched: cuBLAS reads its variable once.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def without_form(error: BaseException) -> str:
+    """The operation that has no deterministic form, where that is the error; else empty."""
+    name, found, _ = str(error).partition(_NO_FORM)
+    return name.strip() if found and isinstance(error, RuntimeError) else ""
 
 
 def mix(*numbers: int) -> int:

@@ -151,13 +151,15 @@ def make_plan(
     batch = first.batch_size * first.samples_each
     check_size(first, parts)
     updates, epochs, total = _length(first, protocol, settings)
+    path = _path(first, protocol, settings, traits)
+    promise = _promise(protocol, settings, path) if settings.deterministic else ()
     return Plan(
         task=first.task,
         source=first.source,
         workers=settings.workers,
         device=first.device,
         engine=traits.name,
-        path=_path(first, protocol, settings, traits),
+        path=path,
         protocol=str(protocol),
         mini_batch_size=-(-batch // parts),
         pushes_per_update=parts,
@@ -170,7 +172,7 @@ def make_plan(
         update_bytes=first.update_bytes * parts,
         shared_bytes=first.arena_bytes,
         grain=first.grain,
-        notes=_notes(first, protocol),
+        notes=(*_notes(first, protocol), *promise),
         staleness=str(protocol.staleness),
         accumulate=first.accumulate,
     )
@@ -231,6 +233,20 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
     elif protocol.staleness is not WHOLE:
         notes.append(f"staleness {protocol.staleness}: {protocol.staleness.summary}")
     return tuple(notes)
+
+
+def _promise(protocol: SyncProtocol, settings: RunSettings, path: str) -> tuple[str, ...]:
+    """What ``--deterministic`` is worth here: a sum of two is the same in either order."""
+    is_in_turn = protocol.is_spmd and not protocol.is_adaptive
+    if settings.workers == 1 or (is_in_turn and (path != "store" or settings.workers == 2)):
+        return (f"deterministic: the same command gives the same bits here, under {protocol} too",)
+    why = f"under {protocol} updates follow from when workers are done"
+    if is_in_turn:
+        why = "through the store gradients are added up as they come"
+    return (
+        f"deterministic: what a worker computes is, but {why}; a run of a task is made again bit "
+        "for bit by paceline replay",
+    )
 
 
 def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits) -> str:

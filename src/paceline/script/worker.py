@@ -36,7 +36,7 @@ from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer
 from ..passes import Passes
-from ..replica.seeding import seed_host
+from ..replica.seeding import be_deterministic, seed_host
 from ..stopping import rule_of
 from ..system.processors import find_device
 from ..tuning.candidate import Forward
@@ -67,6 +67,8 @@ def start_context(exchange: StoreExchange, context: Context) -> None:
 
     From here on all members draw the same random numbers, until the script seeds otherwise.
     """
+    if context.deterministic and context.is_own_process:
+        be_deterministic()
     seed_host(context.seed)
     torch.manual_seed(context.seed)  # also of accelerators that nobody has touched yet
     _here.exchange, _here.context, _here.pace = exchange, context, None

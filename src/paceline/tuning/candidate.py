@@ -82,6 +82,8 @@ class Candidate(abc.ABC):
     """Whether what it gains depends on how large the batch is."""
     keeps_bits = False
     """Whether plain code in one process computes the same bits; else ``replay`` refuses the run."""
+    is_repeatable = False
+    """Whether a run that chose it, and one that did not, come to the same bits."""
 
     @abc.abstractmethod
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:

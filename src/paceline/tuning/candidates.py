@@ -60,7 +60,7 @@ class KeptMemory(Candidate):
 
     name = "keep_memory"
     needs_whole_batch = True
-    keeps_bits = True
+    keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         is_possible = subject.is_on_cpu and allocator.may_keep()
@@ -248,7 +248,7 @@ class LoaderWorkers(Candidate):
 
     name = "loader_workers"
     needs_feed = True
-    keeps_bits = True
+    keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         fair = max(1, subject.num_cores // subject.num_workers)
@@ -268,7 +268,7 @@ class CopiesAhead(Candidate):
 
     name = "ahead"
     needs_feed = True
-    keeps_bits = True
+    keeps_bits = is_repeatable = True
 
     def options(self, subject: TrialSubject, speed: Speed) -> Sequence[Value]:
         return () if subject.is_on_cpu or speed.ahead else (True,)

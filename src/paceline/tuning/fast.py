@@ -7,6 +7,7 @@ before the optimizer's step is replaced. This module must not know exchanges or 
 """
 
 import importlib.metadata
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..errors import ConfigError, FileError
 from ..speed import Outcome, Speed
 from ..system.processors import num_cores
 from . import allocator
-from .candidate import Feed, TrialSubject, host_batch, num_samples_of
+from .candidate import Candidate, Feed, TrialSubject, host_batch, num_samples_of
 from .candidates import CANDIDATES
 from .remembered import folder, key_of, remembered
 from .trial import try_all
@@ -62,7 +63,8 @@ def settle(subject: TrialSubject, loader: DataLoader[Any], context: Context, fas
     notes: tuple[str, ...] = ()
     could_try: tuple[str, ...] = ()
     if fast == "auto":
-        outcome, was_there = _found(subject, loader, context, given)
+        every = [one for one in CANDIDATES if not context.deterministic or one.is_repeatable]
+        outcome, was_there = _found(subject, loader, context, given, every)
         given = outcome.speed
         notes = (*outcome.lines(), _source(outcome, was_there))
     elif context.precision == "auto":
@@ -98,21 +100,25 @@ def given_by_hand(context: Context, subject: TrialSubject) -> Speed:
 
 
 def _found(
-    subject: TrialSubject, loader: DataLoader[Any], context: Context, given: Speed
+    subject: TrialSubject,
+    loader: DataLoader[Any],
+    context: Context,
+    given: Speed,
+    every: Sequence[Candidate],
 ) -> tuple[Outcome, bool]:
     try:
         subject = _measured_on(subject, loader)
-        key = _key(subject, loader, context, given)
+        key = _key(subject, loader, context, given, every)
     except RuntimeError as error:  # a batch that does not fit on the device, for one
         raise _no_step(error) from error
     is_shared = subject.num_workers > 1
-    return remembered(key, lambda: _tried(subject, given), is_shared=is_shared)
+    return remembered(key, lambda: _tried(subject, given, every), is_shared=is_shared)
 
 
-def _tried(subject: TrialSubject, given: Speed) -> Outcome:
+def _tried(subject: TrialSubject, given: Speed, every: Sequence[Candidate]) -> Outcome:
     """What a trial finds; it takes a step of its own, which may fail as the user's would."""
     try:
-        return try_all(subject, given, CANDIDATES)
+        return try_all(subject, given, every)
     except ConfigError:
         raise
     except Exception as error:
@@ -189,7 +195,13 @@ def made_up_loss(model: nn.Module, batch: Any) -> Tensor:
     return torch.stack(squares).sum()
 
 
-def _key(subject: TrialSubject, loader: DataLoader[Any], context: Context, given: Speed) -> str:
+def _key(
+    subject: TrialSubject,
+    loader: DataLoader[Any],
+    context: Context,
+    given: Speed,
+    every: Sequence[Candidate],
+) -> str:
     """Everything that the outcome depends on: the model, its shapes, torch, the machine."""
     shapes: list[tuple[object, ...]] = []
 
@@ -198,7 +210,7 @@ def _key(subject: TrialSubject, loader: DataLoader[Any], context: Context, given
         return tensor
 
     apply(note, subject.batch)
-    options = [(one.name, tuple(one.options(subject, given))) for one in CANDIDATES]
+    options = [(one.name, tuple(one.options(subject, given))) for one in every]
     model, optimizer = subject.objects.model, subject.objects.optimizer
     tensors = [(n, tuple(t.shape), str(t.dtype), t.stride()) for n, t in model.named_parameters()]
     settings = [

@@ -1,6 +1,7 @@
 """A member from its fork to its end: its output, its signals, its program, its last words.
 
-This module must not know protocols or messages beyond ``Done`` and ``Failed``.
+This module must not know protocols or messages beyond ``Done`` and ``Failed``. Above 300 lines
+with all that last words may be about.
 """
 
 import ctypes
@@ -28,6 +29,7 @@ from ...exchange.base import Perished, Stopped
 from ...exchange.member import MemoryCarrier
 from ...exchange.through_store import StoreExchange
 from ...program import Program, ScriptProgram, TaskProgram
+from ...replica.seeding import without_form
 from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...system.files import OpenFolder
@@ -181,6 +183,11 @@ def last_words(error: BaseException, seat: int, report: Path) -> str:
         return str(error)
     frames = _own_frames(error)
     last = frames[-1]
+    if name := without_form(error):
+        return (
+            f"worker {seat}: {name}, at {last.filename}:{last.lineno} in {last.name}, has no form "
+            "that gives the same bits each time: leave out --deterministic, or use another one"
+        )
     lines = [f"worker {seat} failed at {last.filename}:{last.lineno} in {last.name}:"]
     for frame in frames[-3:]:
         lines.append(f"  {Path(frame.filename).name}:{frame.lineno} {frame.name}")
