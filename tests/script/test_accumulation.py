@@ -283,7 +283,7 @@ def test_a_scheduler_that_would_count_batches_is_refused() -> None:
 def test_the_flag_counts_before_the_call_and_less_than_one_is_refused() -> None:
     model = net()
     objects = model, SGD(model.parameters(), lr=0.1), DataLoader(samples(8), batch_size=4)
-    with pytest.raises(ConfigError, match="accumulate must be >= 1, the batches of an update"):
+    with pytest.raises(ConfigError, match="accumulate must be a number >= 1, got 0"):
         alone().prepare(*objects, accumulate=0)
     pace = alone(2)
     pace.prepare(*objects, accumulate=0)

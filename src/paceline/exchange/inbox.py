@@ -38,6 +38,7 @@ from ..wire.messages import (
     Stop,
     Summed,
     ToMember,
+    WritePublished,
 )
 from .base import Clock, ScriptHooks, Stopped
 
@@ -151,7 +152,7 @@ class Inbox:
     """The messages of one member.
 
     Args:
-        snap: does what ``Snap`` asks for.
+        copy_out: does what ``Snap`` asks for, or ``WritePublished``.
         hooks: hear where checkpoints go from now on.
         clock: the seconds that waiting takes are added to its ``wait_s``.
         is_main: whether this member prints and saves from the start.
@@ -162,13 +163,13 @@ class Inbox:
         channel: Channel,
         jobs: JobQueue,
         clock: Clock,
-        snap: Callable[[Snap], None],
+        copy_out: Callable[[Snap | WritePublished], None],
         hooks: ScriptHooks,
         *,
         is_main: bool,
     ) -> None:
         self._channel, self._jobs, self._clock = channel, jobs, clock
-        self._snap, self._hooks = snap, hooks
+        self._copy_out, self._hooks = copy_out, hooks
         self._queue: deque[ToMember] = deque()
         self.is_main = is_main
         self.has_stopped = False
@@ -196,8 +197,8 @@ class Inbox:
                 self._jobs.do_due()
             if self._queue:
                 message = self._queue.popleft()
-                if isinstance(message, Snap):
-                    self._snap(message)
+                if isinstance(message, Snap | WritePublished):
+                    self._copy_out(message)
                     continue
                 self.has_stopped |= isinstance(message, Stop)
                 return message
@@ -238,7 +239,7 @@ class Inbox:
         """Between epochs: copy what is asked for, leave every other message for later."""
         for message in [one for one in self._queue if isinstance(one, Snap)]:
             self._queue.remove(message)
-            self._snap(message)
+            self._copy_out(message)
 
     def has_other_work(self) -> bool:
         """Whether what this member works on is over, since something else has come for it."""

@@ -23,7 +23,18 @@ from ..store.layout import Layout
 from ..store.memory import Memory
 from ..store.parameter_store import SharedStore
 from ..wire.channel import Channel
-from ..wire.messages import Copied, Describe, EndEpoch, Laid, PushScaled, Snap, Stop, ToMember
+from ..wire.messages import (
+    Copied,
+    Describe,
+    EndEpoch,
+    Laid,
+    Published,
+    PushScaled,
+    Snap,
+    Stop,
+    ToMember,
+    WritePublished,
+)
 from .averaging import Averaging
 from .base import Clock, ScriptHooks, Shape, Stopped
 from .inbox import POLL_S, Inbox, JobQueue
@@ -133,7 +144,9 @@ class MemberSide:
         self.clock, self.hooks = Clock(), ScriptHooks()
         self.snapshots = Snapshot(channel, self.hooks)
         self.jobs = JobQueue(control, seat, self.hooks, self._pin, self.clock)
-        self.mail = Inbox(channel, self.jobs, self.clock, self._snap, self.hooks, is_main=is_main)
+        self.mail = Inbox(
+            channel, self.jobs, self.clock, self._copy_out, self.hooks, is_main=is_main
+        )
         self.averaging: Averaging | None = None
         self.grant: Grant | None = None
         self.serial = self.step = -1
@@ -254,8 +267,12 @@ class MemberSide:
         """A job among those of the updates: no other one changes a block meanwhile."""
         self.snapshots.take(number, self.store.version, self.store.blocks[self.store.current])
 
-    def _snap(self, message: Snap) -> None:
+    def _copy_out(self, message: Snap | WritePublished) -> None:
         """All others wait or stop: this version stands, or is on its way."""
+        if isinstance(message, WritePublished):
+            self.copy.publish()
+            self.channel.send(Published())
+            return
         number, version, is_first = message
         if not is_first:
             self.snapshots.add_own(number, version)

@@ -195,17 +195,14 @@ class StoreExchange(Exchange):
             copy.publish()
 
     def _publish_settled(self, *, is_first: bool) -> int:
-        """Before an epoch: the main member's weights go to the store; what ``Arrive`` says.
+        """What ``Arrive`` says: the main member's weights go to the store when all are there.
 
         Before the first of a new run they do so anyway.
         """
         was_published, self._is_published = self._is_published, False
         if not was_published or (is_first and self.version == 0):
             return 0
-        if not self._mail.is_main:
-            return 1
-        self._own.copy.publish()
-        return said.PUBLISHED
+        return said.MAIN_PUBLISHED if self._mail.is_main else said.OTHERS_PUBLISHED
 
     def grant(self) -> Grant | None:
         """The work to do next; None: the epoch is over."""
@@ -432,7 +429,11 @@ class StoreExchange(Exchange):
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""
         self.is_over = True
-        self._channel.send(said.Rested(epoch, self.place()))
+        published = 0
+        if self._is_published:
+            self.unedited.take_published()
+            published = self._publish_settled(is_first=False)
+        self._channel.send(said.Rested(epoch, self.place(), published))
         self._mail.answer(said.Goodbye)
 
     def num_skipped(self) -> int:

@@ -104,3 +104,12 @@ def sole_loader(data: object) -> DataLoader[Any]:
             "samples nobody can hand out by number; give it __len__ and __getitem__ (map-style)"
         )
     return data
+
+
+def refuse_accumulation(number: int | None) -> None:
+    """Raise ConfigError where ``--accumulate`` was given: a Trainer does that by itself."""
+    if number is not None and number > 1:
+        raise ConfigError(
+            f"--accumulate {number} is for loops of a script's own; of a Trainer say it there: "
+            f"Trainer(accumulate_grad_batches={number})"
+        )

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..script.step import Step
 from ..script.worker import Pace
-from .batches import TrainData, WorkerBatches, sole_loader
+from .batches import TrainData, WorkerBatches, refuse_accumulation, sole_loader
 
 _ENDLESS = 2**31
 """Epochs, where the Trainer goes by steps or time."""
@@ -224,6 +224,7 @@ class FitLoop(_FitLoop):
         data, strategy = self._combined_loader.iterables, self.trainer.strategy
         self._refuse_a_part()
         own = data.loader if isinstance(data, TrainData) else sole_loader(data)
+        refuse_accumulation(strategy.pace.context.accumulate)
         self._batches.loader = strategy.prepare(own)
         self.epoch_loop.steps.begin_run(self.epoch_loop.global_step)
         first, asked = self.epoch_progress.current.processed, self._pace.context.epochs

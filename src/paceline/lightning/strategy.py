@@ -180,11 +180,6 @@ class PacelineStrategy(Strategy):
                 "the Trainer begins to fit a second time, and a run trains once: leave out "
                 "LearningRateFinder and BatchSizeFinder, or train longer with more max_epochs"
             )
-        if (number := self.pace.context.accumulate or 1) > 1:
-            raise ConfigError(
-                f"--accumulate {number} is for loops of a script's own; of a Trainer say it there: "
-                f"Trainer(accumulate_grad_batches={number})"
-            )
         schedulers = [one.scheduler for one in self.lr_scheduler_configs]
         module, optimizer = self.lightning_module, self.optimizers[0]
         _, _, prepared, *_ = self.pace.prepare(

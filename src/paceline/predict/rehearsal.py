@@ -84,14 +84,7 @@ def rehearse(
     start_s = time.perf_counter()
     protocol = parse(settings.protocol, settings.workers, settings.staleness)
     task = load_task(spec, settings.workers, settings.init) if isinstance(spec, str) else spec
-    if (settings.accumulate or 1) > 1:
-        raise ConfigError(
-            f"accumulate {settings.accumulate}: virtual time computes a push in one go; for the "
-            f"same updates give a --batch-size {settings.accumulate} times as large"
-        )
-    batch_size = settings.batch_size or task.batch_size
-    if settings.mini_batch_size is not None:
-        batch_size = settings.mini_batch_size * protocol.num_pushes
+    batch_size = _batch_size(settings, task, protocol)
     work = TrainingWork(
         task, protocol, batch_size=batch_size, lr=settings.lr, seed=settings.seed,
         nonfinite=settings.nonfinite, is_batched=is_batched,
@@ -116,6 +109,18 @@ def rehearse(
         forecast=describe(protocol, conditions, run.counts, time.perf_counter() - start_s),
         most_versions_kept=work.most_versions_kept,
     )
+
+
+def _batch_size(settings: RunSettings, task: Task, protocol: SyncProtocol) -> int:
+    """Samples an update averages. ConfigError: a push would be computed batch by batch."""
+    if (number := settings.accumulate or 1) > 1:
+        raise ConfigError(
+            f"accumulate {number}: virtual time computes a push in one go; for the same updates "
+            f"give a --batch-size {number} times as large"
+        )
+    if settings.mini_batch_size is not None:
+        return settings.mini_batch_size * protocol.num_pushes
+    return settings.batch_size or task.batch_size
 
 
 def _check_profile(like: Path, task: Task, work: TrainingWork, mini_batch_size: int) -> None:

@@ -163,7 +163,6 @@ IN_THE_STEP = (
     "class Clipped(torch.optim.SGD): def step(self, closure=None): super().step(closure); "
     "for group in self.param_groups: for p in group['params']: p.data.clamp_(-c, c)"
 )
-"""How weights are changed after each step, the same in all workers."""
 
 
 def edited(name: str) -> ConfigError:
@@ -171,8 +170,7 @@ def edited(name: str) -> ConfigError:
     return ConfigError(
         f"parameter {name!r} was changed after prepare() otherwise than by optimizer.step(), and "
         "such a change would be lost or made once by every worker: load weights before prepare(), "
-        "say that it is meant by pace.publish(model) right behind it (between epochs; under "
-        f"local-sgd in the loop, too), and {IN_THE_STEP}"
+        f"say pace.publish(model) behind it (in the loop: only local-sgd), and {IN_THE_STEP}"
     )
 
 

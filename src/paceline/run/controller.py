@@ -173,6 +173,7 @@ class Controller:
             said.SumValues: self._calls.sum,
             said.Copied: self._copied,
             said.Rested: self._borders.rest,
+            said.Published: self._borders.published,
             said.LogValues: self._log,
             said.EvaluatedAlone: self._measured,
             said.StopWhen: self._stop_when,

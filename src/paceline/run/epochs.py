@@ -10,7 +10,8 @@ dies, another can.
 Leases are positions in the order that all drew: where two members hold different ones, some samples
 would be used twice and others never, and the ledger could not know. So members arrive with a digest
 of it: those that were there before must agree, a newcomer that differs is sent away. This module
-must not know processes, sockets, tensors or samplers.
+must not know processes, sockets, tensors or samplers. Above 300 lines, since what members must
+agree on at a border stands beside it.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +20,17 @@ from ..core.batches import Ends
 from ..errors import ConfigError
 from ..passes import is_far
 from ..wire.messages import (
-    PUBLISHED,
+    MAIN_PUBLISHED,
     Arrive,
     EndEpoch,
     Ending,
     Goodbye,
     OpenEpoch,
+    Published,
     Rested,
     SentAway,
     Stop,
+    WritePublished,
 )
 from .checkpointing import Checkpointing
 from .peers import Peers
@@ -87,6 +90,58 @@ class Orders:
         run.dispatch.tell(member, SentAway())
 
 
+class Publishing:
+    """Weights that scripts have published since an epoch: the main worker's go to the store.
+
+    All others stand still then, and have what the last update came to.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._writer: int | None = None
+        self._is_written = self._has_lost_main = False
+
+    def is_settled(self, come: Mapping[int, Arrive | Rested]) -> bool:
+        """Whether the store has them, or there are none; all live members have come with these.
+
+        Raises:
+            ConfigError: others have published, and not the main worker.
+        """
+        published = {number: one.published for number, one in come.items() if one.published}
+        if self._is_written or not published:
+            return True
+        if self._writer not in published:
+            self._writer = self._choose(published)
+            self._run.dispatch.tell(self._writer, WritePublished())
+        return False
+
+    def _choose(self, published: Mapping[int, int]) -> int:
+        """The main worker; where it died meanwhile another one that has published."""
+        roster = self._run.roster
+        ranked = sorted(published, key=lambda one: (-published[one], roster[one].seat))
+        if published[ranked[0]] == MAIN_PUBLISHED or self._has_lost_main:
+            return ranked[0]
+        raise ConfigError(
+            f"worker {roster[ranked[0]].seat} has called pace.publish() between two epochs, and "
+            "the main worker, whose weights all get, has not: call it in all workers, or in the "
+            "main one (if pace.is_main:)"
+        )
+
+    def written(self, member: int) -> None:
+        """This member says that it has done it."""
+        self._is_written |= member == self._writer
+
+    def left(self, come: Arrive | Rested | None) -> None:
+        """Who had come with this is gone."""
+        self._has_lost_main |= come is not None and come.published == MAIN_PUBLISHED
+
+    def end(self) -> bool:
+        """An epoch opens, or none will: whether weights were published until now."""
+        was_written = self._is_written
+        self._writer, self._is_written, self._has_lost_main = None, False, False
+        return was_written
+
+
 class EpochBorders:
     """Who waits at the border of an epoch.
 
@@ -108,6 +163,7 @@ class EpochBorders:
         self._newcomers = newcomers
         self._stop = stop
         self._orders = Orders(run)
+        self._publishing = Publishing(run)
         self._arrived: dict[int, Arrive] = {}
         self._rested: dict[int, Rested] = {}
         self.owes_stop = False
@@ -125,11 +181,16 @@ class EpochBorders:
 
     def left(self, member: int) -> None:
         """It is gone: the others do not wait for it."""
-        self._arrived.pop(member, None)
+        self._publishing.left(self._arrived.pop(member, None))
 
     def has_no_rest(self, member: int) -> None:
         """It is gone, and needs no goodbye."""
-        self._rested.pop(member, None)
+        self._publishing.left(self._rested.pop(member, None))
+
+    def published(self, member: int, _: Published) -> None:
+        """The store has what it published."""
+        self._publishing.written(member)
+        self.go_on_if_waiting()
 
     def arrive(self, member: int, message: Arrive) -> None:
         run, one = self._run, self._run.roster[member]
@@ -159,7 +220,8 @@ class EpochBorders:
         if run.has_all_updates:  # of a run that goes on and has nothing left to do
             self._stop(f"{run.settings.updates} updates are done")
             return
-        is_published = self._is_published()
+        if not self._publishing.is_settled(self._arrived):
+            return
         self.checkpointing.between(epoch)
         if self.checkpointing.is_waited_for:
             return
@@ -172,7 +234,7 @@ class EpochBorders:
             self._close_again(epoch)
         else:
             ends = first.end if first.batch_ends is None else first.batch_ends
-            self._open(epoch, ends, is_published=is_published)
+            self._open(epoch, ends)
 
     def _agreed(self) -> Arrive | None:
         """What all members have come with; None: they have not all come, or somebody leaves.
@@ -190,23 +252,7 @@ class EpochBorders:
         digests = {number: self._arrived[number].digest for number in live}
         return first if self._orders.compare(first.epoch, digests) else None
 
-    def _is_published(self) -> bool:
-        """Whether weights were published since the last epoch; the main worker's count.
-
-        Raises:
-            ConfigError: others' were, and not the main worker's.
-        """
-        said = {number: one.published for number, one in self._arrived.items()}
-        if any(said.values()) and PUBLISHED not in said.values():
-            seats = sorted(self._run.roster[number].seat for number, one in said.items() if one)
-            raise ConfigError(
-                f"worker {seats[0]} has called pace.publish() between two epochs, and the main "
-                "worker, whose weights all get, has not: call it in all workers, or in the main "
-                "one (if pace.is_main:)"
-            )
-        return PUBLISHED in said.values()
-
-    def _open(self, epoch: int, batch_ends: Ends | None, *, is_published: bool) -> None:
+    def _open(self, epoch: int, batch_ends: Ends | None) -> None:
         """Between peers where the whole epoch can be made by all, else through the store."""
         run, live = self._run, self._run.live
         position = run.coordinator.frontier() if run.coordinator.is_cut_off else 0
@@ -222,7 +268,7 @@ class EpochBorders:
         run.streams.open(epoch)
         run.tell_all(OpenEpoch(
             epoch, by_peers, run.updates_left, phase, seats, run.began_for_s,
-            position or 0, first_id, is_published,
+            position or 0, first_id, self._publishing.end(),
         ))  # fmt: skip
         if by_peers:
             self._peers.begin()
@@ -272,6 +318,7 @@ class EpochBorders:
         if self.owes_stop:
             self.owes_stop = False
             self._arrived.clear()
+            self._publishing.end()
             self._run.tell_all(Stop(self._run.coordinator.version))
         if self._arrived:
             self.open_if_all_arrived()
@@ -293,8 +340,11 @@ class EpochBorders:
         live = [one.number for one in run.roster.live if not one.is_done]
         if not live or any(number not in self._rested for number in live):
             return
+        if not run.ending and not self._publishing.is_settled(self._rested):
+            return
         if run.coordinator.is_between_epochs and not run.ending:  # else it was kept at the stop
-            run.come_to(*max(self._rested.values()))
+            last = max(self._rested.values())
+            run.come_to(last.epoch, last.place)
             self.checkpointing.at_stop()
         if not self.checkpointing.is_waited_for:
             self._rested.clear()

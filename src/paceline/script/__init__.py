@@ -6,7 +6,7 @@
     schedules, shared_schedule                         its schedulers; those that several step
     amp, grad_scaler                                   16 bits; the scaler of a run
     patches, unprepared                                what is replaced, and what is left out
-    gradients, edits                                   what is done to gradients
+    gradients, edits, accumulation                     what is done to gradients, and to several
     evaluation, place, member_state                    beside the loop, and in checkpoints
 
 It must not know how anything is carried, nor where the members are.

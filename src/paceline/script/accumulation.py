@@ -24,7 +24,7 @@ from ..events import Lease
 from ..store.joint import parameters_of
 
 
-class Joined(NamedTuple):
+class MeanGradient(NamedTuple):
     """What an update's gradient weighs, and whether a scaler found inf in a part of it."""
 
     weight: float
@@ -63,7 +63,7 @@ class Accumulation:
         self._size = size
         self._parameters = [parameters_of(one) for one in optimizers]
         self._held = [_Held() for _ in optimizers]
-        self._joined: dict[int, Joined] = {}
+        self._joined: dict[int, MeanGradient] = {}
         self._weight = 1.0
         self._versions: dict[Tensor, int] = {}
         self._has_gradient = self._has_stepped = False
@@ -167,11 +167,11 @@ class Accumulation:
                 held.sums[one] = mine if factor == 1.0 else mine.mul_(factor)
         self._has_stepped = self.is_held = True
 
-    def join(self, part: int, optimizer: Optimizer) -> "Joined":
+    def join(self, part: int, optimizer: Optimizer) -> "MeanGradient":
         """Make ``.grad`` the mean over all batches, once; in the scale that it has now."""
         held, scale = self._held[part], _scale_of(optimizer)
         if not held.total:
-            return Joined(self._weight, has_overflowed=False)
+            return MeanGradient(self._weight, has_overflowed=False)
         factor = held.add(self._weight)
         with torch.no_grad():
             for one in self._parameters[part]:
@@ -187,7 +187,7 @@ class Accumulation:
                 one.grad.div_(held.total)
         self._held[part] = _Held()
         self.take_over()
-        return Joined(held.unit * held.total, has_overflowed=held.has_overflowed)
+        return MeanGradient(held.unit * held.total, has_overflowed=held.has_overflowed)
 
     def join_for(self, parameters: Iterable[Tensor], optimizers: Sequence[Optimizer]) -> bool:
         """The same now for what is about to be clipped; False: it is clipped with the last batch.
@@ -201,7 +201,7 @@ class Accumulation:
                     self._joined[part] = self.join(part, optimizers[part])
         return self.is_last
 
-    def joined(self, part: int, optimizer: Optimizer) -> "Joined":
+    def joined(self, part: int, optimizer: Optimizer) -> "MeanGradient":
         """The optimizer steps with the last batch: what its ``.grad`` is by now."""
         found = self._joined.pop(part, None)
         return self.join(part, optimizer) if found is None else found

@@ -6,8 +6,8 @@
 
 Inside its own loop, and where no gradients are made, it is the user's own loader, too: an
 evaluation over it, ``next(iter(loader))`` or ``list(loader)`` there take nothing from the run. This
-module must not know what a step does with a batch, nor how an exchange carries a push. Above 300
-lines, since a pass and the loop that counts passes are read together.
+module must not know what a step does with a batch, nor how an exchange carries a push. Above
+300 lines, since a pass and the loop that counts passes are read together.
 """
 
 import weakref

@@ -6,7 +6,8 @@
         finish_leaving
 
 This module must not know who iterates, what an optimizer's step does, nor how an exchange carries
-a push.
+a push. Above 300 lines, since what a loop does with a batch, and a left one with the rest, is one
+story.
 """
 
 import math

@@ -170,15 +170,7 @@ class OptimizerStep:
             raise ConfigError("optimizer.step(closure) calls the model again; step without one")
         current = self._loop.holding.current
         if self._member is not None and current is None:
-            where = "the prepared loader"
-            if isinstance(self._loop.leased.loader.sampler, Numbers):
-                where = (
-                    "the loop, which prepare() got no loader for (for number in pace.updates(n))"
-                )
-            raise ConfigError(
-                f"optimizer.step() was called outside {where}: there is no mini-batch that the "
-                "update could stand for"
-            )
+            raise self._outside()
         if current is not None and current.is_called_off:
             return  # outside the block that said so
         gradients, optimizer = self._gradients, self._optimizers[part]
@@ -206,6 +198,16 @@ class OptimizerStep:
             with gradients.aside.only(part):
                 self._step_with_others(self._member, part, asked)
         gradients.pushed(self._exchange.last_norm)
+
+    def _outside(self) -> ConfigError:
+        """The error for a step that stands in no loop."""
+        where = "the prepared loader"
+        if isinstance(self._loop.leased.loader.sampler, Numbers):
+            where = "the loop, which prepare() got no loader for (for number in pace.updates(n))"
+        return ConfigError(
+            f"optimizer.step() was called outside {where}: there is no mini-batch that the "
+            "update could stand for"
+        )
 
     def _holds(self, part: int) -> bool:
         """Whether this step is set aside, since its update comes with a later one."""

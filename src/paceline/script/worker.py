@@ -105,6 +105,14 @@ def _refuse_other_launchers() -> None:
         )
 
 
+def _check_choices(batch: str, fast: str) -> None:
+    """Raise ConfigError where ``prepare`` was given another word than it knows."""
+    if batch not in ("global", "per-worker"):
+        raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
+    if fast not in ("auto", "none"):
+        raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
+
+
 class Pace:
     """A script's part in a run.
 
@@ -231,16 +239,11 @@ class Pace:
         Raises:
             ConfigError: something cannot be carried; it is named.
         """
-        if batch not in ("global", "per-worker"):
-            raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
         fast = self._context.fast if fast is None else fast
-        if fast not in ("auto", "none"):
-            raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
-        num_batches = self._context.accumulate or whole(accumulate)
-        if num_batches is None or num_batches < 1:
-            raise ConfigError(
-                f"accumulate must be >= 1, the batches of an update, got {accumulate!r:.60}"
-            )
+        _check_choices(batch, fast)
+        num_batches = self._context.accumulate or whole(accumulate) or 0
+        if num_batches < 1:
+            raise ConfigError(f"accumulate must be a number >= 1, got {accumulate!r:.60}")
         if hasattr(self, "_prepared"):
             raise ConfigError("prepare() was called twice; prepare everything in one call")
         exchange = self._exchange

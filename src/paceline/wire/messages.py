@@ -19,8 +19,8 @@ from ..store.clip import UNCLIPPED, Clip
 Totals: TypeAlias = dict[str, tuple[float, float]]
 """Per metric: the sum over samples and the number of samples."""
 
-PUBLISHED = 2
-"""Of `Arrive`: the main worker's weights are in the store."""
+OTHERS_PUBLISHED, MAIN_PUBLISHED = 1, 2
+"""Of `Arrive` and `Rested`: a worker, or the main one, has called ``pace.publish``; else 0."""
 
 OK, NOT_FINITE, FOUND_INF = 0, 1, 2
 """What was wrong with a push: nothing, a gradient was inf or nan, AMP's scaler found inf."""
@@ -124,7 +124,7 @@ class Arrive(NamedTuple):
         end: where the last of those ends, where this epoch is not as long as all others.
         digest: of the epoch's order, the same in all members.
         place: where the script is in ``pace.epochs``.
-        published: whether it has published weights (1), and written them to the store (2).
+        published: whether the script has published weights since the last epoch.
     """
 
     epoch: int
@@ -271,10 +271,19 @@ class Copied(NamedTuple):
 
 
 class Rested(NamedTuple):
-    """The script has no more epochs; the answer is ``Goodbye``."""
+    """The script has no more epochs; the answer is ``Goodbye``.
+
+    Attributes:
+        published: as of `Arrive`.
+    """
 
     epoch: int
     place: ScriptPlace
+    published: int = 0
+
+
+class Published(NamedTuple):
+    """The weights that this member published are in the store."""
 
 
 class FaultComes(NamedTuple):
@@ -361,6 +370,10 @@ class Adopt(NamedTuple):
     """To a newcomer: the optimizer's settings of the others."""
 
     text: str
+
+
+class WritePublished(NamedTuple):
+    """Put your weights into the store, as the script has changed them; all others wait."""
 
 
 class SentAway(NamedTuple):
@@ -558,13 +571,13 @@ FromMember: TypeAlias = (
     Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | PeersLeft
     | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
     | FaultComes | SettingsNow | AskStop | Done | Failed | EvaluatedAlone | StopWhen
-    | StreamServed | StreamOver | StreamState
+    | StreamServed | StreamOver | StreamState | Published
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (
     Laid | Adopt | SentAway | OpenEpoch | Grant | Job | Snap | CheckpointsMoved | Ending | Goodbye
     | Extended | EndEpoch | Mend | Resume | BeMain | Range | CountTotals | Summed | Stop
-    | ReadStream | StreamAt | StreamDone
+    | ReadStream | StreamAt | StreamDone | WritePublished
 )  # fmt: skip
 OfStream: TypeAlias = ReadStream | StreamAt | StreamDone
 Message: TypeAlias = FromMember | ToMember
