@@ -78,7 +78,7 @@ class Plan:
         else:
             batches += f" in K = {self.pushes_per_update} pushes of at most {self.mini_batch_size}"
         if self.accumulate > 1:
-            batches += f", a push of {self.accumulate} batches that are accumulated"
+            batches += f", a push of {self.accumulate} mini-batches, one after the other"
         where = f"{self.workers} on {self.device}, engine {self.engine}, "
         where += _WAYS.get(self.path, "through the store")
         return (

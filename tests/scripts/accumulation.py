@@ -209,6 +209,38 @@ def accumulated_by_hand(record: Record) -> None:
     record.fact(rate=scheduler.get_last_lr(), batches=len(loader))
 
 
+def accumulate_flag_two_optimizers(record: Record) -> None:
+    """The same of two optimizers that step in each block, zeroed behind their steps."""
+    pace = paceline.connect()
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.2), SGD(model[2].parameters(), lr=0.3)
+    loader = DataLoader(points(), batch_size=8)
+    model, first, second, loader = pace.prepare(model, first, second, loader, accumulate=2)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            with pace.step():
+                loss_of(model(inputs), targets).backward()
+                first.step()
+                second.step()
+                first.zero_grad()
+                second.zero_grad()
+        record.state(model)
+
+
+def two_optimizers_by_hand(record: Record) -> None:
+    """What that comes to."""
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.2), SGD(model[2].parameters(), lr=0.3)
+    for _ in range(3):
+        for number, (inputs, targets) in enumerate(DataLoader(points(), batch_size=8)):
+            (loss_of(model(inputs), targets) / 2).backward()
+            if number % 2:
+                for one in (first, second):
+                    one.step()
+                    one.zero_grad()
+        record.state(model)
+
+
 def which_samples(record: Record) -> None:
     """Two batches an update, and which samples each block was given."""
     pace = paceline.connect()
@@ -245,4 +277,5 @@ SCRIPTS = (
     Script(micro_batches),
     Script(which_samples, uses_all=False),
     Script(accumulate_flag, like=accumulated_by_hand),
+    Script(accumulate_flag_two_optimizers, like=two_optimizers_by_hand),
 )

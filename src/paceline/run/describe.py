@@ -239,7 +239,7 @@ def _promise(protocol: SyncProtocol, settings: RunSettings, path: str) -> tuple[
     """What ``--deterministic`` is worth here: a sum of two is the same in either order."""
     is_in_turn = protocol.is_spmd and not protocol.is_adaptive
     if settings.workers == 1 or (is_in_turn and (path != "store" or settings.workers == 2)):
-        return (f"deterministic: the same command gives the same bits here, under {protocol} too",)
+        return ("deterministic: on this machine the same command gives the same bits",)
     why = f"under {protocol} updates follow from when workers are done"
     if is_in_turn:
         why = "through the store gradients are added up as they come"

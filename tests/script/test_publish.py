@@ -1,0 +1,81 @@
+"""Weights that a script changes and publishes: whose count, and what goes on after a stop."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.context import Context
+from paceline.errors import ConfigError
+from paceline.exchange.solo import SoloExchange
+from paceline.script.worker import Pace
+from runs import Run, run_script
+
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+torch.manual_seed(1)
+data = TensorDataset(torch.randn(64, 6), torch.randn(64, 1))
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(4):
+    if epoch == 2 and {who}:
+        with torch.no_grad():
+            model[2].weight.mul_(0.5 + pace.worker)
+        pace.publish(model)
+    for x, y in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+pace.save()
+"""
+
+
+def run(folder: Path, who: str = "True", **settings: object) -> Run:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(SCRIPT.format(who=who))
+    return run_script(folder / "train.py", folder, workers=2, **settings)
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_the_main_workers_weights_are_what_all_get(protocol: str, tmp_path: Path) -> None:
+    by_all = run(tmp_path / "all", protocol=protocol)
+    by_main = run(tmp_path / "main", "pace.is_main", protocol=protocol)
+    by_none = run(tmp_path / "none", "False", protocol=protocol)
+    for name, value in by_all.state.items():
+        assert torch.equal(value, by_main.state[name])
+        assert not torch.equal(value, by_none.state[name])
+
+
+def test_another_than_the_main_worker_cannot_publish_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="worker 1 has called pace.publish"):
+        run(tmp_path / "run", "not pace.is_main")
+
+
+@pytest.mark.parametrize("stop", [16, 20], ids=["before it", "after it, in the epoch"])
+def test_a_run_that_goes_on_has_what_was_published_once(stop: int, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", updates=stop)
+    resumed = run(tmp_path / "parts", resume=str(tmp_path / "parts" / "run"), updates=32)
+    assert all(torch.equal(value, resumed.state[name]) for name, value in whole.state.items())
+
+
+def test_a_model_that_was_not_prepared_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    pace = Pace(SoloExchange(), Context())
+    with pytest.raises(ConfigError, match=r"pace.publish\(\) was given a Linear"):
+        pace.publish(model)
+    loader = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)
+    pace.prepare(model, SGD(model.parameters(), lr=0.1), loader)
+    pace.publish(model)
+    with pytest.raises(ConfigError, match=r"pace.publish\(\) was given a Conv1d"):
+        pace.publish(nn.Conv1d(1, 1, 1))
