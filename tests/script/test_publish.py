@@ -57,7 +57,7 @@ def test_the_main_workers_weights_are_what_all_get(protocol: str, tmp_path: Path
 
 
 def test_another_than_the_main_worker_cannot_publish_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="worker 1 has called pace.publish"):
+    with pytest.raises(ConfigError, match=r"worker 1 has called pace\.publish"):
         run(tmp_path / "run", "not pace.is_main")
 
 
