@@ -96,17 +96,20 @@ class Shape:
     Attributes:
         batch_size: global: samples an update averages (per local step).
         parts: mini-batches that a batch is cut into.
+        is_sticky: part j of every batch is one worker's.
     """
 
     num_samples: int
     batch_size: int
     parts: int
     keep_remainder: bool
+    is_sticky: bool = False
 
     def batches(self, ends: Ends | None = None) -> Batches:
         found = Batches(
             self.num_samples, self.batch_size, self.parts,
             ends=None if isinstance(ends, int) else ends, keep_remainder=self.keep_remainder,
+            has_columns=self.is_sticky,
         )  # fmt: skip
         return found.with_ends(ends) if isinstance(ends, int) else found
 

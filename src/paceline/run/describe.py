@@ -66,6 +66,8 @@ class Description:
     num_optimizers: int = 1
     samples_each: int = 1
     """Of a position: of a stream, those of a mini-batch."""
+    is_sticky: bool = False
+    """Whether part j of every batch is one worker's."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
