@@ -11,11 +11,12 @@ a push.
 
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
+from ..core.batches import Batches
 from ..data.feed import move, plain_batches
 from ..data.loader import LeasedLoader
 from ..errors import ConfigError, WorkerError
@@ -23,7 +24,23 @@ from ..events import Grant, Lease
 from ..exchange.base import Exchange, Stopped, Superseded, Work
 from ..speed import Speed
 from .gradients import LocalGradients
-from .holding import Holding
+from .holding import Held, Holding, KeptPart
+
+
+class Beside(Protocol):
+    """What goes along with the passes of the loop: a further loader."""
+
+    def begin_pass(self, epoch: int, batches: Batches) -> None:
+        """A pass begins, of these batches."""
+
+    def took(self, held: Held) -> None:
+        """The loop has this mini-batch now."""
+
+    def reserve(self, leases: Sequence[Lease]) -> None:
+        """These come next."""
+
+    def end_pass(self) -> None:
+        """The pass is over, or was left."""
 
 
 class TrainingLoop:
@@ -41,6 +58,7 @@ class TrainingLoop:
         is_failing: whether an exception of the script's own has left a step block.
         local_loss: of the last step of an optimizer that steps here.
         push_steps: of several optimizers, what a block pushes when it ends.
+        beside: further loaders, each with a batch for each mini-batch.
         batch, given_back: of the only worker, the last one, and those that it left undone.
     """
 
@@ -66,6 +84,7 @@ class TrainingLoop:
         self.num_nested = 0
         self.local_loss = math.nan
         self.push_steps: Callable[[], None] = _nothing
+        self.beside: list[Beside] = []
         self.batch: Any = None
         self.given_back: list[Any] = []
         self._has_left = False
@@ -100,8 +119,11 @@ class TrainingLoop:
         while (grant := member.grant()) is not None:
             self._follow(grant)
             if depth := self.leased.lookahead:
-                self.leased.reserve(member.upcoming(depth))
+                self._reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
+                for one in self.beside:
+                    assert holding.current is not None
+                    one.took(holding.current)
                 return lease
             is_short = is_inside or holding.has_accumulated or self._is_difference
             if is_short and (more := member.extend()) is not None:
@@ -113,6 +135,11 @@ class TrainingLoop:
             self._push_what_is_done()
         holding.follow(None)
         return None
+
+    def _reserve(self, leases: Sequence[Lease]) -> None:
+        self.leased.reserve(leases)
+        for one in self.beside:
+            one.reserve(leases)
 
     def _refuse_side_by_side(self) -> None:
         """Raise ConfigError where the loader is iterated twice at once: zip(loader, loader)."""
@@ -143,6 +170,11 @@ class TrainingLoop:
 
     def skip(self) -> None:
         """See ``Step.skip``."""
+        if any(isinstance(one, KeptPart) for one in self.beside):
+            raise ConfigError(
+                "step.skip() gives a mini-batch to another worker, and prepare(sticky=True) says "
+                "that none may have it; leave it without a step: continue"
+            )
         self._forget()
         if self._member is None:
             self.given_back.append(self.batch)
