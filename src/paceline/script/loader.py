@@ -188,18 +188,25 @@ class PreparedLoader:
                     yield batch
             schedules.check()
         except GeneratorExit:
-            if not loop.holding.has_worked:
-                passes.looked(epoch)
-            self.last_uneven = epoch
-            loop.leave()
+            self._left(epoch)
             raise
         finally:
             loop.is_iterating = False
-            leased.end_epoch()
-            for one in loop.beside:
-                one.end_pass()
+            self._end_pass()
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
+
+    def _left(self, epoch: int) -> None:
+        """The loop was left early."""
+        if not self._loop.holding.has_worked:
+            self.passes.looked(epoch)
+        self.last_uneven = epoch
+        self._loop.leave()
+
+    def _end_pass(self) -> None:
+        self._loop.leased.end_epoch()
+        for one in self._loop.beside:
+            one.end_pass()
 
     def _begin_beside(self, epoch: int, ends: Ends | None) -> None:
         """Loaders beside this one go along."""

@@ -237,11 +237,6 @@ class Prepared:
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
         hooks.write_layout = lambda number: self._keeper.write_layout(number, replica.layout, at)
         exchange.attach(replica, rule, self.shape, self._describe(replica))
-        if self.shape.is_sticky and self._context.resume:
-            exchange.say(
-                "the run goes on from a checkpoint, which has nothing of what a script carries "
-                "from batch to batch: each worker begins its part with a fresh state"
-            )
         clone_state(self.model)
         self._strays = Strays(self.model.parameters())
         note_losses(self.note_loss)
@@ -258,6 +253,11 @@ class Prepared:
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
         add, optimizer = self._keeper.add, self.optimizer
+        if self.shape.is_sticky and self._context.resume and self._member is not None:
+            self._member.say(
+                "the run goes on from a checkpoint, which has nothing of what a script carries "
+                "from batch to batch: each worker begins its part with a fresh state"
+            )
         if self._context.is_difference:
             for number, one in enumerate(self.optimizers):
                 name = f"optimizer {number}" if number else "optimizer"

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -49,6 +49,19 @@ class _Chain:
 
     origin: int
     is_first: bool
+
+
+class _Kept(NamedTuple):
+    """Of a run that goes on: what its iterators were when the checkpoint was taken.
+
+    Attributes:
+        last: the pass over the prepared loader that was begun last.
+        num_chains: that there had been.
+    """
+
+    origin: int
+    last: int
+    num_chains: int
 
 
 class _Batches:
@@ -111,11 +124,14 @@ class SecondLoader:
         """The mini-batch that the loop took last, since the chain began."""
         self._first: Held | None = None
         """Of this pass over the prepared loader."""
+        self._first_ever: Held | None = None
+        """Of this worker's life."""
         self._asked: Held | None = None
         """For which a batch was asked for, or the end was told."""
         self._drawn: Held | None = None
         self._has_missed = self._is_checked = False
-        self._origin_before, self._num_looks = -1, 2
+        self._kept: _Kept | None = None
+        self._num_looks, self._num_chains, self._last_pass = 2, 0, -1
         if loop.is_alone:
             return
         _refuse(loader, main)
@@ -160,7 +176,8 @@ class SecondLoader:
         elif before is not None and before.has_ended:
             one = _Batches(self, before.chain, None, needs_border=False)
         elif self._chain is None or (held is self._first and held is not self._drawn):
-            one = _Batches(self, self._begin(held.lease.epoch), None, needs_border=False)
+            origin = self._origin_inside(held)
+            one = _Batches(self, self._begin(origin), None, needs_border=False)
             one.needs_border, self._last = held is not self._first, held
         else:
             one = _Batches(self, self._chain, None, needs_border=True)
@@ -170,7 +187,32 @@ class SecondLoader:
     def _begin(self, origin: int) -> _Chain:
         self._chain = _Chain(origin, not self._main.has_opened)
         self._last, self._has_missed = None, False
+        self._num_chains += 1
         return self._chain
+
+    def _origin_inside(self, held: Held) -> int:
+        """Of a chain that begins in the loop, with this mini-batch.
+
+        Raises:
+            ConfigError: the run goes on, and the chain may be one that had begun before.
+        """
+        kept, epoch = self._kept, held.lease.epoch
+        is_new = held is not self._first_ever or (kept is None and not self._main.passes.first)
+        if self._chain is not None or is_new:
+            return epoch
+        if self._main.most_batches is not None:  # a loop that counts updates knows no passes
+            return 0 if kept is None else max(0, kept.origin)
+        if kept is None or kept.origin < 0:
+            return epoch
+        if kept.last == epoch or kept.origin < kept.last:
+            return kept.origin
+        if kept.num_chains > 1:  # one for each pass
+            return epoch
+        raise ConfigError(
+            "the run goes on after its first epoch, and an iterator over the second loader that "
+            "begins in the loop may be that epoch's or a new one: open it where it is known, "
+            "it = iter(loader_b) before the epochs or before each loop"
+        )
 
     def take(self, one: _Batches) -> Any:
         """The part of this worker's mini-batch, or the end of the pass.
@@ -305,7 +347,7 @@ class SecondLoader:
         chain, passes, self._of_main, self._first = self._chain, self._main.passes, batches, None
         goes_on = passes.first > 0 and passes.place.position < 0
         if chain is not None and chain.is_first and goes_on and self._main.most_batches is not None:
-            chain.origin = max(0, self._origin_before)  # of a loop that counts updates
+            chain.origin = 0 if self._kept is None else max(0, self._kept.origin)
         self._list(epoch * self._num_passes)
 
     def took(self, held: Held) -> None:
@@ -313,9 +355,9 @@ class SecondLoader:
         last = self._last
         if last is not None and last is not self._asked and not last.is_called_off:
             self._has_missed = True
-        self._last = held
-        if self._first is None:
-            self._first = held
+        self._last, self._last_pass = held, held.lease.epoch
+        self._first = self._first or held
+        self._first_ever = self._first_ever or held
 
     def reserve(self, leases: Sequence[Lease]) -> None:
         """These come next: the loader's workers fetch what belongs to them, of this pass."""
@@ -340,10 +382,13 @@ class SecondLoader:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def remember(self) -> list[int]:
-        return [self._main.last_uneven, -1 if self._chain is None else self._chain.origin]
+        origin = -1 if self._chain is None else self._chain.origin
+        return [self._main.last_uneven, origin, self._last_pass, self._num_chains]
 
     def go_on(self, state: list[int]) -> None:
-        self._main.last_uneven, self._origin_before = map(integer, state)
+        uneven, *kept = map(integer, state)
+        self._main.last_uneven, self._kept = uneven, _Kept(*kept)
+        self._num_chains = self._kept.num_chains
 
     def keep_order(self) -> tuple[Callable[[], Any], Callable[[Any], None]]:
         """What a checkpoint has of the order, and what takes it back."""
