@@ -349,6 +349,8 @@ class Ledger:
 
     def look_ahead(self, num_at_once: int, *, in_step: bool = False) -> None:
         """Keep fresh leases for those that fetch ahead."""
+        if self.is_sticky:
+            num_at_once = 1  # a batch is dealt out to all, part by part
         self.lookahead.top_up(
             self._next_fresh_lease, self._cuts.num_left, num_at_once, in_step=in_step
         )

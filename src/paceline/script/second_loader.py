@@ -132,9 +132,13 @@ class SecondLoader:
         self._has_missed = self._is_checked = False
         self._kept: _Kept | None = None
         self._num_looks, self._num_chains, self._last_pass = 2, 0, -1
-        if loop.is_alone:
-            return
-        _refuse(loader, main)
+        if not loop.is_alone:
+            _refuse(loader, main)
+            self._share_out(size)
+
+    def _share_out(self, size: int) -> None:
+        """Find its batches. Raises ConfigError where they and the prepared loader's do not fit."""
+        main, loop, loader, seed = self._main, self._loop, self.plain, self.seed
         self._leased = LeasedLoader(loader, seed, loop.device)
         order = self._leased.order
         num_samples, self._num_batches = order.count()
