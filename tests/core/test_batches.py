@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batches import Batches, PeerLeases
+from paceline.core.batches import Batches, PeerLeases, share
 from paceline.core.cuts import Cuts
 from paceline.errors import ConfigError
 from paceline.events import Lease
@@ -70,6 +70,52 @@ def test_batches_of_the_users_own_sampler_are_kept() -> None:
         (4, 7),
         (7, 10),
     ]
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(0, 9))
+def test_with_columns_a_part_has_the_same_places_in_every_batch(
+    num_samples: int, parts: int, spare: int
+) -> None:
+    size = parts + spare
+    batches = Batches(num_samples, size, parts, has_columns=True)
+    columns = [size * part // parts for part in range(parts + 1)]
+    for number in range(batches.num_batches):
+        start, stop = batches.bounds(number)
+        for part, lease in enumerate(batches.cut(number, 0, 0)):
+            first, last = columns[part : part + 2]
+            assert (lease.start, lease.stop) == (start + first, min(start + last, stop))
+            assert batches.part_at(lease.start) == part
+    every = _all(batches)
+    assert [batches.lease(i, 0, one.id) for i, one in enumerate(every)] == every
+    assert [p for one in every for p in range(one.start, one.stop)] == list(range(num_samples))
+
+
+def test_with_columns_all_batches_but_the_last_are_of_one_size() -> None:
+    usual = Batches(20, 4, 2, has_columns=True)
+    assert [(one.start, one.stop) for one in _all(usual.with_ends([6, 12, 16]))] == [
+        (0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 16),
+    ]  # fmt: skip
+    for ends in ([4, 12], [6, 10, 16], [1, 2]):
+        with pytest.raises(ConfigError, match="sticky=True: a batch of"):
+            usual.with_ends(ends)
+
+
+@given(
+    st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    st.integers(1, 6),
+)
+def test_shares_of_a_batch_are_the_batch(
+    own: tuple[int, int], whole: tuple[int, int], parts: int
+) -> None:
+    """Each sample is in one of them, also where they are not even; even cuts are those cuts."""
+    (first, size), (start, length) = own, whole
+    borders = [start + length * part // parts for part in range(parts + 1)]
+    found = [share((first, first + size), (start, start + length), one) for one in borders]
+    assert (found[0], found[-1]) == (first, first + size)
+    assert found == sorted(found)
+    if size % parts == length % parts == 0:
+        assert found == [first + size * part // parts for part in range(parts + 1)]
 
 
 BATCHES = st.one_of(

@@ -85,16 +85,21 @@ def test_k_batch_sync_is_full_sync_when_each_member_pushes_once_an_update() -> N
 @pytest.mark.parametrize("text", ["full-sync", "local-sgd:3"])
 @pytest.mark.parametrize("num_samples", [90, 91, 97, 59, 5])
 @pytest.mark.parametrize("depth", [0, 1, 2, 7])
+@pytest.mark.parametrize("is_sticky", [False, True])
 def test_grants_without_faults_are_the_rounds_of_peers(
-    text: str, num_samples: int, depth: int
+    text: str, num_samples: int, depth: int, is_sticky: bool
 ) -> None:
-    """Also where loaders fetch ahead."""
+    """Also where loaders fetch ahead, and where each member keeps its part of every batch."""
     num_pushes = parse(text, 3).num_pushes
-    driver = Driver(lambda: parse(text, 3), lambda: Ledger(num_samples, 6, num_pushes), 3)
+    driver = Driver(
+        lambda: parse(text, 3),
+        lambda: Ledger(num_samples, 6, num_pushes, is_sticky=is_sticky),
+        3,
+    )
     for member in range(3):
         driver.look_ahead(member, depth)
     driver.open_epoch()
-    batches = Batches(num_samples, 6, num_pushes)
+    batches = Batches(num_samples, 6, num_pushes, has_columns=is_sticky)
     leases = PeerLeases(batches, 3, driver.protocol.num_steps, epoch=0)
     driver.finish_epoch(random.Random(1))
     granted: dict[int, list[list[Lease]]] = {0: [], 1: [], 2: []}
@@ -104,6 +109,10 @@ def test_grants_without_faults_are_the_rounds_of_peers(
     for member in granted:
         rounds = [leases.of(number, member) for number in range(leases.num_rounds)]
         assert granted[member] == [own for own in rounds if own]
+        if is_sticky:
+            own = [one for row in rounds for one in row]
+            assert [batches.part_at(one.start) for one in own] == [member] * len(own)
+            assert [batches.batch_at(one.start) for one in own] == list(range(len(own)))
 
 
 # -- grants ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def test_a_second_loader_in_the_loop_is_said_once(tmp_path: Path, engine: str, p
     run = _run("zipped", tmp_path, protocol="full-sync", engine=engine, path=path)
     [note] = [one for one in run.notes if "DataLoader" in one]
     assert note.startswith("a second DataLoader, of 80 samples, is used inside the loop")
-    assert "sampler=range(pace.worker, len(data), pace.num_workers)" in note
+    assert "other = pace.prepare(other)" in note
 
 
 @pytest.mark.parametrize("name", ["by_hand", "nested", "sgd"])

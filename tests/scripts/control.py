@@ -19,12 +19,12 @@ from .base import Record, Script, loose, several
 from .usual import Numbered, count_right, held_out, loss_of, network, one_epoch, points, tensors
 
 
-def started() -> Any:
+def started(*, shuffle: bool = False) -> Any:
     """What all of these begin with."""
     pace = paceline.connect()
     model = network()
     optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
-    loader = DataLoader(points(), batch_size=8)
+    loader = DataLoader(points(), batch_size=8, shuffle=shuffle)
     return pace, *pace.prepare(model, optimizer, loader)
 
 
@@ -167,6 +167,41 @@ def zipped(record: Record) -> None:
             with pace.step():
                 optimizer.zero_grad()
                 loss = loss_of(model(inputs), targets) + 0.01 * model(more).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+    record.state(model, optimizer)
+
+
+def two_loaders(record: Record) -> None:
+    """zip(loader, loader_b), both prepared, the second one shorter."""
+    pace, model, optimizer, loader = started()
+    others = pace.prepare(DataLoader(points(40), batch_size=8))
+    for _ in pace.epochs(3):
+        for (inputs, targets), (more, classes) in zip(loader, others, strict=False):
+            with pace.step():
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs), targets) + 0.5 * loss_of(model(more), classes)
+                loss.backward()
+                optimizer.step()
+    record.state(model, optimizer)
+
+
+def two_loaders_by_hand(record: Record) -> None:
+    """it = iter(loader_b) before the epochs, next(it), another one at its end; both shuffled."""
+    pace, model, optimizer, loader = started(shuffle=True)
+    others = pace.prepare(DataLoader(Numbered(24), batch_size=8))
+    more = iter(others)
+    for _ in pace.epochs(3):
+        for inputs, targets in loader:
+            try:
+                unlabelled, classes, numbers = next(more)
+            except StopIteration:
+                more = iter(others)
+                unlabelled, classes, numbers = next(more)
+            record.used(numbers)
+            with pace.step():
+                optimizer.zero_grad()
+                loss = loss_of(model(inputs), targets) + 0.5 * loss_of(model(unlabelled), classes)
                 loss.backward()
                 optimizer.step()
     record.state(model, optimizer)
@@ -460,6 +495,8 @@ SCRIPTS = (
     Script(broken_off_in_the_block, uses_all=False),
     Script(islice, uses_all=False),
     Script(zipped, is_exact=False),
+    Script(two_loaders, uses_all=False),
+    Script(two_loaders_by_hand, shuffles=True),
     Script(early_stopping),
     Script(stopped, like=stopped_plainly, uses_all=False, epochs=2),
     Script(stopped_between_epochs),

@@ -6,12 +6,65 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.optim import SGD, Adam
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import paceline
 
-from .base import Record, Script, several
+from .base import Record, Script, loose, several
 from .usual import CLASSES, WIDTH, count_right, held_out, loss_of, network, one_epoch, points
+
+
+class Columns(Dataset[Any]):
+    """A text in columns, as word_language_model has it: sample c B + j is chunk c of column j."""
+
+    def __init__(self, num_columns: int = 8, num_chunks: int = 8, length: int = 5) -> None:
+        text = torch.arange(num_columns * (num_chunks * length + 1)).pow(2) % 7
+        self.columns = text.view(num_columns, -1)
+        self.length, self.num_chunks = length, num_chunks
+
+    def __len__(self) -> int:
+        return len(self.columns) * self.num_chunks
+
+    def __getitem__(self, index: int) -> Any:
+        chunk, column = divmod(index, len(self.columns))
+        row = self.columns[column, chunk * self.length :][: self.length + 1]
+        return row[:-1], row[1:]
+
+
+class Words(nn.Module):
+    """The next word, by an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.words, self.out = nn.Embedding(7, 6), nn.Linear(10, 7)
+        self.cell = nn.LSTM(6, 10, batch_first=True)
+
+    def forward(self, words: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """(columns, words) -> (columns, words, vocabulary), and the state."""
+        found, state = self.cell(self.words(words), state)
+        return self.out(found), state
+
+
+def state_carried(record: Record) -> None:
+    """An LSTM's state is carried from batch to batch, as in word_language_model: sticky=True."""
+    pace = paceline.connect()
+    model = Words().double()
+    optimizer = Adam(model.parameters(), lr=0.02)
+    loader = DataLoader(Columns(), batch_size=8)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader, sticky=True)
+    for _ in pace.epochs(3):
+        state: Any = None
+        for words, following in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                state = None if state is None else tuple(one.detach() for one in state)
+                scores, state = model(words, state)
+                loss = loss_of(scores.flatten(0, 1), following.flatten())
+                loss.backward()
+                optimizer.step()
+            record.part(loss=loss)
+    record.state(model, optimizer)
 
 
 def trained(record: Record, model: nn.Module, optimizer: Any) -> None:
@@ -248,6 +301,7 @@ def single_number(record: Record) -> None:
 UNFROZEN = "requires_grad|frozen|unfr"
 
 SCRIPTS = (
+    Script(state_carried, refused=loose("sticky=True", is_early=True)),
     Script(frozen),
     Script(frozen_in_the_optimizer),
     Script(not_in_the_optimizer),

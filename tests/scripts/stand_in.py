@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from paceline.data.order import EpochOrder
+from paceline.replica.seeding import mix
+from paceline.script.worker import BESIDE_SALT
 
 
 class Block:
@@ -44,7 +46,7 @@ class Plain:
         self._modules: list[nn.Module] = []
 
     def prepare(self, *objects: Any, **_: Any) -> Any:
-        self._modules = [
+        self._modules += [
             one for model in objects if isinstance(model, nn.Module) for one in model.modules()
         ]
         return objects[0] if len(objects) == 1 else objects
@@ -116,18 +118,23 @@ class Plain:
 class Drawn(Plain):
     """The same, with epochs in the order that several workers draw."""
 
+    _num_beside = 0
+
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        drawn = [Redrawn(one) if isinstance(one, DataLoader) else one for one in objects]
+        is_beside = not any(isinstance(one, nn.Module) for one in objects)
+        self._num_beside += is_beside
+        seed = mix(self.seed, self._num_beside, BESIDE_SALT) if is_beside else self.seed
+        drawn = [Redrawn(one, seed) if isinstance(one, DataLoader) else one for one in objects]
         return super().prepare(*drawn, **options)
 
 
 class Redrawn:
     """A loader whose epochs' orders are drawn from the seed and the epoch."""
 
-    def __init__(self, loader: "DataLoader[Any]") -> None:
+    def __init__(self, loader: "DataLoader[Any]", seed: int) -> None:
         self.dataset: Any = loader.dataset
         self._loader = loader
-        self._order = EpochOrder(loader, Plain.seed)
+        self._order = EpochOrder(loader, seed)
         self._epoch = 0
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
     positions   0 . . . . . . . . 1 . . . . . . . . 2 . .
     batches     |------- 0 ------|------- 1 -------|- 2 -|      the last may be short, or left out
     mini-batches|-- 0 --|-- 1 ---|-- 2 --|--- 3 ---|4 | 5|      here two pushes make an update
+    by columns  |-- 0 --|-- 1 ---|-- 2 --|--- 3 ---|- 4 -|      a short one as far as a full one is
 
 It stands apart so that the ledger, the plan and an exchange between peers cut alike. It must not
 know who holds what.
@@ -10,6 +11,7 @@ know who holds what.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -30,9 +32,13 @@ class Batches:
         parts: mini-batches a batch is cut into, one a push (the protocol's K).
         ends: where the batches of the user's own batch sampler end, instead of the two above.
         keep_remainder: whether a last batch that is not full is used (torch: not drop_last).
+        has_columns: part j of every batch has the same places in it, also of one that is short.
     """
 
-    __slots__ = ("_batch_size", "_counts", "_end", "_ends", "_own_end", "_parts", "num_batches")
+    __slots__ = (
+        "_batch_size", "_counts", "_end", "_ends", "_full", "_own_end", "_parts", "has_columns",
+        "num_batches",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -42,11 +48,13 @@ class Batches:
         *,
         ends: Sequence[int] | None = None,
         keep_remainder: bool = True,
+        has_columns: bool = False,
     ) -> None:
         if parts < 1:
             raise ConfigError(f"an update needs at least 1 push, got {parts}")
         self._batch_size = batch_size
         self._parts = parts
+        self.has_columns = has_columns
         self._own_end: int | None = None
         self._ends = None if ends is None else _checked(ends)
         self._end = num_samples if self._ends is None else self._ends[-1]
@@ -55,7 +63,10 @@ class Batches:
         num_batches = -(-self._end // batch_size) if self._ends is None else len(self._ends)
         self.num_batches = num_batches  # an epoch has; the length of the loader
         sizes = [b - a for a, b in pairwise([0, *(self._ends or ())])]
-        self._counts = list(accumulate(min(parts, size) for size in sizes))  # leases, up to a batch
+        self._full = batch_size if not has_columns else max(sizes, default=batch_size)
+        if has_columns:
+            self._refuse_other_sizes(sizes)
+        self._counts = list(accumulate(map(self._parts_for, sizes)))  # leases, up to a batch
 
     def _checked_end(self, num_samples: int, keep_remainder: bool) -> int:
         if num_samples < 1:
@@ -73,11 +84,23 @@ class Batches:
             )
         return end
 
+    def _refuse_other_sizes(self, sizes: list[int]) -> None:
+        """Raise ConfigError where a column of one batch is none of another."""
+        odd = [size for size in sizes[:-1] if size != self._full]
+        if odd or self._full < self._parts:
+            raise ConfigError(
+                f"sticky=True: a batch of {odd[0] if odd else self._full} samples among those of "
+                f"{self._full} cannot be shared out so that each worker keeps its part; let all "
+                f"batches but the last be of one size, >= {self._parts}"
+            )
+
     def with_ends(self, ends: Ends) -> "Batches":
         """The same, with other batches, or as many of them as there are up to an end."""
         if not isinstance(ends, int):
-            return Batches(self._end, self._batch_size, self._parts, ends=ends)
-        found = Batches(ends, self._batch_size, self._parts)
+            return Batches(
+                self._end, self._batch_size, self._parts, ends=ends, has_columns=self.has_columns
+            )
+        found = Batches(ends, self._batch_size, self._parts, has_columns=self.has_columns)
         found._own_end = ends
         return found
 
@@ -103,21 +126,38 @@ class Batches:
             return start, min(start + self._batch_size, self._end)
         return self._ends[batch - 1] if batch else 0, self._ends[batch]
 
+    def batch_at(self, position: int) -> int:
+        """The batch that has this position."""
+        if self._ends is None:
+            return position // self._batch_size
+        return bisect_right(self._ends, position)
+
     def cut(self, batch: int, epoch: int, first_id: int) -> list[Lease]:
-        """The batch in `parts` ranges whose sizes differ by at most one; no empty ones."""
+        """The batch in `parts` ranges, no empty ones; of a full one sizes differ by at most one."""
         parts = self._parts_of(batch)
         return [self._lease(batch, part, epoch, first_id + part) for part in range(parts)]
 
     def _parts_of(self, batch: int) -> int:
         start, end = self.bounds(batch)
-        return min(self._parts, end - start)
+        return self._parts_for(end - start)
+
+    def _parts_for(self, size: int) -> int:
+        if not self.has_columns:
+            return min(self._parts, size)
+        return sum(self._full * part // self._parts < size for part in range(self._parts))
 
     def _lease(self, batch: int, part: int, epoch: int, lease_id: int) -> Lease:
         start, end = self.bounds(batch)
         size, parts = end - start, min(self._parts, end - start)
-        return Lease(
-            lease_id, epoch, start + size * part // parts, start + size * (part + 1) // parts
-        )
+        full = size
+        if self.has_columns:
+            full, parts = self._full, self._parts
+        first, stop = (min(size, full * one // parts) for one in (part, part + 1))
+        return Lease(lease_id, epoch, start + first, start + stop)
+
+    def part_at(self, position: int) -> int:
+        """Which part of its batch begins at this position."""
+        return [one.start for one in self.cut(self.batch_at(position), 0, 0)].index(position)
 
     @property
     def num_leases(self) -> int:
@@ -138,11 +178,10 @@ class Batches:
         """How many mini-batches begin before this position of the epoch."""
         if position >= self._end:
             return self.num_leases
+        batch = self.batch_at(position)
         if self._ends is None:
-            batch = position // self._batch_size
             before = batch * self._parts
         else:
-            batch = bisect_right(self._ends, position)
             before = self._counts[batch - 1] if batch else 0
         return before + sum(one.start < position for one in self.cut(batch, 0, 0))
 
@@ -159,7 +198,8 @@ class PeerLeases:
     """The rounds of an epoch in which nobody is slow: whose leases are whose, from a position on.
 
     Round j gives member r the leases [(j P + r) H, (j P + r + 1) H), with P members and H steps;
-    the last one, where there are fewer, deals them evenly. That is what releases in member order
+    the last one, where there are fewer, deals them evenly; with columns member r has part r of the
+    batches [j H, (j + 1) H). That is what releases in member order
     cut, so members that exchange between themselves agree with the coordinator without asking it
     (tests/core/test_coordinator.py holds it). A lease is cut when it is asked for, so that an epoch
     of many costs no more than one of few.
@@ -186,6 +226,8 @@ class PeerLeases:
 
     def of(self, number: int, rank: int) -> list[Lease]:
         """The leases of a member in a round; none where others take the last."""
+        if self._batches.has_columns:
+            return self._of_column(number, rank)
         start = number * self._num_members * self._steps
         for place in range(rank + 1):
             share = even_share(self._num_left - start, self._num_members - place, self._steps)
@@ -194,6 +236,22 @@ class PeerLeases:
             self._batches.lease(self._first + i, self._epoch, self._first_id + i)
             for i in range(start - share, start)
         ]
+
+    def _of_column(self, number: int, rank: int) -> list[Lease]:
+        """The same where each member keeps its part: that of H batches, one after another."""
+        parts, first = self._num_members, self._first + number * self._num_members * self._steps
+        indices = range(first + rank, first + parts * self._steps, parts)
+        return [
+            self._batches.lease(one, self._epoch, self._first_id + one - self._first)
+            for one in indices
+            if one < self._batches.num_leases
+        ]
+
+
+def share(own: tuple[int, int], whole: tuple[int, int], position: int) -> Fraction:
+    """Where in ``own`` a position lies as it does in ``whole``: both are ``[start, stop)``."""
+    (first, last), (start, stop) = own, whole
+    return first + Fraction((last - first) * (position - start), stop - start)
 
 
 def even_share(num_left: int, num_members: int, num_steps: int) -> int:

@@ -262,6 +262,7 @@ class Coordinator:
             self._call_off(beaten, orders)
         elif isinstance(fact, Joined):
             members.join(fact.member)
+            self._ledger.owners = self.live_members
         elif isinstance(fact, Left):
             lost = members.leave(fact.member)
             if lost is not None:
@@ -457,3 +458,4 @@ class Coordinator:
         self._protocol.load(state["protocol"])
         self._ledger.load(state["ledger"])
         self._members.load(state["members"])
+        self._ledger.owners = self.live_members

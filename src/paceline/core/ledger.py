@@ -21,7 +21,7 @@ This module must not know of protocols, of who is alive, or of time; it never de
 """
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Literal, TypeAlias
 
 from ..errors import ConfigError, ProtocolError
@@ -42,6 +42,7 @@ class Ledger:
     Args:
         dropped: what becomes of work that was abandoned: "requeue" hands it out again, "skip"
             leaves it out of this epoch, as the papers do.
+        is_sticky: part j of every batch is the j-th member's, and nobody else's.
 
     Invariant: each lease is in exactly one place (tests/support/driver.py, after every fact).
     """
@@ -55,13 +56,17 @@ class Ledger:
         batch_ends: Sequence[int] | None = None,
         keep_remainder: bool = True,
         dropped: Dropped = "requeue",
+        is_sticky: bool = False,
     ) -> None:
         if dropped not in ("requeue", "skip"):
             raise ConfigError(f"dropped must be 'requeue' or 'skip', got {dropped!r}")
         self._dropped = dropped
         self.every_epoch = Batches(
-            num_samples, batch_size, parts, ends=batch_ends, keep_remainder=keep_remainder
-        )
+            num_samples, batch_size, parts, ends=batch_ends, keep_remainder=keep_remainder,
+            has_columns=is_sticky,
+        )  # fmt: skip
+        self.is_sticky = is_sticky
+        self.owners: Sequence[int] = ()  # of the parts of a batch: members, in order
         self.lookahead = Lookahead()
         self._again: dict[int, tuple[Lease, ...]] = {}  # by member, to be granted once more
         self._riding: dict[int, tuple[Lease, ...]] = {}  # by member, on its next push
@@ -88,6 +93,8 @@ class Ledger:
 
     def _next_lease(self, member: int) -> Lease | None:
         """The lease that is `member`'s turn, taken out of its place; None if none is free."""
+        if self.is_sticky:
+            return self._next_of_part(member)
         ahead = self.lookahead.oldest(member) if self.lookahead else None
         if ahead is not None and not (self._returned and self._returned[0] < ahead.id):
             return self.lookahead.take(member)
@@ -95,6 +102,21 @@ class Ledger:
             return self._cuts.by_id(heappop(self._returned))
         fresh = self._next_fresh_lease()
         return self.lookahead.take_from_any() if fresh is None else fresh
+
+    def _next_of_part(self, member: int) -> Lease | None:
+        """The same where each member keeps its part: a batch is dealt out to all of them."""
+        part, batches = self.owners.index(member), self._cuts.batches
+        mine = [
+            one for one in self._returned if batches.part_at(self._cuts.by_id(one).start) == part
+        ]
+        if not mine and self.lookahead.oldest(member) is None:
+            self.lookahead.keep_for_all(self.owners, self._next_fresh_lease)
+        ahead = self.lookahead.oldest(member)
+        if mine and (ahead is None or min(mine) < ahead.id):
+            self._returned.remove(min(mine))
+            heapify(self._returned)
+            return self._cuts.by_id(min(mine))
+        return None if ahead is None else self.lookahead.take(member)
 
     def _next_fresh_lease(self) -> Lease | None:
         lease = self._cuts.take()
@@ -327,6 +349,8 @@ class Ledger:
 
     def look_ahead(self, num_at_once: int, *, in_step: bool = False) -> None:
         """Keep fresh leases for those that fetch ahead."""
+        if self.is_sticky:
+            num_at_once = 1  # a batch is dealt out to all, part by part
         self.lookahead.top_up(
             self._next_fresh_lease, self._cuts.num_left, num_at_once, in_step=in_step
         )

@@ -7,8 +7,7 @@ the epoch or the run is over; ``extend`` asks for one mini-batch more, ``give_ba
 work undone, ``leave_epoch`` ends the epoch for all. One worker alone has none of these. Members:
 
     solo            one worker: the user's optimizer steps on the user's parameters
-    through_store   order by order from the coordinator: every protocol
-                    (and full-sync and local-sgd among peers, no message on the way: peers.py)
+    through_store   order by order from the coordinator, or among peers: every protocol
 
 This module must not know processes, sockets or the loop that uses it.
 """
@@ -95,18 +94,19 @@ class Shape:
 
     Attributes:
         batch_size: global: samples an update averages (per local step).
-        parts: mini-batches that a batch is cut into.
+        parts: mini-batches that a batch is cut into; ``is_sticky``: each is always one worker's.
     """
 
     num_samples: int
     batch_size: int
     parts: int
     keep_remainder: bool
+    is_sticky: bool = False
 
     def batches(self, ends: Ends | None = None) -> Batches:
         found = Batches(
-            self.num_samples, self.batch_size, self.parts,
-            ends=None if isinstance(ends, int) else ends, keep_remainder=self.keep_remainder,
+            self.num_samples, self.batch_size, self.parts, keep_remainder=self.keep_remainder,
+            ends=None if isinstance(ends, int) else ends, has_columns=self.is_sticky,
         )  # fmt: skip
         return found.with_ends(ends) if isinstance(ends, int) else found
 

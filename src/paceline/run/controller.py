@@ -403,6 +403,6 @@ class Controller:
     def _set_aside(self, member: int, message: MemberStalled) -> None:
         """An engine without shared memory says that a member is silent: it ends when it returns."""
         run = self._run
-        if run.is_open and run.stalled(member):
+        if run.is_open and (run.is_sticky or run.stalled(member)):
             self.handle((member, ProcessLeft("replaced after a stall")))
             run.dispatch.tell(member, Stop(run.coordinator.version))

@@ -65,8 +65,7 @@ class Departures:
         one = run.roster[member]
         one.is_done, one.is_over, one.end = True, True, "its script ended"
         if run.is_open and not run.ending and not run.by_peers:
-            if run.steps_apart:
-                raise self._lost_in_step(one)
+            self._refuse_to_lose(one)
             run.observer.note(
                 f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
                 "others go on without it"
@@ -112,8 +111,7 @@ class Departures:
             self._note_end(member)
             raise self._lost(one)
         else:
-            if run.steps_apart:
-                raise self._lost_in_step(one)
+            self._refuse_to_lose(one)
             run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
             self._left_others(member)
 
@@ -159,6 +157,18 @@ class Departures:
             return words
         text = str(words or f"worker {one.seat} ended: {one.end}; see its log")
         return AllGone(text) if self._run.settings.respawn else WorkerError(text)
+
+    def _refuse_to_lose(self, one: RosterEntry) -> None:
+        """Raise AllGone where the others cannot take over what it had."""
+        if self._run.is_sticky:
+            self._note_end(one.number)
+            raise AllGone(
+                f"worker {one.seat} ended: {one.end}; prepare(sticky=True) gives its part of every "
+                "batch to nobody else, since what its script carried from batch to batch is lost: "
+                "--respawn goes on from the newest checkpoint, where all begin with a fresh state"
+            )
+        if self._run.steps_apart:
+            raise self._lost_in_step(one)
 
     def _lost_in_step(self, one: RosterEntry) -> AllGone:
         """Others would push steps of another optimizer into the update that it is missing from."""

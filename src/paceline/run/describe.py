@@ -68,6 +68,8 @@ class Description:
     """Of a position: of a stream, those of a mini-batch."""
     accumulate: int = 1
     """Mini-batches that a push is computed of, one after the other."""
+    is_sticky: bool = False
+    """Whether part j of every batch is one worker's."""
 
     @classmethod
     def read(cls, text: str) -> "Description":

@@ -228,7 +228,7 @@ class Liveness:
         run = self._run
         if one.is_starting:
             return True
-        if not run.has_begun or self._peers.by_peers or not run.is_open:
+        if not run.has_begun or self._peers.by_peers or not run.is_open or run.is_sticky:
             return True
         coordinator = run.coordinator
         if not one.has_arrived or one.number not in run.coordinator_members:

@@ -56,6 +56,7 @@ class RunState:
         has_said_goodbye: whether the scripts were let go to their ends, all epochs being over.
         ending: why the run ends; empty while it goes on.
         steps_apart: whether each of several optimizers makes an update of all workers by itself.
+        is_sticky: whether each worker keeps its part of every batch.
         is_mid_batch: whether the newest version is that of a step after which others of its batch
             come: who went on from here would do the batch again, and that step a second time.
         owes_stop: whether the run ends as soon as the batches at work have made all their steps.
@@ -63,7 +64,7 @@ class RunState:
 
     coordinator: Coordinator
     plan: Plan
-    steps_apart = is_mid_batch = owes_stop = False
+    steps_apart = is_sticky = is_mid_batch = owes_stop = False
     watch: ProgressMeter
     at_orders: Callable[[list[Order]], None]
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
@@ -194,12 +195,14 @@ class RunState:
         ledger = Ledger(
             first.num_samples, first.batch_size, protocol.num_pushes,
             keep_remainder=not first.drop_last, dropped=self.settings.dropped,
+            is_sticky=first.is_sticky,
         )  # fmt: skip
         self.coordinator = Coordinator(protocol, ledger)
         self.protocol = protocol
         self.steps_apart = (
             first.num_optimizers > 1 and protocol.is_spmd and protocol.update_rule == "optimizer"
         )
+        self.is_sticky = first.is_sticky
         self.streams.is_on = first.order == "stream"
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
         self.dispatch.begin(first.arena_bytes, plan.samples_per_update, protocol.staleness)

@@ -2,6 +2,7 @@
 
     worker      connect, prepare, epochs, step         prepared   what prepare makes of its objects
     loader      the batches of its loop                loop       those that it has in hand
+    second_loader                                      those of a further loader beside them
     step        one block, the step that pushes        holding    one batch, one block, one lease
     schedules, shared_schedule                         its schedulers; those that several step
     amp, grad_scaler                                   16 bits; the scaler of a run

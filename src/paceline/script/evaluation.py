@@ -26,6 +26,7 @@ from ..wire.messages import Totals
 from .loader import PreparedLoader
 from .loop import to_device
 from .prepared import Prepared
+from .second_loader import SecondLoader
 
 Counts = Callable[[Any], Mapping[str, tuple[Any, Any]]]
 _RANGE_SALT = 6
@@ -51,7 +52,7 @@ class Evaluation:
 
     def totals(self, fn: Counts, loader: Any) -> Totals:
         """See ``Pace.evaluate``."""
-        if isinstance(loader, PreparedLoader):
+        if isinstance(loader, PreparedLoader | SecondLoader):
             loader = loader.plain
         if not isinstance(loader, DataLoader):
             raise ConfigError(

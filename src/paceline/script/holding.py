@@ -13,8 +13,11 @@ exchanges, tensors or loaders.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..core.batches import Batches
+from ..errors import ConfigError
 from ..events import Grant, Lease
 from ..exchange.base import Work
 
@@ -206,3 +209,36 @@ class Holding:
         if work.weight:
             self._last = work
         self._held = [one for one in self._held if one.lease.id in work.kept]
+
+
+class KeptPart:
+    """Holds a worker to one part of every batch, in order: a state may be carried along."""
+
+    def __init__(self) -> None:
+        self._part: int | None = None
+        self._epoch, self._last, self._batches = -1, -1, Batches(1, 1, 1)
+
+    def begin_pass(self, epoch: int, batches: Batches) -> None:
+        self._epoch, self._last, self._batches = epoch, -1, batches
+
+    def took(self, held: Held) -> None:
+        """The loop has this mini-batch now.
+
+        Raises:
+            ConfigError: it is another part than those before, or not of the batch that comes next.
+        """
+        lease, before = held.lease, self._last
+        part, batch = self._batches.part_at(lease.start), self._batches.batch_at(lease.start)
+        if self._part not in (None, part) or (before >= 0 and batch != before + 1):
+            raise ConfigError(
+                f"prepare(sticky=True): this worker had part {self._part} of batch {before}, and "
+                f"is now given part {part} of batch {batch}, to which the state that it carries "
+                "does not belong; workers must all stay, and take each mini-batch once"
+            )
+        self._part, self._last = part, batch
+
+    def reserve(self, leases: Sequence[Lease]) -> None:
+        return
+
+    def end_pass(self) -> None:
+        return

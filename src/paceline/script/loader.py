@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ..context import Context
-from ..core.batches import Ends
+from ..core.batches import Batches, Ends
 from ..data.loader import NOTHING
 from ..data.numbers import Numbers
 from ..errors import ConfigError
@@ -61,6 +61,10 @@ class PreparedLoader:
         """The loader that was prepared, for a look at a batch beside the loop."""
         self.most_batches: int | None = None
         """Of a pass, where the script counts updates."""
+        self.has_opened = False
+        """Whether a pass was made in this worker's life."""
+        self.last_uneven = -1
+        """The last pass that was left early, or had another number of batches than usual."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -72,14 +76,29 @@ class PreparedLoader:
         """Whether nobody knows how long a pass is."""
         return isinstance(self.plain.dataset, IterableDataset)
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the script has no loader: these are the numbers of its draws."""
+        return isinstance(self.plain.sampler, Numbers)
+
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether the user's batch sampler decides where batches end."""
+        return self._loop.leased.order.has_own_batches
+
+    @property
+    def usual_batches(self) -> Batches:
+        """Of a whole pass, where they are not the batch sampler's."""
+        return self._shape.batches()
+
     def __len__(self) -> int:
         if self.is_stream:
             return len(self.plain)
-        if self._loop.leased.order.has_own_batches or self._loop.is_alone:
+        if self.has_own_batches or self._loop.is_alone:
             return self._num_batches
         if self._loop.accumulation is not None:
             return -(-self._shape.num_samples * self._num_each // self._shape.batch_size)
-        return self._shape.batches().num_batches
+        return self.usual_batches.num_batches
 
     @property
     def _num_each(self) -> int:
@@ -190,6 +209,7 @@ class PreparedLoader:
         schedules.open()
         ends = self._cut(leased.order.draw(epoch))
         leased.order.check()
+        self._begin_beside(epoch, ends)
         if not exchange.open_epoch(epoch, ends):
             return
         schedules.opened()
@@ -206,15 +226,35 @@ class PreparedLoader:
                         yield batch
             schedules.check()
         except GeneratorExit:
-            if not loop.holding.has_worked:
-                passes.looked(epoch)
-            loop.leave()
+            self._left(epoch)
             raise
         finally:
             loop.is_iterating = False
-            leased.end_epoch()
+            self._end_pass()
             if exchange.grant() is None:
                 schedules.end()  # so that every worker shows the same rate now
+
+    def _left(self, epoch: int) -> None:
+        """The loop was left early."""
+        if not self._loop.holding.has_worked:
+            self.passes.looked(epoch)
+        self.last_uneven = epoch
+        self._loop.leave()
+
+    def _end_pass(self) -> None:
+        self._loop.leased.end_epoch()
+        for one in self._loop.beside:
+            one.end_pass()
+
+    def _begin_beside(self, epoch: int, ends: Ends | None) -> None:
+        """Loaders beside this one go along."""
+        if self._loop.beside:
+            batches = self._shape.batches(ends)
+            if batches.num_batches != len(self):
+                self.last_uneven = epoch
+            for one in self._loop.beside:
+                one.begin_pass(epoch, batches)
+        self.has_opened = True
 
 
 def _with_ends(batches: Iterator[Any], stop: int | None) -> Iterator[tuple[Any, bool]]:

@@ -13,10 +13,11 @@ story.
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from ..core.batches import Batches
 from ..data.feed import move, plain_batches
 from ..data.loader import LeasedLoader
 from ..errors import ConfigError, WorkerError
@@ -25,7 +26,23 @@ from ..exchange.base import Exchange, Stopped, Superseded, Work
 from ..speed import Speed
 from .accumulation import Accumulation
 from .gradients import LocalGradients
-from .holding import Holding
+from .holding import Held, Holding, KeptPart
+
+
+class Beside(Protocol):
+    """What goes along with the passes of the loop: a further loader."""
+
+    def begin_pass(self, epoch: int, batches: Batches) -> None:
+        """A pass begins, of these batches."""
+
+    def took(self, held: Held) -> None:
+        """The loop has this mini-batch now."""
+
+    def reserve(self, leases: Sequence[Lease]) -> None:
+        """These come next."""
+
+    def end_pass(self) -> None:
+        """The pass is over, or was left."""
 
 
 class TrainingLoop:
@@ -44,6 +61,7 @@ class TrainingLoop:
         local_loss: of the last step of an optimizer that steps here.
         push_steps: of several optimizers, what a block pushes when it ends.
         accumulation: of an update that several steps of the loop make; None: each makes one.
+        beside: further loaders, each with a batch for each mini-batch.
         batch, given_back: of the only worker, the last one, and those that it left undone.
     """
 
@@ -70,6 +88,7 @@ class TrainingLoop:
         self.local_loss = math.nan
         self.push_steps: Callable[[], None] = _nothing
         self.accumulation: Accumulation | None = None
+        self.beside: list[Beside] = []
         self.batch: Any = None
         self.given_back: list[Any] = []
         self._has_left = False
@@ -106,6 +125,9 @@ class TrainingLoop:
             if depth := self.lookahead:
                 self._reserve(member.upcoming(depth))
             if (lease := holding.take()) is not None:
+                for one in self.beside:
+                    assert holding.current is not None
+                    one.took(holding.current)
                 return lease
             is_short = is_inside or holding.has_accumulated or self._is_difference
             if is_short and (more := member.extend()) is not None:
@@ -129,6 +151,8 @@ class TrainingLoop:
         if accumulation is not None:
             leases = [part for one in leases for part in accumulation.cut(one)]
         self.leased.reserve(leases)
+        for one in self.beside:
+            one.reserve(leases)
 
     def parts_of(self, lease: Lease) -> Iterator[Lease]:
         """What comes to the loop of the lease that it has now: all at once, or batch by batch."""
@@ -190,6 +214,11 @@ class TrainingLoop:
             raise ConfigError(
                 "step.skip() gives a mini-batch back, and with accumulate "
                 f"{self.accumulation.num_batches} it is a part of one: leave it by continue"
+            )
+        if any(isinstance(one, KeptPart) for one in self.beside):
+            raise ConfigError(
+                "step.skip() gives a mini-batch to another worker, and prepare(sticky=True) says "
+                "that none may have it; leave it without a step: continue"
             )
         self._forget()
         if self._member is None:

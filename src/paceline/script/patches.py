@@ -43,6 +43,11 @@ def sort_out(objects: tuple[Any, ...]) -> Sorted:
     models = [one for one in objects if isinstance(one, nn.Module)]
     optimizers = [one for one in objects if isinstance(one, Optimizer)]
     loaders = [one for one in objects if isinstance(one, DataLoader)]
+    if loaders and len(loaders) == len(objects):
+        raise ConfigError(
+            "prepare() was given a loader alone, before all others; first model, optimizer, loader "
+            "= pace.prepare(model, optimizer, loader), then loader_b = pace.prepare(loader_b)"
+        )
     for label, mine in (("model", models), ("optimizer", optimizers)):
         if not mine:
             raise ConfigError(f"prepare() needs a {label}, got none")
@@ -51,8 +56,9 @@ def sort_out(objects: tuple[Any, ...]) -> Sorted:
     if len(loaders) > 1:
         names = ", ".join(type(one).__name__ for one in loaders)
         raise ConfigError(
-            f"prepare() needs one loader, got {names}; loaders for evaluation stay as they are: "
-            "pace.evaluate(fn, loader)"
+            f"prepare() needs one loader, got {names}; one that is used beside it in the loop "
+            "comes afterwards: loader_b = pace.prepare(loader_b); loaders for evaluation stay as "
+            "they are: pace.evaluate(fn, loader)"
         )
     known = (nn.Module, Optimizer, DataLoader, LRScheduler, ReduceLROnPlateau)
     for one in objects:

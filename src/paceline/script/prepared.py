@@ -42,6 +42,7 @@ from ..tuning.candidate import Forward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
 from .gradients import LocalGradients
+from .holding import KeptPart
 from .loop import TrainingLoop
 from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
 from .patches import clone_state, note_batches, note_losses, sort_out
@@ -60,6 +61,7 @@ class Prepared:
         batch: what the loader's batch size means.
         fast: ``auto`` or ``none``, and the loop's own (model, batch) -> loss where it is known.
         accumulate: batches that an update averages.
+        is_sticky: each worker keeps its part of every batch.
 
     Attributes:
         model, optimizer: the user's; of several, one that stands for all.
@@ -77,6 +79,8 @@ class Prepared:
         keeper: MemberState,
         fast: tuple[str, Forward | None] = ("none", None),
         accumulate: int = 1,
+        *,
+        is_sticky: bool = False,
     ) -> None:
         self._exchange = exchange
         self._member = exchange.shared
@@ -85,6 +89,8 @@ class Prepared:
         self._keeper = keeper
         self._is_local = context.is_difference or self._member is None
         self.models, self.optimizers, loader = sort_out(objects)
+        if is_sticky:
+            refuse_sticky(loader, context)
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
         optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
@@ -122,6 +128,7 @@ class Prepared:
             keep_remainder=(
                 not loader.drop_last or order.has_own_batches or self.is_stream or is_cut
             ),
+            is_sticky=is_sticky,
         )
         self._batch_size, self._accumulate = size, accumulate
         self.settled = self._settle(loader, *fast)
@@ -141,6 +148,8 @@ class Prepared:
         self.loop = TrainingLoop(
             exchange, leased, self.gradients, speed, is_difference=context.is_difference
         )
+        if is_sticky and self._member is not None:
+            self.loop.beside.append(KeptPart())
         self.schedules = self._find_schedules(objects)
         if accumulate > 1:
             self._set_up_accumulation(-(-size // context.parts))
@@ -268,6 +277,11 @@ class Prepared:
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
         add, optimizer = self._keeper.add, self.optimizer
+        if self.shape.is_sticky and self._context.resume and self._member is not None:
+            self._member.say(
+                "the run goes on from a checkpoint, which has nothing of what a script carries "
+                "from batch to batch: each worker begins its part with a fresh state"
+            )
         if self._context.is_difference:
             for number, one in enumerate(self.optimizers):
                 name = f"optimizer {number}" if number else "optimizer"
@@ -322,6 +336,7 @@ class Prepared:
             "num_optimizers": len(self.optimizers),
             "samples_each": self.loop.leased.samples_each,
             "accumulate": self._accumulate,
+            "is_sticky": self.shape.is_sticky,
         }
 
     @property
@@ -338,6 +353,8 @@ class Prepared:
             notes.append(note_of_several(len(self.optimizers), context))
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
+        if self.shape.is_sticky:
+            notes += sticky_notes(context)
         return notes if self.numbers is None else [*notes, note(parts)]
 
     def tell_settings(self) -> None:
@@ -363,8 +380,8 @@ class Prepared:
         number = f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no known size"
         self._member.say(
             f"a second DataLoader, of {number}, is used inside the loop and was not prepared: "
-            "every worker goes through all of it; for a part each: DataLoader(data, "
-            "sampler=range(pace.worker, len(data), pace.num_workers), batch_size=...)"
+            "every worker goes through all of it; for a part each: other = pace.prepare(other), "
+            "after the first prepare()"
         )
         note_batches(lambda _: None)
 
@@ -393,6 +410,35 @@ def _refuse_cut(has_own_batches: bool, is_stream: bool, accumulate: int) -> None
             f"accumulate {accumulate} over a stream: several workers are handed a mini-batch at a "
             "time; accumulate by hand (if (i + 1) % n == 0: optimizer.step()), or with one worker"
         )
+
+
+def refuse_sticky(loader: DataLoader[Any] | None, context: Context) -> None:
+    """Raise ConfigError where no worker could keep its part of every batch."""
+    if loader is None or isinstance(loader.dataset, IterableDataset):
+        what = "a loader, which has batches" if loader is None else "a map-style data set"
+        raise ConfigError(
+            f"prepare(sticky=True) needs {what}: a worker keeps the same places of every batch"
+        )
+    if context.workers > 1 and not context.is_spmd:
+        raise ConfigError(
+            f"prepare(sticky=True) under {context.protocol}: whoever is free takes the next "
+            "mini-batch, so the state that a script carries would meet another part of the batch; "
+            "use --protocol full-sync or local-sgd:H"
+        )
+
+
+def sticky_notes(context: Context) -> list[str]:
+    """What is to be known of parts that stay with their worker, for the plan."""
+    notes = [
+        "each worker keeps its part of every batch: in order, so that a state can be carried; who "
+        "dies loses that, and the run ends (--respawn: it goes on from a checkpoint)"
+    ]
+    if context.is_difference:
+        notes.append(
+            f"each worker's {context.num_steps} steps between two averages are on its part of as "
+            f"many batches, one after another: a step has 1/{context.parts} of a batch"
+        )
+    return notes
 
 
 def _refuse_speed(context: Context, fast: tuple[str, Forward | None]) -> tuple[str, Forward | None]:

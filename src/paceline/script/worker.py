@@ -36,7 +36,7 @@ from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer
 from ..passes import Passes
-from ..replica.seeding import be_deterministic, seed_host
+from ..replica.seeding import be_deterministic, mix, seed_host
 from ..stopping import rule_of
 from ..system.processors import find_device
 from ..tuning.candidate import Forward
@@ -46,9 +46,13 @@ from .loader import PreparedLoader, UpdateLoop
 from .member_state import MemberState
 from .place import values_of, whole
 from .prepared import Prepared
+from .second_loader import SecondLoader
 from .step import Step
 
 Value = Tensor | float | int
+
+BESIDE_SALT = 7
+"""Of the orders of further loaders."""
 
 
 class _Here(threading.local):
@@ -105,12 +109,25 @@ def _refuse_other_launchers() -> None:
         )
 
 
-def _check_choices(batch: str, fast: str) -> None:
+def _check_choices(batch: str | None, fast: str) -> None:
     """Raise ConfigError where ``prepare`` was given another word than it knows."""
-    if batch not in ("global", "per-worker"):
+    if batch not in ("global", "per-worker", None):
         raise ConfigError(f"batch must be 'global' or 'per-worker', got {batch!r}")
     if fast not in ("auto", "none"):
         raise ConfigError(f"fast must be 'auto' or 'none', got {fast!r}")
+
+
+def _number_of(accumulate: object) -> int:
+    if (number := whole(accumulate)) is None or number < 1:
+        raise ConfigError(f"accumulate must be a number >= 1, got {accumulate!r:.60}")
+    return number
+
+
+def _beside_accumulation(num_batches: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"accumulate {num_batches} beside {what}: several workers share the samples of an update, "
+        "and not batch by batch; accumulate by hand: if (i + 1) % n == 0 or i + 1 == len(loader)"
+    )
 
 
 class Pace:
@@ -208,7 +225,8 @@ class Pace:
     def prepare(
         self,
         *objects: Any,
-        batch: str = "global",
+        batch: str | None = None,
+        sticky: bool = False,
         fast: str | None = None,
         forward: Forward | None = None,
         accumulate: int = 1,
@@ -217,11 +235,26 @@ class Pace:
 
         The objects stay the user's own, except for the loader; they come back in the same order.
 
+        Called once more with a further ``DataLoader`` it gives one for use inside the prepared
+        loader's loop: with each mini-batch of that comes the same share of the batch that belongs
+        to it, so the workers together have what one process has. Each ``next()`` belongs to one
+        mini-batch; an iterator is opened before the loop, and another one where it has ended::
+
+            loader_b = pace.prepare(loader_b)
+            for (x, y), (u, _) in zip(loader, loader_b): ...
+
+        ``itertools.cycle`` keeps batches by itself, which are other ones in each worker: it is
+        refused. A batch to look at: ``next(iter(loader_b.plain))``. Workers of it fetch ahead as
+        far as the prepared loader's do.
+
         Args:
             objects: any number of each ``nn.Module``, ``Optimizer`` and LR scheduler, and one
                 ``DataLoader`` over a data set or a stream. Without a loader: see ``updates``.
             batch: "global": the loader's batch size is what an update averages, shared by its
-                mini-batches; "per-worker": it is one mini-batch (DDP's meaning).
+                mini-batches; "per-worker": it is one mini-batch (DDP's meaning). None: "global",
+                and for a further loader what the first call said.
+            sticky: each worker keeps its part of every batch, in order: for a state that the script
+                carries from batch to batch, as an RNN's. Under full-sync and local-sgd.
             fast: "auto": measure what makes a step faster here, and keep it; "none": nothing is
                 tried; None: what ``--fast`` says.
             forward: (model, batch) -> loss, as the loop computes it; a trial uses it. Without it
@@ -241,26 +274,20 @@ class Pace:
         """
         fast = self._context.fast if fast is None else fast
         _check_choices(batch, fast)
-        num_batches = self._context.accumulate or whole(accumulate) or 0
-        if num_batches < 1:
-            raise ConfigError(f"accumulate must be a number >= 1, got {accumulate!r:.60}")
+        num_batches = self._context.accumulate or _number_of(accumulate)
+        if num_batches > 1 and sticky:
+            raise _beside_accumulation(num_batches, "prepare(sticky=True)")
         if hasattr(self, "_prepared"):
-            raise ConfigError("prepare() was called twice; prepare everything in one call")
-        exchange = self._exchange
+            return self._prepare_beside(objects, batch)
+        exchange, self._batch = self._exchange, batch or "global"
         self._prepared = prepared = Prepared(
-            exchange, self._context, objects, self.device, batch, self._keeper, (fast, forward),
-            num_batches,
+            exchange, self._context, objects, self.device, self._batch, self._keeper,
+            (fast, forward), num_batches, is_sticky=sticky,
         )  # fmt: skip
-        loader = PreparedLoader(
+        self._loader = loader = PreparedLoader(
             prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
         )
-        if exchange.shared is not None:
-            prepared.attach(exchange.shared)
-            if exchange.begins[0]:  # it joins a run that is under way
-                loader.passes = self._passes = Passes(*exchange.begins)
-        else:
-            for line in prepared.settled.notes:
-                self.print(line)
+        self._attach(prepared, loader)
         self._updates = UpdateLoop(
             loader, prepared.numbers, exchange, self._context,
             counts_blocks=prepared.steps_apart,
@@ -271,8 +298,51 @@ class Pace:
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
 
+    def _attach(self, prepared: Prepared, loader: PreparedLoader) -> None:
+        """Join the others, or say what was found."""
+        if (exchange := self._exchange.shared) is not None:
+            prepared.attach(exchange)
+            if exchange.begins[0]:  # it joins a run that is under way
+                loader.passes = self._passes = Passes(*exchange.begins)
+            return
+        for line in prepared.settled.notes:
+            self.print(line)
+
     def _set_published_at(self, place: list[int]) -> None:
         self._published_at = [integer(one) for one in place]
+
+    def _prepare_beside(self, objects: tuple[Any, ...], batch: str | None) -> Any:
+        """Further loaders, each with a batch for each of the first one's."""
+        if (accumulation := self._prepared.loop.accumulation) is not None:
+            raise _beside_accumulation(accumulation.num_batches, "a second prepared loader")
+        for one in objects:
+            if not isinstance(one, DataLoader):
+                raise ConfigError(
+                    f"prepare() was called twice, with a {type(one).__name__}; prepare everything "
+                    "in one call, and in another one further DataLoaders alone: "
+                    "loader_b = pace.prepare(loader_b)"
+                )
+        ready = [self._beside(one, batch or self._batch) for one in objects]
+        return ready[0] if len(ready) == 1 else tuple(ready)
+
+    def _beside(self, loader: DataLoader[Any], batch: str) -> SecondLoader:
+        context, loop, keeper = self._context, self._prepared.loop, self._keeper
+        number = sum(isinstance(one, SecondLoader) for one in loop.beside) + 1
+        found = SecondLoader(
+            self._loader,
+            loop,
+            loader,
+            size=(loader.batch_size or 1) * (context.parts if batch == "per-worker" else 1),
+            seed=mix(self.seed, number, BESIDE_SALT),
+            averages=context.averages and not context.is_difference,
+        )
+        if (exchange := self._exchange.shared) is not None:
+            loop.beside.append(found)
+            hooks, digest = exchange.hooks, exchange.hooks.order_digest
+            hooks.order_digest = lambda: f"{digest()} {found.fingerprint()}"
+            keeper.add(f"order {number}", *found.keep_order())
+            keeper.add(f"loader {number}", found.remember, found.go_on)
+        return found
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -469,7 +539,7 @@ class Pace:
     def evaluate(
         self,
         fn: Callable[[Any], Mapping[str, tuple[Value, Value]]],
-        loader: DataLoader[Any] | PreparedLoader,
+        loader: DataLoader[Any] | PreparedLoader | SecondLoader,
     ) -> Totals:
         """Sums over what ``loader`` gives, at one version, the same totals in all workers.
 
@@ -483,7 +553,7 @@ class Pace:
         Args:
             fn: batch -> {name: (sum over samples, number of samples)}; run without gradients and
                 with the model in evaluation mode. Afterwards each module is in its own mode again.
-            loader: a DataLoader; the prepared one counts as the plain one that it was. Over an
+            loader: a DataLoader; a prepared one counts as the plain one that it was. Over an
                 iterable data set with one worker only.
 
         Returns:
