@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import paceline
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--updates", type=int, default=100)
+parser.add_argument("--updates", type=int, default=60)
 arguments = parser.parse_args()
 EPISODES, MOST_STEPS, DISCOUNT = 32, 200, 0.99
 STEP_S, GRAVITY, PUSH = 0.02, 9.8, 10.0

@@ -203,7 +203,7 @@ def test_the_policy_learns_under_any_protocol(
     workers: str, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = str(EXAMPLES / "11_reinforcement.py")
-    launch("launch", "--workers", workers, "--protocol", protocol, script, "--updates", "60")
+    launch("launch", "--workers", workers, "--protocol", protocol, script, "--updates", "40")
     said = capsys.readouterr().out
-    assert "updates           60, " in said
+    assert "updates           40, " in said
     assert float(said.partition(ENDS)[2].split()[0]) > 80

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LOOK_S = 0.005
-_MOST_WAIT_S = 3.0
+_MOST_WAIT_S = 0.5
 """For a kill: who died last may need a step of the others to come back."""
 _MOST_DAWDLE_S = 0.02
 
