@@ -294,10 +294,29 @@ class _Mapped:
     ex_iterable = BufferShuffledExamples()
 
 
-def test_a_state_that_leaves_a_buffer_out_is_not_used() -> None:
+class _Mixed:
+    ex_iterables = (object(), _Mapped())
+
+
+class _Tables:
+    is_table = True
+
+
+class _MappedTables:
+    ex_iterable, formatting, batched = object(), _Tables(), True
+
+
+@pytest.mark.parametrize(
+    "part", [_Mapped(), _Mixed(), _MappedTables()], ids=lambda one: type(one).__name__
+)
+def test_a_state_that_leaves_something_out_is_not_used(part: Any) -> None:
     dataset = Stateful(4)
-    dataset._ex_iterable = _Mapped()  # type: ignore[attr-defined]
+    assert StreamSource(DataLoader(dataset, batch_size=2), 2, 1).saves
+    dataset._ex_iterable = part  # type: ignore[attr-defined]
     assert not StreamSource(DataLoader(dataset, batch_size=2), 2, 1).saves
+
+
+def test_with_several_loader_workers_there_is_no_one_state() -> None:
     assert not StreamSource(DataLoader(Stateful(4), batch_size=2, num_workers=2), 2, 1).saves
 
 
