@@ -81,3 +81,62 @@ def test_stopped_and_resumed_is_never_stopped(kind: str, say: Say, tmp_path: Pat
     assert code == 0, err
     found = torch.load(tmp_path / "result-0.pt")
     assert differ(found, public_streams.twin(5, 2, options)) < CLOSE
+
+
+STATES = """
+import torch, paceline
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+pace = paceline.connect()
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = StatefulDataLoader([torch.ones(3)] * 8, batch_size=2)
+{before}
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(1):
+    for batch in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    assert hasattr(loader, "state_dict")
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "call"),
+    [
+        ("loader.load_state_dict(loader.state_dict())", "pass", "load_state_dict"),
+        ("", "loader.load_state_dict({})", "load_state_dict"),
+        ("", "loader.state_dict()", "state_dict"),
+    ],
+)
+def test_a_state_of_a_loader_that_is_shared_is_refused(
+    say: Say, tmp_path: Path, before: str, after: str, call: str
+) -> None:
+    """One worker alone has it: it reads the loader itself."""
+    pytest.importorskip("torchdata")
+    script = tmp_path / "train.py"
+    script.write_text(STATES.format(before=before, after=after))
+    code, _, err = say(f"launch --workers 2 --device cpu --run-dir {tmp_path / 'run'} {script}")
+    assert code != 0
+    assert f"the loader's {call}() is about what it reads by itself" in err
+    assert "Traceback" not in err
+
+
+def test_alone_a_loader_goes_on_from_its_state() -> None:
+    pytest.importorskip("torchdata")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def begun() -> Any:
+        loader = StatefulDataLoader([torch.tensor([float(one)]) for one in range(8)], batch_size=2)
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        return loader
+
+    pace, model = Pace(SoloExchange(), Context()), torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, loader = pace.prepare(model, optimizer, begun())
+    found = [batch.flatten().tolist() for batch in loader]
+    assert found == [batch.flatten().tolist() for batch in begun()] == [[2, 3], [4, 5], [6, 7]]
