@@ -192,22 +192,27 @@ KINDS: dict[str, tuple[Maker, Maker]] = {
 }
 
 
+def show(rows: list[list[str]]) -> None:
+    for row in rows:
+        print(" | ".join(row), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    note, rows, added = machine(), [], []
-    rows += beside_ddp(options.rounds)
+    note, added = machine(), []
+    rows = beside_ddp(options.rounds)
+    show(rows)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     data = make_data(60_000)
     for name, (four_lines, bare) in KINDS.items():
         makers = makers_of(partial(four_lines, data), partial(bare, data))
         times = measure(makers, PAIRS_A_ROUND * options.rounds, MOST_S_A_ROUND * options.rounds)
         rows += overhead.rows_of(times, f"{name}, 1 worker; ")
+        show(rows[-2:])
         added.append(f"{name}: {overhead.added_us(times):.0f} us")
-    for row in rows:
-        print(" | ".join(row), flush=True)
     print("; ".join(added))
     header = [
         "loops", "ms a step", "held against, ms a step", "median ratio", "95 % interval", "pairs",

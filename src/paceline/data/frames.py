@@ -112,7 +112,7 @@ def encode(num_samples: int, batch: Any) -> Frame:
     """
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(batch)
-    parts = [file.getvalue(), *(one.raw() for one in buffers)]
+    parts: list[Any] = [file.getvalue(), *(one.raw() for one in buffers)]
     memory = Memory.new()
     memory.write(parts)
     return Frame(num_samples, tuple(len(one) for one in parts), memory)
