@@ -17,6 +17,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -33,6 +34,8 @@ BATCH, STEPS, ROUNDS_A_BUILD = 256, 2, 40
 LEARNING_RATE = 0.01
 WANTED, HALF_WIDTH = 1.01, 0.002
 Step = Callable[[], None]
+Makers = dict[str, Callable[[], Step]]
+Times = dict[str, list[float]]
 
 
 def make_data(num_samples: int) -> ArrayDataset:
@@ -85,6 +88,11 @@ def with_four_lines(data: ArrayDataset) -> Step:
     return loop().__next__
 
 
+def makers_of(four_lines: Callable[[], Step], plain: Callable[[], Step]) -> Makers:
+    """The three loops that are measured."""
+    return {"four lines": four_lines, "bare": plain, "bare again": plain}
+
+
 def block_s(step: Step) -> float:
     start = time.perf_counter()
     for _ in range(STEPS):
@@ -92,15 +100,14 @@ def block_s(step: Step) -> float:
     return time.perf_counter() - start
 
 
-def measure(data: ArrayDataset, num_least: int, most_s: float) -> dict[str, list[float]]:
-    """Seconds of each block, loop by loop, pair by pair."""
-    makers = {"four lines": with_four_lines, "bare": bare, "bare again": bare}
-    times: dict[str, list[float]] = {name: [] for name in makers}
+def measure(makers: Makers, num_least: int, most_s: float) -> Times:
+    """Seconds of each block, loop by loop, pair by pair; the loops are named as in `makers_of`."""
+    times: Times = {name: [] for name in makers}
     rng = random.Random(0)
     end_s = time.perf_counter() + most_s
     while time.perf_counter() < end_s:
         names = rng.sample(list(makers), len(makers))
-        loops = {name: makers[name](data) for name in names}
+        loops = {name: makers[name]() for name in names}
         for step in loops.values():
             block_s(step)
         for _ in range(ROUNDS_A_BUILD):
@@ -116,16 +123,39 @@ def measure(data: ArrayDataset, num_least: int, most_s: float) -> dict[str, list
     return times
 
 
-def ratios(times: dict[str, list[float]], name: str) -> list[float]:
+def ratios(times: Times, name: str) -> list[float]:
     """Pair by pair: the four lines to both bare loops, or one bare loop to the other."""
     return [a / b for a, b in zip(times[name], bare_s(times, name), strict=True)]
 
 
-def bare_s(times: dict[str, list[float]], name: str) -> list[float]:
+def bare_s(times: Times, name: str) -> list[float]:
     """What ``name`` is held against."""
     if name == "bare again":
         return times["bare"]
     return [(a + b) / 2 for a, b in zip(times["bare"], times["bare again"], strict=True)]
+
+
+def rows_of(times: Times, title: str = "") -> list[list[str]]:
+    """The four lines against both bare loops, and one bare loop against the other."""
+    rows = []
+    for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
+        middle, low, high = interval(ratios(times, name))
+        is_reached = high <= WANTED if name == "four lines" else low <= 1.0 <= high
+        rows.append([
+            f"{title}{name} : bare", spread([1000 * one / STEPS for one in times[name]]),
+            spread([1000 * one / STEPS for one in bare_s(times, name)]), f"{middle:.4f}",
+            f"{low:.4f} to {high:.4f}", str(len(times[name])), wanted,
+            "yes" if is_reached else "no",
+        ])  # fmt: skip
+    return rows
+
+
+def added_us(times: Times) -> float:
+    """What the four lines add to a step."""
+    return 1e6 * statistics.median(
+        (a - b) / STEPS
+        for a, b in zip(times["four lines"], bare_s(times, "four lines"), strict=True)
+    )
 
 
 def main() -> None:
@@ -137,26 +167,16 @@ def main() -> None:
     load = os.getloadavg()[0]
     note = machine()
     data = make_data(6_000 if options.quick else 60_000)
-    times = measure(data, *((40, 5.0) if options.quick else (400, 180.0)))
-    rows = []
-    for name, wanted in (("four lines", f"<= {WANTED}"), ("bare again", "1 inside")):
-        middle, low, high = interval(ratios(times, name))
-        is_reached = high <= WANTED if name == "four lines" else low <= 1.0 <= high
-        rows.append([
-            f"{name} : bare", spread([1000 * one / STEPS for one in times[name]]),
-            spread([1000 * one / STEPS for one in bare_s(times, name)]), f"{middle:.4f}",
-            f"{low:.4f} to {high:.4f}", str(len(times[name])), wanted,
-            "yes" if is_reached else "no",
-        ])  # fmt: skip
-        print(" | ".join(rows[-1]), flush=True)
+    makers = makers_of(partial(with_four_lines, data), partial(bare, data))
+    times = measure(makers, *((40, 5.0) if options.quick else (400, 180.0)))
+    rows = rows_of(times)
+    for row in rows:
+        print(" | ".join(row), flush=True)
     header = [
         "loops", "ms a step", "bare, ms a step", "median ratio", "95 % interval", "pairs",
         "wanted of the upper end", "reached",
     ]  # fmt: skip
-    per_step_us = 1e6 * statistics.median(
-        (a - b) / STEPS
-        for a, b in zip(times["four lines"], bare_s(times, "four lines"), strict=True)
-    )
+    per_step_us = added_us(times)
     note = (
         f"Blocks of {STEPS} steps in turn; median (least to most); interval of the median by "
         f"bootstrap over pairs. The four lines add {per_step_us:.0f} us a step. {note}"

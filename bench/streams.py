@@ -2,10 +2,17 @@
 
     python bench/streams.py [--rounds 8] [--epochs 2] [--write]
 
-Two workers under full-sync, 256 samples an update. A round runs three kinds in a random order, each
-a launch of its own: the map-style loader as it is (between peers), the same through the store,
-as a stream goes, and the stream. What a run says itself is compared: images a second over its
-epochs, after the first. Writes results/streams.md.
+Two workers under full-sync, 256 samples an update. A stream goes through the store, and its samples
+come one by one, where a data set of tensors gathers a batch at once; so each of the two is held
+against what it can be had with. A round runs all kinds in a random order, each a launch of its own:
+
+    one by one    the samples by their numbers, each for itself: between peers, through the store;
+                  and as a stream
+    gathered      the samples by their numbers, a mini-batch at once: between peers; and as a stream
+                  whose data set gives whole mini-batches
+
+What a run says itself is compared: images a second over its epochs, after the first. Writes
+results/streams.md.
 """
 
 import argparse
@@ -18,31 +25,65 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from paceline.config import RunSettings
+from paceline.data.arrays import collate_batch
 from paceline.launch.launcher import launch_run
 from paceline.program import ScriptProgram
 from paceline.report.live import QuietObserver
 from paceline.workloads import load_task
 from table import interval, machine, spread, write_table
 
-BATCH, WANTED = 256, 0.97
+BATCH, WORKERS, WANTED = 256, 2, 0.97
 KINDS = {
-    "by numbers, between peers": ("numbers", "peers"),
-    "by numbers, through the store": ("numbers", "store"),
-    "stream": ("stream", "auto"),
+    "one by one, between peers": ("samples", "peers"),
+    "one by one, through the store": ("samples", "store"),
+    "stream of samples": ("stream", "auto"),
+    "gathered, between peers": ("batches", "peers"),
+    "stream of mini-batches": ("stream of batches", "auto"),
 }
+"""Name -> what `train` is told, and the path; each stream is held against those before it."""
 
 
-class Images(IterableDataset[Any]):
-    """The images one after the other."""
+class OneByOne(Dataset[Any]):
+    """A data set that cannot gather."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
 
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._data[number]
+
+
+class Stream(IterableDataset[Any]):
+    """The images one after the other, or so many at once."""
+
+    def __init__(self, data: Any, at_once: int = 0) -> None:
+        self._data, self._at_once = data, at_once
+
     def __iter__(self) -> Iterator[Any]:
-        return (self._data[number] for number in range(len(self._data)))
+        size = self._at_once
+        if not size:
+            return (self._data[number] for number in range(len(self._data)))
+        starts = range(0, len(self._data), size)
+        return (
+            collate_batch(self._data.__getitems__(range(one, min(one + size, len(self._data)))))
+            for one in starts
+        )
+
+
+def loader_of(kind: str, data: Any) -> Any:
+    """With a loader worker for all kinds: a stream is read in one."""
+    if kind == "stream of batches":
+        return DataLoader(Stream(data, BATCH // WORKERS), batch_size=None, num_workers=1)
+    if kind == "batches":
+        return DataLoader(data, batch_size=BATCH, num_workers=1, collate_fn=collate_batch)
+    samples = Stream(data) if kind == "stream" else OneByOne(data)
+    return DataLoader(samples, batch_size=BATCH, num_workers=1)
 
 
 def train(kind: str, epochs: int) -> None:
@@ -55,10 +96,9 @@ def train(kind: str, epochs: int) -> None:
     torch.manual_seed(0)
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    samples = Images(data.train) if kind == "stream" else data.train
-    # A loader worker for the map-style kinds, too: the stream is read in one.
-    loader: Any = DataLoader(samples, batch_size=BATCH, num_workers=1)
-    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    loader = loader_of(kind, data.train)
+    batch = "per-worker" if kind == "stream of batches" else "global"
+    model, optimizer, loader = pace.prepare(model, optimizer, loader, batch=batch)
     loss_of = nn.functional.cross_entropy
     for _ in pace.epochs(epochs):
         for inputs, targets in loader:
@@ -72,7 +112,7 @@ def images_per_s(kind: str, path: str, epochs: int) -> float:
     """Of one run, without its first epoch."""
     with tempfile.TemporaryDirectory() as folder:
         settings = RunSettings(
-            workers=2, protocol="full-sync", path=path, device="cpu", seed=0,
+            workers=WORKERS, protocol="full-sync", path=path, device="cpu", seed=0,
             run_dir=str(Path(folder) / "run"), checkpoint_every="never",
         )  # fmt: skip
         program = ScriptProgram(path=__file__, args=("--kind", kind, "--epochs", str(epochs)))
@@ -81,6 +121,25 @@ def images_per_s(kind: str, path: str, epochs: int) -> float:
         later = summary.epochs[1:]
         updates = sum(one.updates for one in later)
         return updates * BATCH / sum(one.seconds for one in later)
+
+
+def rows_of(speeds: dict[str, list[float]]) -> list[list[str]]:
+    """Each kind, and what a stream comes to beside it."""
+    names = list(KINDS)
+    rows = []
+    for place, name in enumerate(names):
+        cells = [name, spread(speeds[name], 0)]
+        if "stream of" in name:
+            rows.append([*cells, "", "", "", ""])
+            continue
+        stream = next(one for one in names[place:] if "stream of" in one)
+        ratios = [a / b for a, b in zip(speeds[stream], speeds[name], strict=True)]
+        middle, low, high = interval(ratios)
+        is_reached = "yes" if middle >= WANTED else "no"
+        rows.append([
+            *cells, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", f">= {WANTED}", is_reached
+        ])  # fmt: skip
+    return rows
 
 
 def main() -> None:
@@ -101,21 +160,13 @@ def main() -> None:
         for name in order:
             speeds[name].append(images_per_s(*KINDS[name], options.epochs))
             print(f"{name}: {speeds[name][-1]:,.0f} images/s", flush=True)
-    rows = []
-    for name in KINDS:
-        ratios = [a / b for a, b in zip(speeds["stream"], speeds[name], strict=True)]
-        middle, low, high = interval(ratios)
-        is_other = name != "stream"
-        rows.append([
-            name, spread(speeds[name], 0), f"{middle:.3f}" if is_other else "",
-            f"{low:.3f} to {high:.3f}" if is_other else "", f">= {WANTED}" if is_other else "",
-            ("yes" if middle >= WANTED else "no") if is_other else "",
-        ])  # fmt: skip
-        print(" | ".join(rows[-1]), flush=True)
-    header = ["input", "images/s", "stream : input", "95 % interval", "wanted", "reached"]
+    rows = rows_of(speeds)
+    for row in rows:
+        print(" | ".join(row), flush=True)
+    header = ["input", "images/s", "its stream : input", "95 % interval", "wanted", "reached"]
     if options.write:
         write_table("streams", "A stream against samples by their numbers, LeNet", header, rows,
-                    f"{options.rounds} rounds of three runs in a random order, 2 workers, "
+                    f"{options.rounds} rounds of five runs in a random order, {WORKERS} workers, "
                     f"{len(os.sched_getaffinity(0))} cores; median (least to most). {note}",
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ because they wait for it. So variants are interleaved (A B A B) on a machine tha
 Roles:  `ddp`  `pace`  `one` (one process, all threads)
         `bound` (each process its part of every batch, and no exchange at all)
         `read` (each process reads what another has just written, as much as a gradient)
+`ddp` and `pace` can go without a loader, too: each process then draws its part of every batch.
 """
 
 import argparse
@@ -154,12 +155,25 @@ def data_of(subject: Subject) -> Tensors:
     return Tensors(subject.shape, subject.num_samples, subject.tokens)
 
 
-def plain_steps(model: nn.Module, subject: Subject, batch: int, rank: int, world: int) -> Step:
-    """The bare loop: what everybody writes."""
+def drawn(data: Tensors, size: int) -> tuple[Tensor, Tensor]:
+    """As many samples, drawn now: what a loop without a loader does."""
+    return data.__getitems__(torch.randint(len(data), (size,)).tolist())
+
+
+def draws_of(subject: Subject, size: int) -> Iterator[Any]:
+    data = data_of(subject)
+    while True:
+        yield drawn(data, size)
+
+
+def plain_steps(
+    model: nn.Module, subject: Subject, batch: int, rank: int, world: int, *, draws: bool = False
+) -> Step:
+    """The bare loop: what everybody writes, over a loader or over batches that are drawn."""
     optimizer = subject.optimizer(model.parameters())
     part = Part(subject.num_samples, batch, rank, world)
     loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)  # type: ignore[arg-type]
-    batches = endless(loader)
+    batches = draws_of(subject, batch // world) if draws else endless(loader)
 
     def step() -> None:
         inputs, targets = next(batches)
@@ -254,7 +268,9 @@ def be_ddp(options: argparse.Namespace, channel: socket.socket | None) -> None:
         wrapped = DistributedDataParallel(
             model, bucket_cap_mb=cap, gradient_as_bucket_view=view, static_graph=static
         )
-        return model, plain_steps(wrapped, subject, options.batch, options.rank, options.world)
+        return model, plain_steps(
+            wrapped, subject, options.batch, options.rank, options.world, draws=bool(options.draws)
+        )
 
     best, best_s = (25, True, False), float("inf")
     grid = [(c, v, s) for c in (1, 25, 100) for v in (False, True) for s in (False, True)]
@@ -284,7 +300,9 @@ def _timed(step: Step, count: int) -> float:
 
 
 def be_pace(options: argparse.Namespace) -> None:
-    """Under ``paceline launch`` or plain ``python``: the loop of the README."""
+    """Under ``paceline launch`` or plain ``python``: the loop of the README, or its loop without a
+    loader, where a worker draws its part of a batch.
+    """
     import paceline
 
     pace = paceline.connect()
@@ -292,19 +310,30 @@ def be_pace(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.world)
     model, subject = make_model(options.model), SUBJECTS[options.model]
     optimizer = subject.optimizer(model.parameters())
-    loader = DataLoader(data_of(subject), batch_size=options.batch, collate_fn=as_it_is)
-    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    data = data_of(subject)
 
-    def loop() -> Iterator[None]:
+    def step(inputs: Tensor, targets: Tensor) -> None:
+        optimizer.zero_grad()
+        subject.loss(model(inputs), targets).backward()
+        optimizer.step()
+
+    def over_a_loader() -> Iterator[None]:
+        loader: Any = DataLoader(data, batch_size=options.batch, collate_fn=as_it_is)
+        _, _, loader = pace.prepare(model, optimizer, loader)
         for _ in pace.epochs(1_000_000):
             for inputs, targets in loader:
                 with pace.step():
-                    optimizer.zero_grad()
-                    subject.loss(model(inputs), targets).backward()
-                    optimizer.step()
+                    step(inputs, targets)
                 yield
 
-    steps = loop()
+    def over_numbers() -> Iterator[None]:
+        pace.prepare(model, optimizer)
+        for _ in pace.updates(1_000_000_000):
+            with pace.step():
+                step(*drawn(data, options.batch // options.world))
+            yield
+
+    steps = over_numbers() if options.draws else over_a_loader()
     if pace.is_main:
         channel = _connect(options.answer_to)
         answer(channel, lambda: next(steps), list(model.parameters()))
@@ -334,6 +363,7 @@ class World:
     def __init__(
         self, role: str, *, model: str, batch: int, total: int, world: int = 2, tune: int = 0,
         protocol: str = "full-sync", launched: bool = True, extra: tuple[str, ...] = (),
+        draws: bool = False,
     ) -> None:  # fmt: skip
         self.role = role
         self.usual_s: dict[str, float] = {}
@@ -344,7 +374,8 @@ class World:
         server.listen(world)
         own = [
             str(HERE), "--role", role, "--model", model, "--batch", str(batch), "--total",
-            str(total), "--world", str(world), "--tune", str(tune), "--answer-to", address,
+            str(total), "--world", str(world), "--tune", str(tune), "--draws",
+            str(int(draws)), "--answer-to", address,
             "--rendezvous", f"{self._folder.name}/rendezvous",
         ]  # fmt: skip
         python = [sys.executable]
@@ -414,7 +445,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, kind in {
         "role": str, "model": str, "batch": int, "total": int, "world": int, "rank": int,
-        "tune": int, "answer-to": str, "rendezvous": str,
+        "tune": int, "draws": int, "answer-to": str, "rendezvous": str,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=kind)
     options = parser.parse_args()

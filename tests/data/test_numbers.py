@@ -1,6 +1,7 @@
 """The numbers of a loop without a loader: consecutive, in batches."""
 
 from paceline.data.numbers import Numbers, note, numbered
+from paceline.data.order import EpochOrder
 
 
 def test_a_pass_is_of_whole_batches_of_consecutive_numbers() -> None:
@@ -16,3 +17,14 @@ def test_a_loader_of_numbers_gives_them_one_by_one() -> None:
     assert list(numbered(numbers)) == [0, 1, 2]
     assert "one" in note(1)
     assert "4" in note(4)
+
+
+def test_as_many_as_wanted_take_no_memory() -> None:
+    """``pace.updates(10**9)`` of a script that stops by itself."""
+    numbers = Numbers(4)
+    order = EpochOrder(numbered(numbers), 0)
+    digests = []
+    for numbers.stop in (1 << 50, 1 << 51):  # 2^55 bytes, if they were listed
+        order.draw(0)
+        digests.append(order.digest())
+    assert digests[0] != digests[1]

@@ -1,6 +1,7 @@
 """A stream that is read once: what is kept, how far it is read ahead, what is given to whom."""
 
 import json
+import os
 import random
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.data.frames import Frame, decode, encode
 from paceline.data.likeness import digest_of
 from paceline.data.numbers import Numbers
 from paceline.data.serving import Received, StreamClient, StreamServer
@@ -22,12 +24,9 @@ from paceline.data.stream import (
     Answer,
     Broken,
     Extent,
-    Frame,
     Gone,
     Over,
     StreamReading,
-    decode,
-    encode,
     explain,
 )
 from paceline.data.stream_source import StreamSource
@@ -53,7 +52,7 @@ def _reading(
 
 def _value(answer: Answer | None) -> int:
     assert isinstance(answer, Frame)
-    return int(decode(answer.head, [memoryview(bytearray(one)) for one in answer.buffers]))
+    return int(decode(answer))
 
 
 class _Counted:
@@ -171,8 +170,29 @@ def test_any_numbers_are_answered(size: int, asked: list[int], seed: st.DataObje
 )
 def test_a_batch_comes_as_it_went(batch: Any) -> None:
     frame = encode(2, batch)
-    found = decode(frame.head, [memoryview(bytearray(one)) for one in frame.buffers])
-    assert digest_of(found) == digest_of(batch)
+    assert digest_of(decode(frame)) == digest_of(batch)
+
+
+def test_a_frame_is_read_as_often_as_wanted_and_each_is_a_copy() -> None:
+    frame = encode(2, torch.arange(8.0))
+    decode(frame).zero_()
+    assert decode(frame).tolist() == list(range(8))
+
+
+def test_its_file_is_closed_when_nobody_has_it() -> None:
+    frame = encode(1, torch.ones(4))
+    handle = frame.memory.handle
+    os.fstat(handle)
+    del frame
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+
+
+def test_a_frame_that_is_cut_short_is_seen() -> None:
+    frame = encode(1, torch.ones(4))
+    os.truncate(frame.memory.handle, sum(frame.sizes) - 1)
+    with pytest.raises(EOFError, match="cut short"):
+        decode(frame)
 
 
 def test_frames_of_the_users_own_code_are_named() -> None:
@@ -274,10 +294,29 @@ class _Mapped:
     ex_iterable = BufferShuffledExamples()
 
 
-def test_a_state_that_leaves_a_buffer_out_is_not_used() -> None:
+class _Mixed:
+    ex_iterables = (object(), _Mapped())
+
+
+class _Tables:
+    is_table = True
+
+
+class _MappedTables:
+    ex_iterable, formatting, batched = object(), _Tables(), True
+
+
+@pytest.mark.parametrize(
+    "part", [_Mapped(), _Mixed(), _MappedTables()], ids=lambda one: type(one).__name__
+)
+def test_a_state_that_leaves_something_out_is_not_used(part: Any) -> None:
     dataset = Stateful(4)
-    dataset._ex_iterable = _Mapped()  # type: ignore[attr-defined]
+    assert StreamSource(DataLoader(dataset, batch_size=2), 2, 1).saves
+    dataset._ex_iterable = part  # type: ignore[attr-defined]
     assert not StreamSource(DataLoader(dataset, batch_size=2), 2, 1).saves
+
+
+def test_with_several_loader_workers_there_is_no_one_state() -> None:
     assert not StreamSource(DataLoader(Stateful(4), batch_size=2, num_workers=2), 2, 1).saves
 
 

@@ -184,3 +184,26 @@ def test_a_trainer_begins_its_workers_itself() -> None:
     said = run("08_lightning.py", *words)
     assert "workers          2 on cpu" in said
     assert said.count("update 32: validation loss") == 1
+
+
+ENDS = "at the end a pole stands for "
+
+
+def test_the_policy_learns_by_python() -> None:
+    lines = run("11_reinforcement.py").splitlines()
+    first, last = (float(line.rpartition(" for ")[2].split()[0]) for line in (lines[0], lines[-1]))
+    assert first < 40
+    assert last > 120
+
+
+@pytest.mark.parametrize(
+    ("workers", "protocol"), [("2", "full-sync"), ("2", "k-batch-async:2"), ("4", "local-sgd:2")]
+)
+def test_the_policy_learns_under_any_protocol(
+    workers: str, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(EXAMPLES / "11_reinforcement.py")
+    launch("launch", "--workers", workers, "--protocol", protocol, script, "--updates", "40")
+    said = capsys.readouterr().out
+    assert "updates           40, " in said
+    assert float(said.partition(ENDS)[2].split()[0]) > 80

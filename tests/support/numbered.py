@@ -16,6 +16,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from struck import has_stepped, wait_for_kills
+
 Results = dict[str, Tensor]
 
 
@@ -45,9 +47,13 @@ def train(
         for number in pace.updates(updates):
             with pace.step():
                 time.sleep(slow_s)
+                if folder is not None:
+                    wait_for_kills(folder, pace.version / updates)
                 optimizer.zero_grad()
                 loss_of(model).backward()
                 optimizer.step()
+            if folder is not None:
+                has_stepped(folder, pace.worker)
             if folder is not None and number == 10:
                 (folder / "is-there").touch()
         assert pace.version == updates or folder is not None

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from struck import has_stepped, wait_for_kills
+
 Results = dict[str, Tensor]
 
 
@@ -130,9 +132,13 @@ def train(pace: Any, loader: Any, options: dict[str, Any], folder: Path | None =
     def step(batch: Any) -> None:
         with pace.step():
             time.sleep(options.get("step_s", 0.0))
+            if "struck_over" in options and folder is not None:
+                wait_for_kills(folder, pace.version / options["struck_over"])
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             optimizer.step()
+        if folder is not None:
+            has_stepped(folder, pace.worker)
         if folder is not None and pace.version >= options.get("say_at", 1 << 60):
             (folder / "is-there").touch()
 

@@ -10,7 +10,7 @@ batch.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -219,6 +219,24 @@ def _refuse(loader: DataLoader[Any]) -> None:
     refuse_shares(loader)
     if getattr(loader, "in_order", True) is False:
         raise ConfigError("the loader has in_order=False; batches are matched to leases in order")
+
+
+def refuse_begun(loader: DataLoader[Any]) -> None:
+    """Say by name that the loader would begin in the middle of a pass, which only one worker can.
+
+    Source: torchdata, ``StatefulDataLoader.load_state_dict``.
+    """
+    if getattr(loader, "next_iter_state", None) is not None:
+        refuse_state("load_state_dict")
+
+
+def refuse_state(call: str, *_: Any, **__: Any) -> NoReturn:
+    """In the place of this call of a loader's own."""
+    raise ConfigError(
+        f"the loader's {call}() is about what it reads by itself, and here workers share its "
+        "mini-batches: leave it out; checkpoints of the run hold where it stands, and --resume "
+        "goes on there"
+    )
 
 
 def refuse_shares(loader: DataLoader[Any]) -> None:

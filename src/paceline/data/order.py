@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from ..errors import ConfigError
-from ..passes import is_far
 from ..replica.seeding import kept_random_state, mix, seed_all
 from .numbers import Numbers
 
@@ -158,7 +157,8 @@ class EpochOrder:
         """The epoch that was drawn last, and a digest of its order."""
         if self._digest is None:
             try:
-                data: Any = _whole_numbers(self.indices)
+                is_counted = type(self._loader.sampler) is Numbers  # as many as a script likes
+                data: Any = repr(self.indices).encode() if is_counted else _bytes(self.indices)
             except (TypeError, OverflowError):  # indices of a data set of the user's own kind
                 data = repr(list(self.indices)).encode()
             self._digest = hashlib.sha256(data).hexdigest()
@@ -180,11 +180,10 @@ class EpochOrder:
             self._expected = None
 
 
-def _whole_numbers(indices: Sequence[int]) -> Any:
-    """The bytes of these numbers, 8 each."""
+def _bytes(indices: Sequence[int]) -> Any:
+    """Of these numbers, 8 each."""
     if isinstance(indices, range):  # ten million from a range take a second, this way a hundredth
-        steps = indices.start, indices.stop, indices.step
-        return repr(steps).encode() if is_far(len(indices)) else torch.arange(*steps).numpy()
+        return torch.arange(indices.start, indices.stop, indices.step).numpy()
     return indices if isinstance(indices, array) else array("q", indices)
 
 

@@ -1,21 +1,22 @@
 """How mini-batches of a stream come from the member that reads it to all members of the machine.
 
     member --(pass, number), what is done with--> a thread of its own in the reading member
-           <---- skeleton, tensors by value ----  which waits until that number is read
+           <------- an open file of it ---------- which waits until that number is read
 
 Requests are answered in order, so a member asks for its next mini-batch before it has to have it.
 Who reads may be killed at any moment: whoever asked hears the end of the connection, or of another
-reader, and asks that one. By value, not by shared memory, since what a dead reader had opened
-could be had no more. This module must not know leases, nor who decides who reads.
+reader, and asks that one. An open file, not a name of one: what a dead reader had made is there for
+whoever was given it. This module must not know leases, nor who decides who reads.
 """
 
 import contextlib
 import secrets
+import socket
 import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
@@ -28,11 +29,12 @@ from multiprocessing.connection import (
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from .stream import Answer, Broken, Frame, Gone, Over, decode
+from .frames import Frame, Memory, decode
+from .stream import Answer, Broken, Gone, Over
 
 _BACKLOG = 64
+_MARK = b"f"
+"""What a file goes with: a socket carries none without a byte."""
 _POLL_S = 0.05
 """How often who waits for a mini-batch looks whether it still has to."""
 _LOST = (EOFError, OSError, AuthenticationError)
@@ -97,12 +99,9 @@ def _send(connection: "Connection[Any, Any]", epoch: int, number: int, found: An
     if not isinstance(found, Frame):
         connection.send((epoch, number, found, ()))
         return
-    sizes = tuple(len(one) for one in found.buffers)
-    connection.send((epoch, number, found.num_samples, sizes))
-    connection.send_bytes(found.head)
-    for one in found.buffers:
-        if len(one):
-            connection.send_bytes(one)
+    connection.send((epoch, number, found.num_samples, found.sizes))
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as way:
+        socket.send_fds(way, [_MARK], [found.memory.handle])
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,7 @@ class StreamClient:
                 self._asked.popleft()
                 found = value
                 if isinstance(value, int):
-                    found = Received(value, _receive_batch(connection, sizes))
+                    found = Received(value, decode(_receive_frame(connection, value, sizes)))
                 if (epoch, number) not in self._unwanted:
                     self._found[epoch, number] = found
                 self._unwanted.discard((epoch, number))
@@ -210,13 +209,11 @@ class StreamClient:
             self.drop()
 
 
-def _receive_batch(connection: "Connection[Any, Any]", sizes: Sequence[int]) -> Any:
-    """Into memory of torch's own, which begins where a tensor's does: sums come out alike."""
-    head, buffers = connection.recv_bytes(), []
-    for size in sizes:
-        memory: Any = torch.empty(size, dtype=torch.uint8).numpy()
-        buffer = memoryview(memory)
-        if size:
-            connection.recv_bytes_into(buffer)
-        buffers.append(buffer)
-    return decode(head, buffers)
+def _receive_frame(
+    connection: "Connection[Any, Any]", num_samples: int, sizes: tuple[int, ...]
+) -> Frame:
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as way:
+        _, handles, _, _ = socket.recv_fds(way, len(_MARK), 1)
+    if not handles:
+        raise EOFError("a mini-batch did not come with its file")
+    return Frame(num_samples, sizes, Memory(handles[0]))

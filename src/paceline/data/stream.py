@@ -7,12 +7,10 @@
              until an update has used them             at most so many
 
 Number n of a pass is the n-th mini-batch that the data set gives (stream_source.py). A thread reads
-them and keeps each as its skeleton and the memory of its tensors. This module must not know who
-asks, nor why.
+them and keeps each as its skeleton and the memory of its tensors, as they are to be handed on
+(frames.py). This module must not know who asks, nor why.
 """
 
-import io
-import pickle
 import re
 import threading
 import time
@@ -23,54 +21,14 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+
+from .frames import Frame, encode
 
 _SAY_S = 10.0
 _PATIENCE_S = 2.0
 """For which the end of a pass waits until its loader workers are gone."""
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-
-
-# -- mini-batches as bytes -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One mini-batch: its skeleton, and the memory of its tensors."""
-
-    num_samples: int
-    head: bytes
-    buffers: tuple[memoryview, ...]
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors leave their memory aside: torch's own way would write it twice."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
-            return NotImplemented
-        if value.requires_grad or value.device.type != "cpu" or value.is_conj() or value.is_neg():
-            return NotImplemented
-        flat: Any = value.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(flat), value.dtype, tuple(value.shape))
-
-
-def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    flat = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0)
-    return flat.view(dtype).view(shape) if len(buffer) else torch.empty(shape, dtype=dtype)
-
-
-def encode(num_samples: int, batch: Any) -> Frame:
-    """What stands in a batch, without a copy of its tensors."""
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(batch)
-    return Frame(num_samples, file.getvalue(), tuple(one.raw() for one in buffers))
-
-
-def decode(head: bytes, buffers: Sequence[memoryview]) -> Any:
-    """The batch; its tensors lie in these buffers, which are nobody else's."""
-    return pickle.loads(head, buffers=buffers)
 
 
 # -- one pass --------------------------------------------------------------------------------------

@@ -108,13 +108,20 @@ def _go_on(saved: dict[str, Any]) -> None:
 def _loses_some(dataset: Any) -> bool:
     """Whether its state leaves out what it has read and not given yet.
 
-    A shuffle buffer of Hugging Face's data sets is filled anew from where the reading stood; may go
-    when their state_dict holds it.
+    Two parts of Hugging Face's data sets, wherever one is mixed or mapped from others: a shuffle
+    buffer is filled anew from where the reading stood, and of a map over batches of tables a batch
+    may be skipped, as their ``state_dict`` says itself; may go when it holds both.
     """
-    one = getattr(dataset, "_ex_iterable", None)
-    while one is not None and "BufferShuffled" not in type(one).__name__:
-        one = getattr(one, "ex_iterable", None)
-    return one is not None
+    parts = [getattr(dataset, "_ex_iterable", None)]
+    while parts:
+        part = parts.pop()
+        if part is None:
+            continue
+        is_table = getattr(getattr(part, "formatting", None), "is_table", False)
+        if "BufferShuffled" in type(part).__name__ or (is_table and part.batched):
+            return True
+        parts += [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+    return False
 
 
 class StreamSource:

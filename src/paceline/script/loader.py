@@ -12,6 +12,7 @@ module must not know what a step does with a batch, nor how an exchange carries 
 
 import weakref
 from collections.abc import Generator, Iterator, Sized
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from ..context import Context
 from ..core.batches import Batches, Ends
-from ..data.loader import NOTHING
+from ..data.loader import NOTHING, refuse_state
 from ..data.numbers import Numbers
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
@@ -69,7 +70,10 @@ class PreparedLoader:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self.plain, name)
+        value = getattr(self.plain, name)
+        if name in ("state_dict", "load_state_dict") and not self._loop.is_alone:
+            return partial(refuse_state, name)
+        return value
 
     @property
     def is_stream(self) -> bool:

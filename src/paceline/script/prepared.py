@@ -24,7 +24,7 @@ from ..checkpoints.writer import unwritable
 from ..context import Context
 from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
-from ..data.loader import LeasedLoader
+from ..data.loader import LeasedLoader, refuse_begun
 from ..data.numbers import Numbers, note, numbered
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
@@ -114,6 +114,8 @@ class Prepared:
         order = lease(loader, context.seed, device).order
         if accumulate > 1 and not is_alone:
             _refuse_cut(order.has_own_batches, self.is_stream, accumulate)
+        if not is_alone:
+            refuse_begun(loader)
         num_samples, self.num_batches = plain_sizes(loader) if is_alone else order.count()
         if self.is_stream:
             stream.go_far()
