@@ -64,8 +64,8 @@ class Departures:
         run = self._run
         one = run.roster[member]
         one.is_done, one.is_over, one.end = True, True, "its script ended"
-        if run.is_open and not run.ending and not run.by_peers:
-            if run.steps_apart:
+        if run.is_open and not run.ending and (run.steps_together or not run.by_peers):
+            if run.steps_apart or run.steps_together:
                 raise self._lost_in_step(one)
             run.observer.note(
                 f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
@@ -112,7 +112,7 @@ class Departures:
             self._note_end(member)
             raise self._lost(one)
         else:
-            if run.steps_apart:
+            if run.steps_apart or run.steps_together:
                 raise self._lost_in_step(one)
             run.observer.note(f"worker {one.seat} is gone ({message.reason}); the others go on")
             self._left_others(member)
@@ -163,6 +163,12 @@ class Departures:
     def _lost_in_step(self, one: RosterEntry) -> AllGone:
         """Others would push steps of another optimizer into the update that it is missing from."""
         self._note_end(one.number)
+        if self._run.steps_together:
+            return AllGone(
+                f"worker {one.seat} ended: {one.end}; a step that may call the model several times "
+                "(LBFGS, closures=True) is made by all workers together, and the others cannot go "
+                "on without one: --respawn goes on from the newest checkpoint"
+            )
         return AllGone(
             f"worker {one.seat} ended: {one.end}; under {self._run.protocol} each step of one of "
             "several optimizers is an update of all workers, and the others cannot take over the "
