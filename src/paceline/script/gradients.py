@@ -15,6 +15,7 @@ This module must not know how an exchange clips, nor when a push is due.
 
 import cmath
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Work
 from ..replica.clips import Clips
+from ..replica.own_gradients import OwnGradients
 from ..replica.replica import Replica
 from ..replica.set_aside import SetAside
 from ..store.joint import parameters_of, parts_of
@@ -71,6 +73,7 @@ class LocalGradients:
         self.aside: SetAside | None = None
         self.loss: Tensor | None = None
         self._clips = Clips(model, self._optimizers)
+        self._average: Callable[[], None] = _nothing
 
     def backward(self, loss: Tensor) -> None:
         """See ``Pace.backward``."""
@@ -85,9 +88,21 @@ class LocalGradients:
 
     def watch(self, replica: Replica, *, is_refused: bool) -> None:
         """Find what changes a gradient on its way, but for a scaler; see `Edits`."""
-        edits = self.edits = Edits(replica, is_refused=is_refused)
         if len(self._optimizers) > 1:
             self.aside = SetAside(replica, self._optimizers)
+        self._watch(Edits(replica, is_refused=is_refused), replica)
+
+    def watch_here(self, replica: Replica, average: Callable[[], None]) -> None:
+        """The same where the optimizer steps here, on the mean of all members' gradients.
+
+        Args:
+            average: makes ``.grad`` the mean, for what is clipped.
+        """
+        self._average = average
+        self._watch(Edits(OwnGradients(replica), is_refused=True), replica)
+
+    def _watch(self, edits: Edits, replica: Replica) -> None:
+        self.edits = edits
 
         def before_backward() -> None:
             replica.held.check_kinds()
@@ -185,8 +200,10 @@ class LocalGradients:
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
         if self._clips_here:
-            self._unscale()
-            return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+            self._begin_clip_here()
+            norm = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+            self._end_clip_here()
+            return norm
         if float(norm_type) != 2.0:
             raise ConfigError(
                 f"pace.clip_grad_norm_ clips an average by its norm of type 2, not {norm_type:g}: "
@@ -199,13 +216,26 @@ class LocalGradients:
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """See ``Pace.clip_grad_value_``."""
         if self._clips_here:
-            self._unscale()
+            self._begin_clip_here()
             nn.utils.clip_grad_value_(parameters, clip_value)
+            self._end_clip_here()
             return
         self._clips.ask_value(parameters, clip_value)
         self._give_away()
+
+    def _begin_clip_here(self) -> None:
+        self._unscale()
+        self._average()
+
+    def _end_clip_here(self) -> None:
+        if self._average is not _nothing and self.edits is not None:
+            self.edits.explained()
 
     def _give_away(self) -> None:
         """To be clipped: nothing may be added to what is there."""
         if self.edits is not None:
             self.edits.is_final = True
+
+
+def _nothing() -> None:
+    return None

@@ -40,6 +40,7 @@ from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores
 from ..tuning.candidate import Forward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
+from .closures import NOTE_OF_CLOSURES, context_with
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
@@ -57,6 +58,7 @@ class Prepared:
     Args:
         objects: what was given to ``prepare``.
         batch: what the loader's batch size means.
+        closures: whether optimizers may call the model again inside their steps.
         fast: ``auto`` or ``none``, and the loop's own (model, batch) -> loss where it is known.
 
     Attributes:
@@ -74,14 +76,18 @@ class Prepared:
         batch: str,
         keeper: MemberState,
         fast: tuple[str, Forward | None] = ("none", None),
+        *,
+        closures: bool = False,
     ) -> None:
         self._exchange = exchange
         self._member = exchange.shared
-        self._context = context
+        self.models, self.optimizers, loader = sort_out(objects)
+        self._context = context = context_with(
+            context, self.optimizers, asked=closures, has_others=self._member is not None
+        )
         self._device = device
         self._keeper = keeper
         self._is_local = context.is_difference or self._member is None
-        self.models, self.optimizers, loader = sort_out(objects)
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
         optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
@@ -101,6 +107,12 @@ class Prepared:
             fast, stream = _refuse_speed(context, fast), Numbers(context.parts)
             lease = partial(StreamedLoader, numbers=stream, is_global=batch == "global")
         order = lease(loader, context.seed, device).order
+        if self.is_stream and context.steps_together:
+            raise ConfigError(
+                "a step that all workers make together (LBFGS, closures=True) cannot be of a "
+                "stream, whose end is found while it is read; use --protocol local-sgd:1, or a "
+                "data set with a length"
+            )
         is_alone = self._member is None  # then nothing is drawn: it would be missing in the loop
         num_samples, self.num_batches = plain_sizes(loader) if is_alone else order.count()
         if self.is_stream:
@@ -152,9 +164,10 @@ class Prepared:
                 "several by one: torch.optim.lr_scheduler.ChainedScheduler"
             )
         tell, is_several = self.tell_settings, exchange.num_workers > 1
+        is_together = context.steps_together
         return Schedules(
             [
-                LocalSchedule(one, place, tell, is_one_of_several=is_several)
+                LocalSchedule(one, place, tell, is_one_of_several=is_several and not is_together)
                 if self._member is None or place.is_local
                 else SharedSchedule(
                     one,
@@ -224,6 +237,8 @@ class Prepared:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
         if isinstance(leased := self.loop.leased, StreamedLoader):
             hooks.hear_stream, leased.link = leased.hear, exchange
+        if self._context.steps_together:
+            hooks.follow = self.step.follow
         hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
         hooks.write_layout = lambda number: self._keeper.write_layout(number, replica.layout, at)
@@ -237,6 +252,8 @@ class Prepared:
             )
             hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
             self.gradients.watch(replica, is_refused=self._context.averages)
+        elif self._context.steps_together:
+            self.gradients.watch_here(replica, self.step.own.clip)
         if exchange.num_workers > 1:
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
@@ -297,6 +314,7 @@ class Prepared:
             "samples": sample_digests(self.loop.leased.loader) if context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
             "samples_each": self.loop.leased.samples_each,
+            "steps_together": context.steps_together,
         }
 
     @property
@@ -309,7 +327,9 @@ class Prepared:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes]
         notes += batch_norm_note(self.model, self._batch_size, parts)
-        if len(self.optimizers) > 1:
+        if context.steps_together:
+            notes.append(NOTE_OF_CLOSURES)
+        elif len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()

@@ -200,6 +200,7 @@ class Pace:
         batch: str = "global",
         fast: str | None = None,
         forward: Forward | None = None,
+        closures: bool = False,
     ) -> Any:
         """Make a model, its optimizer, its loader and its schedulers take part in the run.
 
@@ -214,6 +215,10 @@ class Pace:
                 tried; None: what ``--fast`` says.
             forward: (model, batch) -> loss, as the loop computes it; a trial uses it. Without it
                 ``model(batch[0])`` is called and a loss is made up.
+            closures: whether an optimizer of your own may call the model again inside its step
+                (SAM): under full-sync all workers make each step together then, each evaluation
+                with the mean gradient and the mean loss of all. LBFGS needs no saying so. An
+                optimizer inside it, which its ``state_dict()`` leaves out, is kept by ``keep``.
 
         Raises:
             ConfigError: something cannot be carried; it is named.
@@ -227,8 +232,9 @@ class Pace:
             raise ConfigError("prepare() was called twice; prepare everything in one call")
         exchange = self._exchange
         self._prepared = prepared = Prepared(
-            exchange, self._context, objects, self.device, batch, self._keeper, (fast, forward)
-        )
+            exchange, self._context, objects, self.device, batch, self._keeper, (fast, forward),
+            closures=closures,
+        )  # fmt: skip
         loader = PreparedLoader(
             prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
         )
@@ -330,6 +336,8 @@ class Pace:
 
     def finish(self) -> None:
         """The script is over: what it counted by updates comes to its end with all others'."""
+        if hasattr(self, "_prepared"):
+            self._prepared.loop.check_leaving()
         if hasattr(self, "_prepared") and self._updates.has_begun:
             self._prepared.loop.end_iteration()
             self._say_what_did_nothing()
