@@ -32,8 +32,9 @@ def refuse_anywhere(script: SourceTree) -> None:
         last = name.rpartition(".")[2]
         if last == "LBFGS":
             raise CannotDerive(
-                f"line {line}: LBFGS takes several gradients of one batch by a closure, and an "
-                "update is made of one; write another optimizer, as torch.optim.Adam"
+                f"line {line}: LBFGS takes several gradients of one batch by a closure, whose "
+                "lines are not found here; write them: pace.prepare(model, optimizer, loader), "
+                "with pace.step(): optimizer.step(closure); full-sync and local-sgd carry that"
             )
         if last == "SparseAdam" or (last.startswith("Embedding") and words.get("sparse") == "True"):
             raise CannotDerive(
@@ -86,7 +87,7 @@ def refuse_loop(training: Stepping) -> None:
             raise CannotDerive(
                 f"line {script.line(call)} gives a closure to step(), which may take several "
                 "gradients of one batch; write optimizer.zero_grad(); loss.backward(); "
-                "optimizer.step()"
+                "optimizer.step(), or the lines by hand: with pace.step(): optimizer.step(closure)"
             )
     if loop.loader is None:
         _refuse_draws(flow, loop)
