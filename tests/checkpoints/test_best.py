@@ -60,6 +60,16 @@ def test_several_workers_keep_the_best_of_all_of_them(tmp_path: Path) -> None:
     assert _listed(tmp_path) == [3]
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_of_local_weights_at_one_version_the_best_count(most: int, tmp_path: Path) -> None:
+    models = _models(tmp_path, most=most)
+    models.look({"acc": (2.0, 4)}, 0, lambda: b"after one local step")
+    models.look({"acc": (3.0, 4)}, 0, lambda: b"after two")
+    models.look({"acc": (1.0, 4)}, 0, lambda: b"after three")
+    assert _listed(tmp_path) == [0]
+    assert (tmp_path / "best.safetensors").read_bytes() == b"after two"
+
+
 def test_what_is_not_finite_or_not_measured_is_not_kept(tmp_path: Path) -> None:
     models = _models(tmp_path)
     models.look({"acc": (float("nan"), 4)}, 1, bytes)

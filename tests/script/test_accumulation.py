@@ -219,6 +219,34 @@ def test_a_scaler_counts_updates_and_an_overflow_of_a_part_skips_all(every: int)
     assert scale == its  # halved once, then doubled after four that did not overflow
 
 
+def clipped_twice(*, by_hand: bool) -> tuple[Tensor, float]:
+    """Each parameter by a norm of its own; the first of two batches overflows once."""
+    pace, model = alone(1 if by_hand else 2), net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(samples(32), batch_size=4))
+    for epoch in pace.epochs(3):
+        for number, (inputs, targets) in enumerate(loader, 1):
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss = overflowing(loss, epoch, number) / (2 if by_hand else 1)
+            scaler.scale(loss).backward()
+            if by_hand and number % 2:
+                continue
+            scaler.unscale_(optimizer)
+            for one in model.parameters():
+                pace.clip_grad_norm_(one, 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return weights(model), scaler.get_scale()
+
+
+def test_an_overflow_is_not_forgotten_where_parameters_are_clipped_one_by_one() -> None:
+    (found, scale), (expected, its) = clipped_twice(by_hand=False), clipped_twice(by_hand=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert scale == its
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -257,6 +285,12 @@ def skipped(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> None:
         step.skip()
 
 
+def weighed_late(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> None:
+    with pace.step() as step:
+        optimizer.step()
+        step.weight = float(number)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -264,6 +298,7 @@ def skipped(number: int, pace: Pace, model: nn.Module, optimizer: Any) -> None:
         (last_left_out, r"no optimizer.step\(\)"),
         (clipped_each, "to each batch and not to their mean: to clip the mean write pace.clip"),
         (skipped, r"step.skip\(\) gives a mini-batch back, and with accumulate 2"),
+        (weighed_late, r"step.weight was set after optimizer.step\(\)"),
     ],
 )
 def test_a_loop_that_would_be_another_is_refused(body: Callable[..., None], said: str) -> None:
@@ -288,6 +323,24 @@ def test_the_flag_counts_before_the_call_and_less_than_one_is_refused() -> None:
     pace = alone(2)
     pace.prepare(*objects, accumulate=0)
     assert pace.context.accumulate == 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_optimizers_of_one_update_step_on_the_same_batches(*, is_first: bool) -> None:
+    """Between workers, whose second batch is not the loader's second one."""
+    models = net(), net()
+    optimizers = [SGD(one.parameters(), lr=0.1) for one in models]
+    made = Accumulation(2, optimizers, 4, is_shared=True)
+    for model in models:
+        model(torch.ones(4, 3, dtype=torch.float64)).sum().backward()
+    made.begin(4, is_last=False)
+    made.hold(0, optimizers[0])
+    made.end()
+    made.begin(4, is_last=True)
+    if is_first:
+        made.joined(0, optimizers[0])
+    with pytest.raises(ConfigError, match=r"accumulate 2: one optimizer stepped on 1 of the batch"):
+        made.joined(1, optimizers[1])
 
 
 # -- leases ----------------------------------------------------------------------------------------

@@ -71,9 +71,13 @@ class BestModels:
             return
         with self._locked() as place:
             kept = self._read(place)
-            if any(one.version == version for one in kept):
-                return  # another worker has evaluated the same
-            found = sorted([*kept, Kept(version, worth)], key=lambda one: (-one.worth, one.version))
+            same = next((one for one in kept if one.version == version), None)
+            if same is not None and same.worth >= worth:
+                return  # another worker has evaluated the same; of local weights the best counts
+            others = [one for one in kept if one is not same]
+            found = sorted(
+                [*others, Kept(version, worth)], key=lambda one: (-one.worth, one.version)
+            )
             found, dropped = found[: self._most], found[self._most :]
             if Kept(version, worth) in dropped:
                 return

@@ -25,10 +25,15 @@ from ..store.joint import parameters_of
 
 
 class MeanGradient(NamedTuple):
-    """What an update's gradient weighs, and whether a scaler found inf in a part of it."""
+    """What an update's gradient weighs, and whether a scaler found inf in a part of it.
+
+    Attributes:
+        num_batches: of which there was one.
+    """
 
     weight: float
     has_overflowed: bool
+    num_batches: int
 
 
 class _Held:
@@ -36,11 +41,13 @@ class _Held:
 
     def __init__(self) -> None:
         self.sums: dict[Tensor, Tensor] = {}
+        self.num_batches = 0
         self.unit = self.total = 0.0  # what the first batch weighs, and all in that unit
         self.has_overflowed = False
 
     def add(self, weight: float) -> float:
         """One more batch; what it weighs against the first."""
+        self.num_batches += 1
         self.unit = self.unit or weight
         self.total += (factor := weight / self.unit)
         return factor
@@ -52,18 +59,29 @@ class Accumulation:
     Args:
         num_batches: K, >= 2.
         size: samples of a worker's mini-batch at most.
+        is_shared: whether an update has batches of several workers, whose numbers in a loop are not
+            those of the loader's batches.
 
     Attributes:
         is_last: whether the batch in the loop's hands is its update's last.
         is_held: whether the last ``optimizer.step()`` was set aside.
     """
 
-    def __init__(self, num_batches: int, optimizers: Sequence[Optimizer], size: int) -> None:
+    def __init__(
+        self,
+        num_batches: int,
+        optimizers: Sequence[Optimizer],
+        size: int,
+        *,
+        is_shared: bool = False,
+    ) -> None:
         self.num_batches = num_batches
-        self._size = size
+        self._size, self._is_shared = size, is_shared
         self._parameters = [parameters_of(one) for one in optimizers]
         self._held = [_Held() for _ in optimizers]
         self._joined: dict[int, MeanGradient] = {}
+        self._counts = [0 for _ in optimizers]
+        """Batches in the update that each has made of these."""
         self._weight = 1.0
         self._versions: dict[Tensor, int] = {}
         self._has_gradient = self._has_stepped = False
@@ -102,6 +120,8 @@ class Accumulation:
                 "batches, and there it was not: let each optimizer step on each batch, and leave "
                 "none out by continue, or accumulate by hand, without the flag"
             )
+        if self.is_last:
+            self._counts = [0 for _ in self._counts]
 
     @property
     def is_pending(self) -> bool:
@@ -112,6 +132,7 @@ class Accumulation:
         """What was set aside does not count: its work was left, or is another's."""
         self._held = [_Held() for _ in self._held]
         self._joined.clear()
+        self._counts = [0 for _ in self._counts]
         self._has_gradient = self.is_held = False
         self.is_last = True
         self._versions.clear()
@@ -122,6 +143,8 @@ class Accumulation:
             raise ConfigError(
                 f"step.weight must be > 0 with accumulate {self.num_batches}, got {weight}"
             )
+        if self._has_stepped:
+            raise ConfigError("step.weight was set after optimizer.step(); set it before")
         self._weight = weight
 
     # -- gradients ------------------------------------------------------------------------------
@@ -171,7 +194,7 @@ class Accumulation:
         """Make ``.grad`` the mean over all batches, once; in the scale that it has now."""
         held, scale = self._held[part], _scale_of(optimizer)
         if not held.total:
-            return MeanGradient(self._weight, has_overflowed=False)
+            return MeanGradient(self._weight, has_overflowed=False, num_batches=1)
         factor = held.add(self._weight)
         with torch.no_grad():
             for one in self._parameters[part]:
@@ -187,7 +210,8 @@ class Accumulation:
                 one.grad.div_(held.total)
         self._held[part] = _Held()
         self.take_over()
-        return MeanGradient(held.unit * held.total, has_overflowed=held.has_overflowed)
+        weight = held.unit * held.total
+        return MeanGradient(weight, held.has_overflowed, held.num_batches)
 
     def join_for(self, parameters: Iterable[Tensor], optimizers: Sequence[Optimizer]) -> bool:
         """The same now for what is about to be clipped; False: it is clipped with the last batch.
@@ -197,14 +221,33 @@ class Accumulation:
         if self.is_last:
             wanted = {id(one) for one in parameters}
             for part, mine in enumerate(self._parameters):
-                if any(id(one) in wanted for one in mine):
+                if part not in self._joined and any(id(one) in wanted for one in mine):
                     self._joined[part] = self.join(part, optimizers[part])
         return self.is_last
 
     def joined(self, part: int, optimizer: Optimizer) -> "MeanGradient":
-        """The optimizer steps with the last batch: what its ``.grad`` is by now."""
+        """The optimizer steps with the last batch: what its ``.grad`` is by now.
+
+        Raises:
+            ConfigError: another one has stepped on more batches, or on fewer.
+        """
         found = self._joined.pop(part, None)
-        return self.join(part, optimizer) if found is None else found
+        found = self.join(part, optimizer) if found is None else found
+        if self._is_shared:
+            self._refuse_uneven(part, found.num_batches)
+        return found
+
+    def _refuse_uneven(self, part: int, num: int) -> None:
+        others = (one.num_batches + (one.num_batches > 0) for one in self._held)
+        counts = [made or coming for made, coming in zip(self._counts, others, strict=True)]
+        if odd := next((one for one in counts if one not in (0, num)), 0):
+            raise ConfigError(
+                f"accumulate {self.num_batches}: one optimizer stepped on {num} of the batches of "
+                f"an update and another one on {odd}, and in each worker these are other samples "
+                "than in one process; let each optimizer that steps do so on each batch, or "
+                "accumulate by hand, without the flag"
+            )
+        self._counts[part] = num
 
     def stepped(self) -> None:
         """The update's own step is made."""

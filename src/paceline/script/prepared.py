@@ -173,7 +173,8 @@ class Prepared:
 
     def _set_up_accumulation(self, size: int) -> None:
         """Steps of the loop are set aside; ``size``: samples of a worker's mini-batch."""
-        made = Accumulation(self._accumulate, self.optimizers, size)
+        is_shared = not self._is_local and self._context.parts > 1
+        made = Accumulation(self._accumulate, self.optimizers, size, is_shared=is_shared)
         self.loop.accumulation, self.schedules.place.is_held = made, lambda: made.is_held
         if self._member is None:
             note_losses(lambda _: made.differentiated())

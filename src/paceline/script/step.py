@@ -235,7 +235,7 @@ class OptimizerStep:
             gradients.hold(part)
             return True
         weight = gradients.join(part)
-        if holding.current is not None and weight != holding.current.num_samples:
+        if holding.current is not None:
             holding.current.weight = weight
         return False
 
