@@ -113,8 +113,11 @@ def test_between_processes(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["local-sgd:2", "local-sgd:1"])
-def test_local_sgd_keeps_each_workers_own_optimizer(tmp_path: Path, protocol: str) -> None:
-    settings: dict[str, Any] = {"workers": 2, "protocol": protocol, "path": "peers"}
+@pytest.mark.parametrize("path", ["peers", "store"])
+def test_local_sgd_keeps_each_workers_own_optimizer(
+    tmp_path: Path, protocol: str, path: str
+) -> None:
+    settings: dict[str, Any] = {"workers": 2, "protocol": protocol, "path": path}
     whole = go(ADAM, tmp_path / "whole", **settings)
     run = cut_and_resumed(ADAM, tmp_path, [2, 4], {}, **settings)
     assert is_same(run, whole)

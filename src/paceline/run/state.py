@@ -308,6 +308,9 @@ class RunState:
         self.note(orders, self.now_s())
         self.at_orders(orders)
         self.streams.pass_on(orders)
+        if self.has_all_updates and not self.is_mid_batch:
+            # Called off at once; but local steps begun on it would stay in the optimizers' state.
+            orders = [one for one in orders if not isinstance(one, Grant)]
         self.dispatch.carry_out(orders, cause, payload)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"

@@ -327,7 +327,7 @@ class UpdateLoop:
         self._end = self._end_of(self._last)
 
     def _end_of(self, extent: _Extent) -> int:
-        if self._counts_blocks and self._numbers is None:
+        if self._counts_blocks and self._numbers is None and not self._loader.is_stream:
             return extent.first + min(extent.stop, self._loader.num_updates)
         return extent.stop
 
