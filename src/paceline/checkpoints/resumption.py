@@ -4,7 +4,8 @@
                                                  -> what cannot differ: refused by name
 
 Reading runs no code: JSON here, safetensors in the members. This module must not know engines,
-members or how a checkpoint is written.
+members or how a checkpoint is written. Above 300 lines, since what is read of a checkpoint and what
+of it is refused stand together.
 """
 
 import copy
@@ -185,8 +186,10 @@ def refuse(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -
             )
 
 
-def state_for(found: Resumption, ledger: Ledger, protocol: SyncProtocol) -> dict[str, Any]:
-    """The coordinator's state for this protocol and this number of workers.
+def state_for(
+    found: Resumption, ledger: Ledger, protocol: SyncProtocol, *, is_sized: bool = True
+) -> dict[str, Any]:
+    """The coordinator's state for this protocol and this number of workers; see ``audit``.
 
     What the protocol learned goes with it where it is of the same kind; batches that nobody has
     begun are cut anew where an update has another number of pushes.
@@ -197,7 +200,7 @@ def state_for(found: Resumption, ledger: Ledger, protocol: SyncProtocol) -> dict
     was = str(found.saved["settings"].get("protocol", "")).partition(":")[0]
     learned = protocol.learned if was == protocol.name else ()
     try:
-        audit(dict(found.state), ledger.every_epoch)
+        audit(dict(found.state), ledger.every_epoch, is_sized=is_sized)
         old = found.state["protocol"]
         state = {
             **found.state,

@@ -80,11 +80,12 @@ def _ledger_at_rest(ledger: State) -> State:
     }
 
 
-def audit(state: State, batches: Batches) -> None:
+def audit(state: State, batches: Batches, *, is_sized: bool = True) -> None:
     """Does a state that was read from a file add up, so that no sample is lost or used twice?
 
     Args:
         batches: of an epoch, as the run has them now.
+        is_sized: whether no epoch has more samples than they have; a stream's, or numbers', may.
 
     Raises:
         ValueError, TypeError or KeyError: it is not at rest, or not what a coordinator saves.
@@ -103,7 +104,7 @@ def audit(state: State, batches: Batches) -> None:
     for what in (state["weightless"], state["outside"], *parts, *ahead.values()):
         if what != []:
             raise ValueError("work is in flight, in a run at rest")
-    _audit_cuts(ledger["cuts"], epoch, batches)
+    _audit_cuts(ledger["cuts"], epoch, batches, is_sized=is_sized)
     _audit_fates(ledger, version, is_open=is_open and epoch >= 0)
 
 
@@ -121,10 +122,10 @@ def audit_members(members: State) -> None:
         raise ValueError("a member has left twice")
 
 
-def _audit_cuts(cuts: State, epoch: int, batches: Batches) -> None:
+def _audit_cuts(cuts: State, epoch: int, batches: Batches, *, is_sized: bool) -> None:
     """Every batch that was begun is cut from its start to its end."""
     if (ends := cuts["batch_ends"]) is not None:
-        if isinstance(ends, int) and ends > batches.end:
+        if is_sized and isinstance(ends, int) and ends > batches.end:
             raise ValueError(f"the epoch ends at {ends}, after its last sample, {batches.end}")
         batches = batches.with_ends(count(ends) if isinstance(ends, int) else many(count)(ends))
     if cuts.get("end") is not None:

@@ -211,7 +211,9 @@ class RunState:
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
         self.dispatch.begin(first.arena_bytes, plan.samples_per_update, protocol.staleness)
         if self.resumption is not None:
-            self._go_on(self.resumption, ledger, self.header(first, plan))
+            is_sized = first.order not in ("stream", "numbers")
+            state = state_for(self.resumption, ledger, protocol, is_sized=is_sized)
+            self._go_on(self.resumption, state, self.header(first, plan))
         for one in self.roster.live:
             self.trace.joined(self.now_s(), one.number, one.seat, one.pid)
             self.coordinator.hear(Joined(one.number, self.now_s()))
@@ -230,12 +232,12 @@ class RunState:
             self._path = path
             self.trace.rerouted(self.now_s(), path)
 
-    def _go_on(self, resumption: Resumption, ledger: Ledger, header: dict[str, Any]) -> None:
+    def _go_on(self, resumption: Resumption, state: dict[str, Any], header: dict[str, Any]) -> None:
         """Coordinator, store, clock and trace stand where the checkpoint was taken."""
         saved, version = resumption.saved, resumption.version
         # Its clock goes on now: what it took to start again is no time of the run's.
         self._start_s = self.clock() - saved["elapsed_s"]
-        self.coordinator.resume(state_for(resumption, ledger, self.protocol))
+        self.coordinator.resume(state)
         self.dispatch.jump(version)
         self.streams.go_on(saved.get("stream"))
         self.watch.go_on(version, saved["opened_s"], saved["trained_s"])
