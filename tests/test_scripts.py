@@ -10,7 +10,7 @@ import pytest
 from scripts import SCRIPTS, harness
 from scripts.base import PLAIN, SEVERAL, Record, Script, everywhere, several
 from scripts.harness import DIFFERS, REFUSED, RIGHT, Cell, cell
-from scripts.optimizers import adam, lbfgs, sgd
+from scripts.optimizers import adam, sgd, step_hook
 from scripts.usual import network
 
 EACH = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -25,9 +25,9 @@ def test_a_script_that_computes_something_else_differs() -> None:
 
 
 def test_a_refusal_counts_only_by_its_sentence_and_when_it_was_announced() -> None:
-    assert cell(Script(lbfgs, refused=several("LBFGS calls")), TWO).verdict == REFUSED
-    assert cell(Script(lbfgs, refused=several("one model")), TWO).verdict == DIFFERS
-    assert cell(Script(lbfgs), TWO).verdict == DIFFERS
+    assert cell(Script(step_hook, refused=several("step hooks")), TWO).verdict == REFUSED
+    assert cell(Script(step_hook, refused=several("one model")), TWO).verdict == DIFFERS
+    assert cell(Script(step_hook), TWO).verdict == DIFFERS
     assert cell(Script(sgd, refused=several("anything")), TWO).verdict == DIFFERS
     assert cell(Script(sgd, refused=everywhere("anything", is_sure=False)), TWO) == Cell(RIGHT)
 

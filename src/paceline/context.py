@@ -22,6 +22,8 @@ class Context:
         averages: whether an update may be of several pushes.
         cancels: whether work in flight can be abandoned.
         is_spmd: whether all members do the same number of steps, in step with each other.
+        steps_together: whether all members make each step together, each with the user's optimizer,
+            on averaged gradients; a push is a difference then, and `prepare` finds it out.
         is_adaptive: whether the two numbers above change while the run goes.
         program: what is run, as it was named: a task, or a script; empty where it has no name.
         checkpoints: whether versions may be pinned, for which memory is laid out.
@@ -48,6 +50,7 @@ class Context:
     cancels: bool = False
     is_spmd: bool = False
     is_adaptive: bool = False
+    steps_together: bool = False
     nonfinite: str = "error"
     deterministic: bool = False
     path: str = "auto"

@@ -24,6 +24,19 @@ def is_far(end: int) -> bool:
     return end >= FAR
 
 
+def stream_place(saved: Any) -> tuple[int, int, str]:
+    """Out of JSON: a pass, -1 for none, the number that its state stands before, and that state.
+
+    None, as runs from before there were streams have it, is that of no pass. TypeError or
+    ValueError: it is none.
+    """
+    if saved is None or saved == {}:
+        return -1, 0, ""
+    if not isinstance(saved, dict) or not isinstance(state := saved.get("state"), str):
+        raise TypeError(f"{saved!r:.50} is no place in a stream")
+    return integer(saved.get("epoch")), count(saved.get("number")), state
+
+
 class ScriptPlace(NamedTuple):
     """Where a script is.
 

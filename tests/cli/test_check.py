@@ -8,14 +8,14 @@ import pytest
 from paceline.cli import app as command
 
 SCRIPTS = Path(__file__).parents[1] / "porting" / "plain"
-REFUSED = "import torch\nbest = torch.optim.LBFGS([])\nfor x in data:\n    best.step(x)\n"
+REFUSED = "import torch\nbest = torch.optim.SparseAdam([])\nfor x in data:\n    best.step()\n"
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_bytes((SCRIPTS / "module_level.py").read_bytes())
-    (tmp_path / "lbfgs.py").write_text(REFUSED)
+    (tmp_path / "sparse.py").write_text(REFUSED)
     return tmp_path
 
 
@@ -30,13 +30,13 @@ def test_a_diff_is_all_of_standard_output(capsys: pytest.CaptureFixture[str], he
     assert (code, err) == (0, "")
     assert out.startswith("--- train.py\n+++ train.py\n@@ ")
     assert out.endswith('+if pace.is_main:\n+    torch.save(model.state_dict(), "end.pt")\n')
-    assert sorted(one.name for one in here.iterdir()) == ["lbfgs.py", "train.py"]
+    assert sorted(one.name for one in here.iterdir()) == ["sparse.py", "train.py"]
 
 
 def test_what_cannot_be_carried_is_said_and_ends_in_1(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "--check", "lbfgs.py")
+    code, out, err = run(capsys, "--check", "sparse.py")
     assert (code, out) == (1, "")
-    assert err.startswith("lbfgs.py: line 2: LBFGS takes several gradients of one batch")
+    assert err.startswith("sparse.py: line 2: sparse gradients cannot be averaged")
 
 
 def test_what_has_its_lines_needs_nothing(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -44,7 +44,7 @@ def test_what_has_its_lines_needs_nothing(capsys: pytest.CaptureFixture[str], he
     assert run(capsys, "--check", "own.py") == (0, "own.py: nothing to add\n", "")
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("train.py", "change"), ("lbfgs.py", "refused")])
+@pytest.mark.parametrize(("name", "verdict"), [("train.py", "change"), ("sparse.py", "refused")])
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str], name: str, verdict: str) -> None:
     code, out, _ = run(capsys, "--json", "--check", name)
     found = json.loads(out)

@@ -92,6 +92,10 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
         "launch/test_one_at_a_time.py",
         "test_a_second_run_gets_one_sentence_and_changes_nothing",
     ),
+    "it is killed, stopped or hangs where each worker keeps": (
+        "script/test_sticky.py",
+        "test_a_death_ends_the_run",
+    ),
     "a run is killed before": (
         "launch/test_one_at_a_time.py",
         "test_auto_begins_anew_after_a_kill_before_the_first_checkpoint",

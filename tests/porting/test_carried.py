@@ -36,6 +36,7 @@ AHEAD = (
 ADDED = {
     "accumulated": 8,
     "by_iterator": 6,
+    "closure": 7,
     "counted_draws": 7,
     "drawn_batches": 11,
     "full_batch": 7,
@@ -43,6 +44,7 @@ ADDED = {
     "globals_in_functions": 7,
     "module_level": 6,
     "next_batch": 5,
+    "own_closure": 6,
     "streamed": 6,
     "trainer_class": 8,
     "two_modules": 10,
@@ -50,8 +52,8 @@ ADDED = {
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
-    "accumulated", "by_iterator", "full_batch", "module_level", "next_batch", "streamed",
-    "trainer_class", "two_modules", "two_optimizers",
+    "accumulated", "by_iterator", "closure", "full_batch", "module_level", "next_batch",
+    "own_closure", "streamed", "trainer_class", "two_modules", "two_optimizers",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 

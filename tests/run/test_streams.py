@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,16 @@ def test_a_run_that_goes_on_begins_with_what_was_saved() -> None:
         fresh.streams.go_on(nothing)
         fresh.streams.open(0)
         assert fresh.told == [(0, ReadStream(0, 0, (), 0, ""))]
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [3, [], {"epoch": 1, "number": 0}, {"epoch": 1, "state": ""}, {"number": 1, "state": ""},
+     {"epoch": "1", "number": 0, "state": ""}, {"epoch": 1, "number": -1, "state": ""}],
+)  # fmt: skip
+def test_what_is_no_place_in_a_stream_is_not_gone_on_from(saved: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"no place|no whole|less than 0"):
+        Desk(1).streams.go_on(saved)
 
 
 @settings(deadline=None)

@@ -71,9 +71,7 @@ def skipping_loop(task: Task) -> State:
         ("in order", "in_order=False"),
         ("no batches", "batch_size=None"),
         ("sparse", r"module 'table' \(Embedding\) makes sparse gradients"),
-        ("lbfgs", "LBFGS calls the model several times"),
         ("second optimizer", "two optimizers step parameter 'first.weight'"),
-        ("closure", r"optimizer.step\(closure\)"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_name(tmp_path: Path, case: str, says: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD
+from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.context import Context
@@ -14,12 +14,6 @@ from paceline.script.worker import Pace
 
 def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(TensorDataset(torch.rand(8, 2), torch.rand(8, 1)), batch_size=4)
-
-
-def test_a_lone_worker_refuses_an_optimizer_that_needs_a_closure() -> None:
-    model = nn.Linear(2, 1)
-    with pytest.raises(ConfigError, match="LBFGS calls the model several times"):
-        Pace(SoloExchange(), Context()).prepare(model, LBFGS(model.parameters()), loader())
 
 
 def test_a_lone_worker_refuses_sparse_gradients_by_name() -> None:

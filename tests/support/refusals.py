@@ -43,22 +43,12 @@ def refused_second_optimizer(pace: Any) -> None:
     pace.prepare(model, *two, make_loader())
 
 
-def refused_closure(pace: Any) -> None:
-    model = make_model()
-    optimizer = grouped(model.parameters(), 0.1)
-    model, optimizer, loader = pace.prepare(model, optimizer, make_loader())
-    for _ in loader:
-        optimizer.step(lambda: 0.0)
-
-
 REFUSED: dict[str, Callable[[Any], None]] = {
     "iterable": functools.partial(refused, dataset=Endless(), batch_size=13),
     "in order": lambda pace: refused(pace, num_workers=1, in_order=False),
     "no batches": functools.partial(refused, batch_size=None),
     "sparse": lambda pace: refused(pace, model=Sparse(), make=lambda p, lr: SGD(p, lr)),
-    "lbfgs": lambda pace: refused(pace, make=lambda p, lr: torch.optim.LBFGS(list(p), lr)),
     "second optimizer": refused_second_optimizer,
-    "closure": refused_closure,
 }
 
 

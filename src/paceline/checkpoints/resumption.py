@@ -20,7 +20,7 @@ from ..core.ledger import Ledger
 from ..core.rest_state import audit, audit_members, next_member, recut
 from ..errors import ConfigError
 from ..fields import count, real
-from ..passes import ScriptPlace
+from ..passes import ScriptPlace, stream_place
 from ..protocols.base import SyncProtocol
 from ..run_dir import RUNS
 from ..trace import read_header, refuse_other_format
@@ -257,6 +257,7 @@ _SAVED: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(("version", "epoch", "trace_bytes"), count),
     **dict.fromkeys(("elapsed_s", "opened_s", "trained_s"), _seconds),
     "place": ScriptPlace.read,
+    "stream": stream_place,
 }
 """What a checkpoint's own file must hold, and how each is read."""
 

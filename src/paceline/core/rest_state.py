@@ -124,6 +124,8 @@ def audit_members(members: State) -> None:
 def _audit_cuts(cuts: State, epoch: int, batches: Batches) -> None:
     """Every batch that was begun is cut from its start to its end."""
     if (ends := cuts["batch_ends"]) is not None:
+        if isinstance(ends, int) and ends > batches.end:
+            raise ValueError(f"the epoch ends at {ends}, after its last sample, {batches.end}")
         batches = batches.with_ends(count(ends) if isinstance(ends, int) else many(count)(ends))
     if cuts.get("end") is not None:
         count(cuts["end"])

@@ -3,7 +3,8 @@
 Members are threads that hand a baton around, so only one runs at any moment and the order of
 events is the engine's choice, not the machine's: either each push in the order in which its work
 was granted, or a given order of pushes (``arrivals``), so a recorded run can be done again.
-Everything above and below is the code of a live run. This module must not know protocols.
+Everything above and below is the code of a live run. Above 300 lines because a member and who hands
+it the baton are read together. This module must not know protocols.
 """
 
 import functools
@@ -18,6 +19,7 @@ from contextlib import ExitStack
 from ..context import Context
 from ..errors import ConfigError
 from ..events import Grant, Ticket
+from ..exchange import make_averaging
 from ..exchange.base import Perished, Stopped, Superseded
 from ..exchange.member import MemoryCarrier
 from ..exchange.through_store import StoreExchange
@@ -79,6 +81,7 @@ class _Turn(threading.Thread):
             exchange = StoreExchange(
                 self, MemoryCarrier(self._engine.member_control(self), self._engine.arena),
                 seat=self.spec.seat, member=self.spec.member,
+                averaging=functools.partial(make_averaging, "peers", ""),
             )  # fmt: skip
             worker.start_context(exchange, context)
             program = pickle.loads(self._engine.program)
@@ -205,7 +208,7 @@ class InlineEngine(Engine):
     def events(self, timeout_s: float) -> Sequence[Event]:
         """Run every member that can until it waits; then let the next push arrive."""
         seen = -1
-        while seen != (seen := self._control[VERSION] + self._control[JOBS]):
+        while seen != (seen := self._progress()):
             for turn in self._turns.values():
                 if turn.is_ready:
                     self._let(turn)
@@ -232,6 +235,11 @@ class InlineEngine(Engine):
         turn = self._next_arrival()
         self._let(turn)
         return self._take()
+
+    def _progress(self) -> int:
+        """Grows where somebody may wait for it: versions, jobs, barriers."""
+        control = self._control
+        return control[VERSION] + control[JOBS] + sum(control[one] for one in control.arrived)
 
     def _is_sleeper_next(self) -> bool:
         """Whether nobody can go on before a delay is over."""

@@ -10,6 +10,8 @@
     shares          in shared memory, each on its share of the parameters
     distributed     through ``torch.distributed``, one accelerator a worker
 
+    lockstep        steps that call the model again, made by all members together
+
 Their parts: member (what a member has: its carrier of words and bytes, its part in checkpoints),
 model_copy (what leaves it and comes back), inbox (what it hears, its jobs), rounds (where peers
 meet), turns (what the main one does first), evaluation. None of them knows protocols.

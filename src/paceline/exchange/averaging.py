@@ -156,6 +156,36 @@ class Averaging(abc.ABC):
         self._copy.base.copy_(self._copy.home)
         self._copy.unedited.mark()
 
+    # -- gradients of a step that all make together (lockstep.py) ---------------------------------
+
+    def show_gradients(self) -> None:
+        """Before the first barrier: what lies in ``.grad`` to where ``mean_gradients`` takes it."""
+        replica = self._replica
+        replica.gather_own(self._gradient_slot, self._store.present(self._seat))
+
+    @property
+    def _gradient_slot(self) -> Tensor:
+        """Where this member's gradients go for the others, the layout's offsets."""
+        return self._store.slot(self._seat)
+
+    def mean_gradients(self, weights: Sequence[float]) -> None:
+        """After it: every member's ``.grad`` becomes the mean of all. There is one barrier more.
+
+        Args:
+            weights: of each seat, as of ``_step``.
+        """
+        present = self._present_in_any(weights)
+        mean = self._mean_of_gradients(weights) if any(present) else None
+        self._barrier.wait()  # all shares are there, and all have read the lines
+        if mean is None:
+            self._replica.drop_gradients()
+        else:
+            self._replica.receive(mean, present)
+
+    @abc.abstractmethod
+    def _mean_of_gradients(self, weights: Sequence[float]) -> Tensor:
+        """The block that holds the mean after the next barrier; each member does its part."""
+
     # -- the way out ----------------------------------------------------------------------------
 
     def refuse(self, what: str) -> None:
@@ -185,6 +215,12 @@ class Averaging(abc.ABC):
     def hand_over(self) -> None:
         """The store's block gets the version that peers came to, where it has not got it."""
         return
+
+
+def only_first(weights: Sequence[float]) -> list[float]:
+    """Weights by which a mean is what the first member that has pushed has."""
+    first = next(seat for seat, weight in enumerate(weights) if weight)
+    return [float(seat == first) for seat in range(len(weights))]
 
 
 MakeAveraging: TypeAlias = Callable[[ModelCopy, Barrier, ScriptHooks], Averaging]

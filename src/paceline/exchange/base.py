@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .solo import SoloExchange
     from .through_store import StoreExchange
 
-
 State: TypeAlias = Mapping["Tensor", Mapping[str, Any]]
 """What an optimizer keeps for each parameter."""
 
@@ -154,8 +153,7 @@ class ScriptHooks:
     """What an exchange asks of the script's side, which fills it in before it attaches.
 
     Attributes:
-        advance_schedule: bring prepared schedulers to this version; whether members' rates may
-            differ by then.
+        advance_schedule: bring schedulers to this version; whether members' rates may differ then.
         marks: what of prepared schedulers must be the same in members that push into one update.
         num_own_steps: of an optimizer that steps here, in the whole run.
         adopt: take over the settings of a worker that is there already.
@@ -166,6 +164,7 @@ class ScriptHooks:
         write_own: write what this member remembers, for the checkpoint of this number.
         hear_stream: who reads the stream, where it is given, and what of it is done with.
         write_layout: write what lies where in the pinned block.
+        follow: make all others' step, of this optimizer, with a closure or without; None: none is.
     """
 
     advance_schedule: Callable[[int], bool] = lambda version: False
@@ -179,6 +178,7 @@ class ScriptHooks:
     write_own: Callable[[int], None] = lambda number: None
     write_layout: Callable[[int], None] = lambda number: None
     hear_stream: Callable[[OfStream], None] = lambda message: None
+    follow: Callable[[int, bool], None] | None = None
 
 
 class Exchange(abc.ABC):

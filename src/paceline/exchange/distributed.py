@@ -22,7 +22,7 @@ from ..store.clip import Clip
 from ..store.control import ALARM
 from ..store.optimizer import Updater
 from ..store.sums import wide
-from .averaging import Averaging
+from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
@@ -104,13 +104,12 @@ class DistributedAveraging(Averaging):
 
     def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
         """The mean of all gradients by samples, then the optimizer's step on the whole copy."""
+        if self._copy.is_lockstep:
+            self._adopt(weights)
+            return
         weight = weights[self._seat]
-        runs = [
-            self._mean[start:stop].view(dtype)
-            for dtype, start, stop in self._replica.layout.parameters.runs()
-        ]
-        for run in runs:
-            self._reduce(run, weight)
+        runs = self._runs()
+        self._reduce_all(runs, weight)
         norm = math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
         self._is_bad = not math.isfinite(norm)
         if self._is_bad:
@@ -124,10 +123,41 @@ class DistributedAveraging(Averaging):
                 run.clamp_(-clip.max_value, clip.max_value)
         self._hooks.advance_schedule(self._copy.version)
         self._updater.step(self._mean, present, self._copy.rule.param_groups)
-        for buffer in self._replica.buffers:
-            self._reduce(buffer, weight if buffer.is_floating_point() else None)
+        self._reduce_buffers(weight)
         if not self._copy.is_difference:
             self._copy.unedited.mark()
+
+    def _runs(self) -> list[Tensor]:
+        """The mean, a stretch for each type of numbers."""
+        return [
+            self._mean[start:stop].view(dtype)
+            for dtype, start, stop in self._replica.layout.parameters.runs()
+        ]
+
+    def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
+        for run in runs:
+            self._reduce(run, weight)
+
+    def _reduce_buffers(self, weight: float) -> None:
+        for buffer in self._replica.buffers:
+            self._reduce(buffer, weight if buffer.is_floating_point() else None)
+
+    def _adopt(self, weights: Sequence[float]) -> None:
+        """All have made the same step by themselves: its parameters, of the first who pushed."""
+        runs, size = self._runs(), self._replica.layout.parameters.stop
+        self._reduce_all(runs, only_first(weights)[self._seat])
+        self._is_bad = not all(bool(torch.isfinite(run).all()) for run in runs)
+        if not self._is_bad:
+            self._own[:size].copy_(self._mean[:size])
+            self._reduce_buffers(weights[self._seat])
+
+    @property
+    def _gradient_slot(self) -> Tensor:
+        return self._mean
+
+    def _mean_of_gradients(self, weights: Sequence[float]) -> Tensor:
+        self._reduce_all(self._runs(), weights[self._seat])
+        return self._mean
 
     def _reduce(self, tensor: Tensor, weight: float | None) -> None:
         """In place, over all members: the sum by weights, or the maximum.

@@ -55,6 +55,7 @@ class ModelCopy:
         self.replica, self.rule, self.store = replica, rule, store
         self.is_difference, self._errs = laid.is_difference, laid.nonfinite_is_error
         self.unedited = Unedited(replica, store, hooks)
+        self._hooks = hooks
         self._check = check
         self.version = 0
         self.updaters: list[Updater] = []
@@ -109,9 +110,18 @@ class ModelCopy:
         self.refuse_not_finite(work.loss, step)
         return NOT_FINITE
 
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether all members make each step together, so that a push is what all of them hold."""
+        return self._hooks.follow is not None
+
     def difference_into(self, out: Tensor) -> None:
-        """What the work has changed, also to another device."""
+        """What the work has changed, also to another device; in lockstep, the parameters."""
         assert self.base is not None
+        if self.is_lockstep:
+            size = self.replica.layout.parameters.stop
+            out[:size].copy_(self.home[:size])
+            return
         difference_into(self.replica.layout, self.base, self.home, out)
 
     def refuse_not_finite(self, loss: float, step: int) -> None:
@@ -196,6 +206,11 @@ class Unedited:
         """The weights are those of a version now; ``source``: what they are, at the same place."""
         self._marks.set(source)
         self._versions = self._replica.held.versions()
+
+    def stepped(self) -> None:
+        """The user's optimizer has stepped here, and may have put other memory under a weight."""
+        self._replica.held.take_parameters()
+        self.mark()
 
     def check(self, version: int = -1) -> None:
         """Before a push: the weights are what they were when they were marked.

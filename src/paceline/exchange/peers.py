@@ -6,20 +6,23 @@ Who pushed what is shown in lines that all read (rounds.py), so all come to the 
 made of the pushes, and what becomes of the parameters, is the averaging's (averaging.py). Where a
 member has died, where the run stops, or where one needs what peers cannot give (gradient
 accumulation), all leave at the same barrier and go on through the store (``through_store.py``),
-where the coordinator decides. Which leases are whose is `PeerLeases`' (core/batches.py). This
-module must not know protocols.
+where the coordinator decides. Which leases are whose is `PeerLeases`' (core/batches.py).
+Above 300 lines, since a round and every way out of it are read together. This module must not know
+protocols.
 """
 
 import time
 from collections.abc import Sequence
 
 from ..core.batches import PeerLeases
+from ..errors import AllGone, ConfigError
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
 from ..wire import messages as said
 from .averaging import Averaging, MakeAveraging
 from .base import Stopped, Work
+from .lockstep import DIED_TOGETHER, Lockstep, Stage
 from .member import MemberSide
 from .rounds import Barrier, GivenUp, Line, RoundsTold
 
@@ -37,6 +40,7 @@ class PeerRounds:
     def __init__(self, member: MemberSide, make: MakeAveraging | None) -> None:
         self._member, self._make = member, make
         self._barrier = Barrier(member.control, member.seat, member.clock)
+        self.lockstep = Lockstep(member, self._barrier)
 
     @property
     def are_on(self) -> bool:
@@ -137,22 +141,26 @@ class PeerRounds:
         averaging, is_updating = self._averaging, False
         self._member.jobs.used_in = -1
         try:
-            self._show(work)
-            self._barrier.wait()
-            lines = self._barrier.lines()
-            if any(line.leaves for line in lines):
+            lines = self.lockstep.meet(lambda: self._show(work), has_part=work.num_samples > 0)
+            leaves = any(line.leaves for line in lines)
+            if leaves and not self.lockstep.can_finish(lines):
                 raise GivenUp
             is_updating = True
             averaging.update(lines)
             self._barrier.wait()
             fault = averaging.settle()
         except GivenUp:
+            if is_updating and self._member.copy.is_lockstep:
+                raise AllGone(DIED_TOGETHER) from None
             self._interrupted(work, is_updating=is_updating)
             return False
         self._conclude(lines, fault)
+        if leaves and self._round < self._num_rounds:
+            self._interrupted(Work(), is_updating=False)
+            return False
         return True
 
-    def _show(self, work: Work) -> None:
+    def _show(self, work: Work, stage: Stage = Stage.FOLLOWS) -> None:
         """Fill this seat's slot and its line; what is wrong with the gradient is found later."""
         member, clock, control = self._member, self._member.clock, self._member.control
         self._averaging.fill(work)
@@ -161,8 +169,10 @@ class PeerRounds:
             fault=said.FOUND_INF if work.found_inf else said.OK,
             compute_s=clock.compute_s, wait_s=clock.wait_s, push_s=clock.push_s,
             squared_norm=0.0, max_norm=work.clip.max_norm, max_value=work.clip.max_value,
-            hyper=member.settings() if work.weight else 0, bad_version=-1.0,
+            hyper=member.settings() if work.weight or member.copy.is_lockstep else 0,
+            bad_version=-1.0,
             leaves=control[ALARM], snapshot=control[SNAPSHOT],
+            stage=Stage.PUSHES if work.num_samples else stage,
         ))  # fmt: skip
         clock.wait_s = 0.0
 
@@ -212,24 +222,36 @@ class PeerRounds:
 
     # -- the way out ----------------------------------------------------------------------------
 
-    def leave(self, what: str = "") -> None:
+    def leave(self, what: str = "", *, is_over: bool = False) -> None:
         """This member needs the coordinator: all leave their peers at the next barrier.
 
         Args:
             what: cannot be done between peers, nor elsewhere if ``Averaging.refuse`` says so;
                 "": the run stops.
+            is_over: whether this member's loop is over, so that it needs no work from elsewhere.
         """
         if not self.are_on:
             return
         member = self._member
         if what:
             self._averaging.refuse(what)
+            if not is_over:
+                self.refuse_in_lockstep(what)
         member.copy.unedited.check()  # what is on the block goes along
         member.control[ALARM] = 1
-        self._show(Work())
+        self._show(Work(), Stage.LEFT_LOOP if is_over else Stage.LEFT)
         self._barrier.arrive()
         self._report_interruption(None, (), needs_store=True)
         self._leave_with_work()
+
+    def refuse_in_lockstep(self, what: str) -> None:
+        """Raise ConfigError where members make their steps together: ``what`` needs the store."""
+        if self._member.hooks.follow is not None:
+            raise ConfigError(
+                f"{what} is not carried where the optimizer is stepped with a closure by all "
+                "workers together (LBFGS, closures=True): step once on each mini-batch, or use "
+                "--protocol local-sgd"
+            )
 
     def leave_if_alarmed(self) -> None:
         """The same in the middle of the script's own code, where the run ends."""

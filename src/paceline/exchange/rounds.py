@@ -44,6 +44,8 @@ class Line(NamedTuple):
     """Not 0: it has to leave for the coordinator."""
     snapshot: float
     """Number of the checkpoint that it was asked for last."""
+    stage: float = 0.0
+    """Where it is in a step that all make together, see `Stage` (lockstep.py); 0: it pushes."""
 
     @property
     def clip(self) -> Clip:

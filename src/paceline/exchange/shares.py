@@ -26,7 +26,7 @@ from ..store.optimizer import Groups, Piece, Updater
 from ..store.optimizer_copy import is_elementwise
 from ..store.parameter_store import SharedStore
 from ..store.sums import Stretch, wide
-from .averaging import Averaging
+from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
 from .model_copy import ModelCopy
 from .rounds import Barrier
@@ -137,6 +137,11 @@ class Share:
         for mean in self._mean:
             mean.clamp_(-most, most)
 
+    def adopt(self) -> None:
+        """The parameters of this share become what ``average`` came to."""
+        for (_, live), mean in zip(self._kept, self._mean, strict=False):  # parameters come first
+            live.copy_(mean)
+
     def keep(self, mark: int) -> None:
         """Copy parameters and state of this share aside; ``mark`` says for which version."""
         for undo, live in self._kept:
@@ -213,6 +218,9 @@ class SharedAveraging(Averaging):
     def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
         """Mean of this member's share of all gradients, and the optimizer's step on it."""
         share, version = self._share, self._copy.version
+        if self._copy.is_lockstep:
+            self._adopt(weights)
+            return
         if not math.isfinite(share.average(weights)):
             self._barrier.show_bad(version)
         if clip.has_norm:
@@ -225,6 +233,19 @@ class SharedAveraging(Averaging):
         share.average_buffers(weights)
         if not self._copy.is_difference:
             self._copy.unedited.mark()
+
+    def _adopt(self, weights: Sequence[float]) -> None:
+        """All have made the same step by themselves: its parameters, of the first who pushed."""
+        share, version = self._share, self._copy.version
+        if not math.isfinite(share.average(only_first(weights))):
+            self._barrier.show_bad(version)
+        share.keep(version + 1)
+        share.adopt()
+        share.average_buffers(weights)
+
+    def _mean_of_gradients(self, weights: Sequence[float]) -> Tensor:
+        self._share.average(weights)
+        return self._store.sum_slot
 
     def _clip(self, clip: Clip) -> None:
         """Clip the mean gradient by its whole norm: one barrier more."""

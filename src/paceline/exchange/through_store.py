@@ -9,6 +9,7 @@ verbs of an exchange, most of them one message. This module must not know protoc
 the loop.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +32,7 @@ from ..wire.channel import Channel
 from .averaging import MakeAveraging
 from .base import Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
 from .evaluation import EvaluationRanges, SharedRanges
+from .lockstep import Stage
 from .member import Carrier, MemberSide
 from .model_copy import Unedited
 from .peers import PeerRounds
@@ -219,7 +221,20 @@ class StoreExchange(Exchange):
             )
         self._push_to_store(work)
 
+    def average_together(
+        self, stage: Stage, part: int = 0, *, weight: float, loss: float = math.nan
+    ) -> float:
+        """See ``Lockstep.average``."""
+        if not self._peers.are_on:
+            self._peers.refuse_in_lockstep("a step when other workers have left theirs")
+        return self._peers.lockstep.average(stage, part, weight=weight, loss=loss)
+
+    def follow_evaluation(self) -> float:
+        """See ``Lockstep.evaluate``."""
+        return self._peers.lockstep.evaluate()
+
     def _push_to_store(self, work: Work) -> None:
+        self._peers.refuse_in_lockstep("a push that no other worker makes")
         own, clock, start = self._own, self._own.clock, time.perf_counter()
         clock.compute_s = start - clock.begun_s
         fault, hyper = said.OK, 0
@@ -258,7 +273,7 @@ class StoreExchange(Exchange):
             kept: ids of leases whose gradients ride on the next push.
             is_look: nothing was done with any of its batches.
         """
-        self._peers.leave("leaving the loop early")
+        self._peers.leave("leaving the loop early", is_over=True)
         self._channel.send(said.LeaveEpoch(tuple(kept), is_look))
         while isinstance(message := self._mail.next(), Grant):
             pass  # it was on its way

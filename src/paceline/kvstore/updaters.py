@@ -198,10 +198,12 @@ class Optimize(Rule):
         if change.key not in self._optimizers:
             self._optimizers[change.key] = self._build(parameter)
         optimizer = self._optimizers[change.key]
-        optimizer.param_groups[0]["params"] = [parameter]
-        optimizer.state.clear()
         if known := _read(change):
+            optimizer.state.clear()
             optimizer.state[parameter] = known
+        else:  # what it begins with, which some make before their first step
+            optimizer = self._optimizers[change.key] = self._build(parameter)
+        optimizer.param_groups[0]["params"] = [parameter]
         parameter.grad = change.pushed
         optimizer.step()
         _write(change, optimizer.state.get(parameter, {}))

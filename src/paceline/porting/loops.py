@@ -14,7 +14,7 @@ import libcst as cst
 
 from .dataflow import AnyLoop, Flow
 from .iterators import Taken, taken_by_hand
-from .tree import CannotDerive, Scope, positional
+from .tree import CannotDerive, Scope, by_name, positional
 
 _OPTIMIZER = re.compile(
     r"(^|\.)optim\.(?!lr_scheduler|swa_utils)|(^|\.)(SGD|Adam\w*|NAdam|RAdam|RMSprop|Adadelta|Adagrad|"
@@ -71,6 +71,23 @@ class Stepping:
         ]
         self.loop = self._find()
         self.optimizers = {self.script.code(one): one for _, one in self.steps}
+
+    @property
+    def calls_again(self) -> bool:
+        """Whether an optimizer of the script's own may call the model again inside its step."""
+        return any(
+            self._has_closure(call, one) and not self._is_torch(one) for call, one in self.steps
+        )
+
+    def _has_closure(self, call: cst.Call, optimizer: cst.BaseExpression) -> bool:
+        given = positional(call) or list(by_name(call).values())
+        is_own = isinstance(call.func, cst.Attribute) and call.func.value is optimizer
+        return is_own and bool(given) and not isinstance(given[0], cst.BaseNumber)
+
+    def _is_torch(self, optimizer: cst.BaseExpression) -> bool:
+        made = [one for one in self.flow.origins(optimizer) if isinstance(one, cst.Call)]
+        names = [self.script.meaning(one.func) for one in made]
+        return bool(names) and all(one.startswith("torch.optim.") for one in names)
 
     def _find(self) -> Loop:
         script = self.script

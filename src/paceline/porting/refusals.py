@@ -30,11 +30,6 @@ def refuse_anywhere(script: SourceTree) -> None:
         name, line = script.meaning(call.func), script.line(call)
         words = {key: script.code(value) for key, value in by_name(call).items()}
         last = name.rpartition(".")[2]
-        if last == "LBFGS":
-            raise CannotDerive(
-                f"line {line}: LBFGS takes several gradients of one batch by a closure, and an "
-                "update is made of one; write another optimizer, as torch.optim.Adam"
-            )
         if last == "SparseAdam" or (last.startswith("Embedding") and words.get("sparse") == "True"):
             raise CannotDerive(
                 f"line {line}: sparse gradients cannot be averaged; write sparse=False and a dense "
@@ -78,18 +73,8 @@ def refuse_loop(training: Stepping) -> None:
     Raises:
         CannotDerive: there is such a thing.
     """
-    script, flow, loop = training.script, training.flow, training.loop
-    for call, optimizer in training.steps:
-        given = positional(call) or list(by_name(call).values())
-        is_own = isinstance(call.func, cst.Attribute) and call.func.value is optimizer
-        if given and is_own and not isinstance(given[0], cst.BaseNumber):
-            raise CannotDerive(
-                f"line {script.line(call)} gives a closure to step(), which may take several "
-                "gradients of one batch; write optimizer.zero_grad(); loss.backward(); "
-                "optimizer.step()"
-            )
-    if loop.loader is None:
-        _refuse_draws(flow, loop)
+    if training.loop.loader is None:
+        _refuse_draws(training.flow, training.loop)
 
 
 def _refuse_draws(flow: Flow, loop: Loop) -> None:

@@ -9,8 +9,7 @@ Passes of one round read one tree, and what one changes may stand inside of anot
     a process group            ->  nothing (group.py), where the group is made in any case
 
 Where the group is made under an ``if``, that branch stays as it is: `launch` sets no RANK for such
-a script, so it runs as it does by plain ``python``. This module must not know where a script lies
-or who asked.
+a script, so it runs as by plain ``python``. This module must not know where a script lies.
 """
 
 import re
@@ -69,15 +68,16 @@ def port(text: str) -> str:
 
 def _prepare(parts: Parts, edits: TreeEdits) -> None:
     """One line before the loop, after all that it is given exists."""
-    given, returned = list(parts.names), list(parts.names)
+    given, returned = [*parts.names], [*parts.names]
     if len(parts.models) > 1 and len(parts.optimizers) == 1:
-        both = ", ".join(parts.models)
-        given[: len(parts.models)] = [f"{_modules(parts.script)}.ModuleList([{both}])"]
+        both = f"[{', '.join(parts.models)}]"
+        given[: len(parts.models)] = [f"{_modules(parts.script)}.ModuleList({both})"]
         returned[: len(parts.models)] = ["_"]
-    # DistributedDataParallel's loaders count per worker; so the run keeps its mathematics.
-    batch = "" if parts.is_flagged else ', batch="per-worker"'
-    line = f"{', '.join(returned)} = pace.prepare({', '.join(given)}{batch})"
-    edits.insert(parts.before, line, is_before=True)
+    if not parts.is_flagged:  # DistributedDataParallel's loaders count per worker
+        given.append('batch="per-worker"')
+    given += ["closures=True"] * parts.training.calls_again
+    call = f"pace.prepare({', '.join(given)})"
+    edits.insert(parts.before, f"{', '.join(returned)} = {call}", is_before=True)
 
 
 def _modules(script: SourceTree) -> str:

@@ -5,7 +5,7 @@ copy and a push at most one. Post-accumulate hooks copy each gradient into the o
 it is still warm. This module must not know where the slot leads to.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..store.joint import parameters_of
-from ..store.layout import Layout, bind, lay_out
+from ..store.layout import Layout, TensorPlace, bind, lay_out
 from ..store.optimizer_copy import has_hooks, state_rows
 from .held import HeldMemory
 
@@ -99,7 +99,7 @@ class Replica:
         self._drop_hooks()
         for number, parameter in enumerate(self.parameters):
             if parameter.is_floating_point() or parameter.is_complex():
-                self._handles.append(_register(parameter, self._hook(number)))
+                self._handles.append(register(parameter, self._hook(number)))
 
     def _place(self, number: int) -> Tensor:
         """Where this gradient is gathered, with a counter of changes of its own."""
@@ -146,6 +146,10 @@ class Replica:
             self.parameters[number].grad = view.copy_(gradient.detach())
         self._left[number] = (view._version, address)
 
+    def summed(self, start: int, stop: int) -> int:
+        """The bits of what is gathered in these bytes, eight at a time; nan is one more."""
+        return int(self.outgoing[start:stop].view(torch.int64).sum())
+
     def _drop_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -185,6 +189,29 @@ class Replica:
             size = self.layout.parameters.stop
             self._slot[:size].copy_(self.outgoing[:size])
 
+    def gather_own(self, block: Tensor, present: memoryview) -> None:
+        """Copy every ``.grad``, wherever it lies, into ``block``; mark those there are."""
+        for number, (parameter, place) in enumerate(self._placed()):
+            gradient = parameter.grad
+            present[number] = gradient is not None
+            if gradient is None:
+                place.view(block).zero_()
+                continue
+            place.view(block).copy_(gradient)
+
+    def receive(self, block: Tensor, present: Sequence[int]) -> None:
+        """Every ``.grad`` from ``block``; None where ``present`` is 0."""
+        for number, (parameter, place) in enumerate(self._placed()):
+            if not present[number]:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter).copy_(place.view(block))
+            else:
+                parameter.grad.copy_(place.view(block))
+
+    def _placed(self) -> Iterator[tuple[nn.Parameter, TensorPlace]]:
+        return zip(self.parameters, self.layout.parameters.places, strict=True)
+
     def scale_gradients(self, factor: float) -> None:
         for view in self._grads:
             if view.is_floating_point() or view.is_complex():
@@ -209,7 +236,7 @@ def hyper_of(optimizer: Optimizer) -> Hyper:
     )
 
 
-def _register(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> Any:
+def register(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> Any:
     """Also on a parameter that is frozen: it may thaw, and torch takes hooks of others only."""
     was_trained = parameter.requires_grad
     parameter.requires_grad_(True)
@@ -248,11 +275,6 @@ def refuse_hooks(optimizer: Optimizer) -> None:
 
 def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Say by name what no exchange can carry, one worker's included: the script is for all."""
-    if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
-        raise ConfigError(
-            "LBFGS calls the model several times a step through a closure; that cannot be carried "
-            "to several workers: use SGD, Adam or another first-order optimizer"
-        )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ConfigError(

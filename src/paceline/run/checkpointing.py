@@ -313,7 +313,7 @@ class Checkpointing:
                 "opened_s": run.watch.opened_s,
                 "trained_s": run.watch.trained_s(now_s),
                 "trace_bytes": traced,
-                "update_rule": self._protocol.update_rule,
+                "update_rule": run.update_rule,
                 "settings": dataclasses.asdict(run.settings),
             },
         }
@@ -322,7 +322,7 @@ class Checkpointing:
         are_told = first is not None or not run.by_peers
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
-        if self._protocol.update_rule == "mean":  # each has an optimizer of its own
+        if run.update_rule == "mean":  # each has an optimizer of its own
             live = {one.number for one in run.roster.live if not one.is_done}
             draft.missing = live - draft.copied
         self._tell_place()

@@ -64,7 +64,7 @@ class Departures:
         run = self._run
         one = run.roster[member]
         one.is_done, one.is_over, one.end = True, True, "its script ended"
-        if run.is_open and not run.ending and not run.by_peers:
+        if run.is_open and not run.ending and (run.steps_together or not run.by_peers):
             self._refuse_to_lose(one)
             run.observer.note(
                 f"worker {one.seat}'s script ended inside epoch {run.coordinator.epoch + 1}; the "
@@ -167,12 +167,18 @@ class Departures:
                 "batch to nobody else, since what its script carried from batch to batch is lost: "
                 "--respawn goes on from the newest checkpoint, where all begin with a fresh state"
             )
-        if self._run.steps_apart:
+        if self._run.steps_apart or self._run.steps_together:
             raise self._lost_in_step(one)
 
     def _lost_in_step(self, one: RosterEntry) -> AllGone:
         """Others would push steps of another optimizer into the update that it is missing from."""
         self._note_end(one.number)
+        if self._run.steps_together:
+            return AllGone(
+                f"worker {one.seat} ended: {one.end}; a step that may call the model several times "
+                "(LBFGS, closures=True) is made by all workers together, and the others cannot go "
+                "on without one: --respawn goes on from the newest checkpoint"
+            )
         return AllGone(
             f"worker {one.seat} ended: {one.end}; under {self._run.protocol} each step of one of "
             "several optimizers is an update of all workers, and the others cannot take over the "

@@ -70,6 +70,8 @@ class Description:
     """Mini-batches that a push is computed of, one after the other."""
     is_sticky: bool = False
     """Whether part j of every batch is one worker's."""
+    steps_together: bool = False
+    """Whether all members make each step together, each with an optimizer of its own."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
@@ -94,12 +96,16 @@ class Description:
     def write(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def update_rule(self, protocol: SyncProtocol) -> str:
+        """What a push is: see ``SyncProtocol.update_rule``."""
+        return "mean" if self.steps_together else protocol.update_rule
+
     def identity(self, plan: Plan, protocol: SyncProtocol) -> dict[str, Any]:
         """What a checkpoint of the run cannot be used without, by the words of a message."""
         is_stream = self.order == "stream"
         return {
             "task": self.task,
-            "kind of update": protocol.update_rule,
+            "kind of update": self.update_rule(protocol),
             "model or optimizer": self.digest.partition("-")[0],
             **({} if is_stream else {"number of samples": self.num_samples}),
             "batch size": plan.samples_per_update,
@@ -255,14 +261,21 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
     """How gradients move: between peers where protocol, engine and model allow it."""
     reasons = {
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
-        f"engine {traits.name} runs its members in turn": traits.is_spmd,
+        f"engine {traits.name} runs its members in turn": traits.is_spmd or first.steps_together,
         f"the model lies on {first.device}": first.can_share,
         "the end of a stream is found while it is read": first.order != "stream",
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
     if settings.path in ("peers", "collective") and wrong:
         raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
-    if wrong or settings.path == "store":
+    is_by_store = bool(wrong) or settings.path == "store"
+    if is_by_store and first.steps_together:
+        why = wrong[0] if wrong else "path 'store' was asked for"
+        raise ConfigError(
+            "workers that make each step together (LBFGS, closures=True) average between peers, "
+            f"and {why}; use --protocol local-sgd:1, or what has peers: --path peers, --device cpu"
+        )
+    if is_by_store:
         return "store"
     return "collective" if choose_path(settings, protocol) == "collective" else "peers"
 

@@ -260,7 +260,8 @@ class EpochBorders:
         run.watch.opened(run.now_s(), epoch, self._until(batch_ends, position))
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
         is_whole = position is not None and len(live) == run.plan.workers
-        by_peers = run.plan.path != "store" and is_whole and not run.needs_store
+        needs_store = run.needs_store and not run.steps_together  # they have left, and come back
+        by_peers = run.plan.path != "store" and is_whole and not needs_store
         run.go_by(run.plan.path if by_peers else "store")
         seats = tuple(run.roster[number].seat for number in live)
         first_id = run.coordinator.first_lease_id(position or 0) if by_peers else 0

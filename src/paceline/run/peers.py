@@ -14,6 +14,7 @@ This module must not know processes or tensors.
 from collections.abc import Callable, Sequence
 
 from ..core.jobs import Payload
+from ..errors import ConfigError
 from ..events import EpochEnd
 from ..wire.messages import Entry, Mend, Mended, PeersLeft, Resume, Rounds, Row
 from .state import RunState
@@ -163,6 +164,13 @@ class Peers:
         if run.ending:
             run.send_stop()
             return
+        if run.steps_together and rounds.pending():
+            seat = run.roster[rounds.pending()[0][0]].seat
+            raise ConfigError(
+                f"worker {seat} has stepped on a mini-batch that another worker has left out: "
+                "steps with a closure are made by all workers together, so leave the loop early in "
+                "all of them, by what is the same in all (pace.version, pace.sum(value))"
+            )
         for number, entry in rounds.pending():
             ticket = run.roster[number].ticket
             assert ticket is not None

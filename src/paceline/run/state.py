@@ -57,6 +57,8 @@ class RunState:
         ending: why the run ends; empty while it goes on.
         steps_apart: whether each of several optimizers makes an update of all workers by itself.
         is_sticky: whether each worker keeps its part of every batch.
+        steps_together: whether all members make each step together, see ``Description``.
+        update_rule: what a push is.
         is_mid_batch: whether the newest version is that of a step after which others of its batch
             come: who went on from here would do the batch again, and that step a second time.
         owes_stop: whether the run ends as soon as the batches at work have made all their steps.
@@ -64,7 +66,8 @@ class RunState:
 
     coordinator: Coordinator
     plan: Plan
-    steps_apart = is_sticky = is_mid_batch = owes_stop = False
+    steps_apart = steps_together = is_sticky = is_mid_batch = owes_stop = False
+    update_rule = "optimizer"
     watch: ProgressMeter
     at_orders: Callable[[list[Order]], None]
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
@@ -203,6 +206,7 @@ class RunState:
             first.num_optimizers > 1 and protocol.is_spmd and protocol.update_rule == "optimizer"
         )
         self.is_sticky = first.is_sticky
+        self.steps_together, self.update_rule = first.steps_together, first.update_rule(protocol)
         self.streams.is_on = first.order == "stream"
         self.watch = ProgressMeter(plan, self.settings, self.roster, self.observer)
         self.dispatch.begin(first.arena_bytes, plan.samples_per_update, protocol.staleness)
@@ -245,7 +249,7 @@ class RunState:
         """What a member is told of the store, once it has described itself."""
         protocol = self.protocol
         return Laid(
-            arena_bytes, protocol.num_steps, protocol.update_rule == "mean",
+            arena_bytes, protocol.num_steps, self.update_rule == "mean",
             self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
             self.coordinator.version, place,
         )  # fmt: skip

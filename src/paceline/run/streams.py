@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..events import Grant, Order
-from ..fields import count
+from ..passes import stream_place
 from ..wire.messages import (
     ReadStream,
     StreamAt,
@@ -146,9 +146,8 @@ class Streams:
 
     def go_on(self, saved: Mapping[str, Any] | None) -> None:
         """Become what ``remember`` gave; a ValueError or TypeError: it is none."""
-        if not saved or saved["epoch"] < 0:
+        epoch, number, state = stream_place(saved)
+        if epoch < 0:
             return
-        self._epoch, number, state = count(saved["epoch"]), count(saved["number"]), saved["state"]
-        if not isinstance(state, str):
-            raise TypeError(f"a stream's state is a text, got {type(state).__name__}")
+        self._epoch = epoch
         self._states = [(number, state)] if state else []

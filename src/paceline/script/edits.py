@@ -16,9 +16,8 @@ import contextlib
 from collections.abc import Iterator
 from itertools import cycle
 
-import torch
-
 from ..errors import ConfigError
+from ..replica.own_gradients import OwnGradients
 from ..replica.replica import Replica
 
 _STRETCH_BYTES = 512 * 1024
@@ -29,11 +28,11 @@ class Edits:
     """Watches the gradients of one member.
 
     Args:
-        replica: its hooks are registered.
+        replica: its hooks are registered; or those of `OwnGradients`.
         is_refused: whether an update averages several parts; if not, every change is right.
     """
 
-    def __init__(self, replica: Replica, *, is_refused: bool) -> None:
+    def __init__(self, replica: Replica | OwnGradients, *, is_refused: bool) -> None:
         self._replica = replica
         self._is_refused = is_refused
         self._is_open = False
@@ -126,8 +125,7 @@ class Edits:
 
     def _summed(self) -> int:
         """Of the bits, eight bytes at a time: faster than floats, and nan is a number like any."""
-        start, stop = self._stretch
-        return int(self._replica.outgoing[start:stop].view(torch.int64).sum())
+        return self._replica.summed(*self._stretch)
 
 
 def _refusal(name: str) -> ConfigError:
@@ -141,7 +139,7 @@ def _refusal(name: str) -> ConfigError:
     )
 
 
-def _stretches(replica: Replica) -> list[tuple[int, int]]:
+def _stretches(replica: Replica | OwnGradients) -> list[tuple[int, int]]:
     """All gradients, in pieces; they begin and end at whole lines."""
     stop = replica.layout.parameters.stop
     return [(start, min(start + _STRETCH_BYTES, stop)) for start in range(0, stop, _STRETCH_BYTES)]

@@ -15,6 +15,7 @@ This module must not know how an exchange clips, nor when a push is due.
 
 import cmath
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Work
 from ..replica.clips import Clips
+from ..replica.own_gradients import OwnGradients
 from ..replica.replica import Replica
 from ..replica.set_aside import SetAside
 from ..store.joint import parameters_of, parts_of
@@ -74,6 +76,7 @@ class LocalGradients:
         self.loss: Tensor | None = None
         self.accumulation: Accumulation | None = None
         self._clips = Clips(model, self._optimizers)
+        self._average: Callable[[], None] = _nothing
 
     def backward(self, loss: Tensor) -> None:
         """See ``Pace.backward``."""
@@ -88,9 +91,21 @@ class LocalGradients:
 
     def watch(self, replica: Replica, *, is_refused: bool) -> None:
         """Find what changes a gradient on its way, but for a scaler; see `Edits`."""
-        edits = self.edits = Edits(replica, is_refused=is_refused)
         if len(self._optimizers) > 1:
             self.aside = SetAside(replica, self._optimizers)
+        self._watch(Edits(replica, is_refused=is_refused), replica)
+
+    def watch_here(self, replica: Replica, average: Callable[[], None]) -> None:
+        """The same where the optimizer steps here, on the mean of all members' gradients.
+
+        Args:
+            average: makes ``.grad`` the mean, for what is clipped.
+        """
+        self._average = average
+        self._watch(Edits(OwnGradients(replica), is_refused=True), replica)
+
+    def _watch(self, edits: Edits, replica: Replica) -> None:
+        self.edits = edits
 
         def before_backward() -> None:
             replica.held.check_kinds()
@@ -219,6 +234,7 @@ class LocalGradients:
         if not self._clips_now(parameters := _listed(parameters)):
             return torch.tensor(math.nan, device=self.device)
         if self._clips_here:
+            self._average()
             norm = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
             self._take_over()
             return norm
@@ -236,6 +252,7 @@ class LocalGradients:
         if not self._clips_now(parameters := _listed(parameters)):
             return
         if self._clips_here:
+            self._average()
             nn.utils.clip_grad_value_(parameters, clip_value)
             self._take_over()
             return
@@ -257,6 +274,8 @@ class LocalGradients:
         """What was clipped here is no change of the loop's own."""
         if self.accumulation is not None:
             self.accumulation.take_over()
+        if self._average is not _nothing and self.edits is not None:
+            self.edits.explained()
 
     def _give_away(self) -> None:
         """To be clipped: nothing may be added to what is there."""
@@ -267,3 +286,7 @@ class LocalGradients:
 def _listed(parameters: Any) -> list[Tensor]:
     """As torch's own functions take them: one, or any number, which are gone through once."""
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+def _nothing() -> None:
+    return None

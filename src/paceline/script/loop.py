@@ -309,11 +309,15 @@ class TrainingLoop:
             iteration.close()
         self.finish_leaving()
 
+    def check_leaving(self) -> None:
+        """Raise what was met when the loop was left, where it could not be raised."""
+        if self._error is not None:
+            raise self._error
+
     def finish_leaving(self) -> None:
         """End the epoch for all workers, if this one has left it."""
         member, holding = self._member, self.holding
-        if self._error is not None:
-            raise self._error
+        self.check_leaving()
         if member is None or not self._has_left:
             return
         self._has_left = False

@@ -41,6 +41,7 @@ from ..system.processors import num_cores
 from ..tuning.candidate import Forward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
+from .closures import NOTE_OF_CLOSURES, context_with
 from .gradients import LocalGradients
 from .holding import KeptPart
 from .loop import TrainingLoop
@@ -59,6 +60,7 @@ class Prepared:
     Args:
         objects: what was given to ``prepare``.
         batch: what the loader's batch size means.
+        closures: whether optimizers may call the model again inside their steps.
         fast: ``auto`` or ``none``, and the loop's own (model, batch) -> loss where it is known.
         accumulate: batches that an update averages.
         is_sticky: each worker keeps its part of every batch.
@@ -81,16 +83,20 @@ class Prepared:
         accumulate: int = 1,
         *,
         is_sticky: bool = False,
+        closures: bool = False,
     ) -> None:
         self._exchange = exchange
         self._member = exchange.shared
-        self._context = context
+        self.models, self.optimizers, loader = sort_out(objects)
+        self._context = context = context_with(
+            context, self.optimizers, asked=closures, has_others=self._member is not None
+        )
         self._device = device
         self._keeper = keeper
         self._is_local = context.is_difference or self._member is None
-        self.models, self.optimizers, loader = sort_out(objects)
         if is_sticky:
             refuse_sticky(loader, context)
+        refuse_together(context, accumulate, is_sticky=is_sticky)
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
         optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
@@ -116,6 +122,12 @@ class Prepared:
             _refuse_cut(order.has_own_batches, self.is_stream, accumulate)
         if not is_alone:
             refuse_begun(loader)
+        if self.is_stream and context.steps_together:
+            raise ConfigError(
+                "a step that all workers make together (LBFGS, closures=True) cannot be of a "
+                "stream, whose end is found while it is read; use --protocol local-sgd:1, or a "
+                "data set with a length"
+            )
         num_samples, self.num_batches = plain_sizes(loader) if is_alone else order.count()
         if self.is_stream:
             stream.go_far()
@@ -184,9 +196,10 @@ class Prepared:
                 "several by one: torch.optim.lr_scheduler.ChainedScheduler"
             )
         tell, is_several = self.tell_settings, exchange.num_workers > 1
+        is_together = context.steps_together
         return Schedules(
             [
-                LocalSchedule(one, place, tell, is_one_of_several=is_several)
+                LocalSchedule(one, place, tell, is_one_of_several=is_several and not is_together)
                 if self._member is None or place.is_local
                 else SharedSchedule(
                     one,
@@ -250,6 +263,18 @@ class Prepared:
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
         self.loop.leased.seeds_between = exchange.num_workers > 1
+        self._answer(exchange, replica)
+        exchange.attach(replica, rule, self.shape, self._describe(replica))
+        clone_state(self.model)
+        self._strays = Strays(self.model.parameters())
+        note_losses(self.note_loss)
+        self._watch(exchange, replica)
+        if exchange.num_workers > 1:
+            note_batches(self.note_batch)
+            Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
+
+    def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
+        """Fill in what the exchange asks of the script's side."""
         hooks, at = exchange.hooks, pinned_at(replica.layout, exchange.num_workers)
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
@@ -257,13 +282,15 @@ class Prepared:
             hooks.num_own_steps = lambda: self.schedules.place.num_run_steps
         if isinstance(leased := self.loop.leased, StreamedLoader):
             hooks.hear_stream, leased.link = leased.hear, exchange
+        if self._context.steps_together:
+            hooks.follow = self.step.follow
         hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
         hooks.write_layout = lambda number: self._keeper.write_layout(number, replica.layout, at)
-        exchange.attach(replica, rule, self.shape, self._describe(replica))
-        clone_state(self.model)
-        self._strays = Strays(self.model.parameters())
-        note_losses(self.note_loss)
+
+    def _watch(self, exchange: StoreExchange, replica: Replica) -> None:
+        """See to it that gradients, and the optimizers' state, are what a run takes them for."""
+        hooks = exchange.hooks
         if not self._context.is_difference:
             states = SharedStates(
                 self.optimizers, exchange.optimizer_state, lambda: exchange.has_opened
@@ -271,11 +298,10 @@ class Prepared:
             hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
             is_refused = self._context.averages or self._accumulate > 1
             self.gradients.watch(replica, is_refused=is_refused)
+        elif self._context.steps_together:
+            self.gradients.watch_here(replica, self.step.own.clip)
         if self.loop.accumulation is not None:
             self.gradients.accumulate(self.loop.accumulation)
-        if exchange.num_workers > 1:
-            note_batches(self.note_batch)
-            Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
 
     def _remember(self) -> None:
         """What a checkpoint has of this member, beside model and optimizer state."""
@@ -308,8 +334,8 @@ class Prepared:
                 f"a checkpoint cannot hold {odd[0]!r}, which is of {odd[1]}: safetensors knows no "
                 "such numbers; to train without any: --checkpoint-every never"
             )
-        rates = [float(group.get("lr", math.nan)) for group in self.optimizer.param_groups]
         return {
+            **self._loop_words(),
             "digest": f"{layout.digest()}-{self.shape}",
             "task": context.name,
             "source": context.source,
@@ -322,24 +348,33 @@ class Prepared:
                 layout, self._exchange.num_workers, pins=context.checkpoints
             ),
             "pinned_bytes": layout.block_bytes if context.checkpoints else 0,
-            "num_samples": self.shape.num_samples,
-            "batch_size": self.shape.batch_size,
-            "drop_last": not self.shape.keep_remainder,
-            "has_own_batches": self.loop.leased.order.has_own_batches,
-            "order": self._order_kind,
-            "lookahead": 0 if self.is_stream else self.loop.lookahead,
-            "learning_rates": rates,
             "epochs": context.epochs or 0,
             "grain": grain(self.model) if context.cancels else "none needed",
             "can_share": self._device.type == "cpu" or context.path == "collective",
             "notes": self._notes(),
             "could_try": [] if self.is_stream else list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
-            "samples": sample_digests(self.loop.leased.loader) if context.workers > 1 else [],
+            "steps_together": context.steps_together,
+        }
+
+    def _loop_words(self) -> dict[str, object]:
+        """What the loop goes over, and steps with."""
+        leased, shape = self.loop.leased, self.shape
+        return {
+            "num_samples": shape.num_samples,
+            "batch_size": shape.batch_size,
+            "drop_last": not shape.keep_remainder,
+            "has_own_batches": leased.order.has_own_batches,
+            "order": self._order_kind,
+            "lookahead": 0 if self.is_stream else self.loop.lookahead,
+            "learning_rates": [
+                float(group.get("lr", math.nan)) for group in self.optimizer.param_groups
+            ],
+            "samples": sample_digests(leased.loader) if self._context.workers > 1 else [],
             "num_optimizers": len(self.optimizers),
-            "samples_each": self.loop.leased.samples_each,
+            "samples_each": leased.samples_each,
             "accumulate": self._accumulate,
-            "is_sticky": self.shape.is_sticky,
+            "is_sticky": shape.is_sticky,
         }
 
     @property
@@ -352,7 +387,9 @@ class Prepared:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes]
         notes += batch_norm_note(self.model, self._batch_size, parts)
-        if len(self.optimizers) > 1:
+        if context.steps_together:
+            notes.append(NOTE_OF_CLOSURES)
+        elif len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
@@ -412,6 +449,16 @@ def _refuse_cut(has_own_batches: bool, is_stream: bool, accumulate: int) -> None
         raise ConfigError(
             f"accumulate {accumulate} over a stream: several workers are handed a mini-batch at a "
             "time; accumulate by hand (if (i + 1) % n == 0: optimizer.step()), or with one worker"
+        )
+
+
+def refuse_together(context: Context, accumulate: int, *, is_sticky: bool) -> None:
+    """Raise ConfigError where a step that all make together would be of something else."""
+    if context.steps_together and (accumulate > 1 or is_sticky):
+        what = "prepare(sticky=True)" if is_sticky else f"accumulate {accumulate}"
+        raise ConfigError(
+            f"{what} with a step that all workers make together (LBFGS, closures=True) is not "
+            "carried; leave it out, or use --protocol local-sgd:1"
         )
 
 

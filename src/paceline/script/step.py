@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from ..conditions.faults import FaultPlan, WorkerFaults
@@ -32,6 +34,7 @@ from ..exchange.base import Exchange, Superseded, Work, not_finite
 from ..exchange.through_store import StoreExchange
 from ..replica.replica import Hyper, hyper_of, refuse_hooks
 from ..replica.seeding import kept_random_state
+from .closures import Closure, OwnSteps
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 from .patches import replace_step
@@ -115,7 +118,6 @@ class OptimizerStep:
         self._member = exchange.shared
         self._context = context
         self._optimizers = optimizers
-        self._own_step = [one.step for one in optimizers]
         self._own_zero_grad = [one.zero_grad for one in optimizers]
         is_several = len(optimizers) > 1
         is_shared = not (loop.is_alone or context.is_difference)
@@ -126,6 +128,8 @@ class OptimizerStep:
         self._gradients = gradients
         self._loop = loop
         self._schedules = schedules
+        own_step = [one.step for one in optimizers]
+        self.own = OwnSteps(exchange, context, optimizers, own_step, gradients, loop)
         self.injection = Injection(exchange, context)
         if is_several and is_shared and context.steps_apart:
             loop.holding.steps_a_batch = len(optimizers)
@@ -157,47 +161,57 @@ class OptimizerStep:
             self._loop.holding.zeroed()  # no other optimizer has anything of it either
         self._gradients.take_back(part)
 
-    def _step(self, part: int, closure: Callable[[], float] | None = None) -> None:
-        """Replaces ``optimizer.step``: push, wait for the release, pull."""
+    def _step(self, part: int, closure: Closure | None = None) -> Any:
+        """Replaces ``optimizer.step``: push, wait for the release, pull; the closure's loss."""
         try:
-            self._make_step(part, closure)
+            return self._make_step(part, closure)
         except ConfigError:
             self._loop.is_failing = True
             raise
 
-    def _make_step(self, part: int, closure: Callable[[], float] | None) -> None:
-        if closure is not None:
-            raise ConfigError("optimizer.step(closure) calls the model again; step without one")
+    def _make_step(self, part: int, closure: Closure | None) -> Any:
         current = self._loop.holding.current
         if self._member is not None and current is None:
             raise self._outside()
         if current is not None and current.is_called_off:
-            return  # outside the block that said so
+            return None  # outside the block that said so
+        loss = None
+        if closure is not None and self.own.calls_first(part):
+            with torch.enable_grad():
+                loss, closure = closure(), None
+        self.own.check(part, closure)
+        made = self._make_differentiated(part, closure)
+        return loss if closure is None and made is None else made
+
+    def _make_differentiated(self, part: int, closure: Closure | None) -> Any:
+        """The step, with what it is still to call; what the optimizer's own has returned."""
         gradients, optimizer = self._gradients, self._optimizers[part]
         if gradients.amp.is_waiting:
             gradients.amp.step()  # it comes back here with what the scaler found
-            return
-        gradients.amp.check(optimizer)
+            return None
+        if closure is None:
+            gradients.amp.check(optimizer)
         optimizer._opt_called = True  # type: ignore[attr-defined]
         self._loop.leased.fetch_ahead()  # the device is still at work on this batch
-        if gradients.edits is not None:
+        if gradients.edits is not None and not self.own.is_together:
             refuse_hooks(optimizer)
             gradients.edits.check()
         if self._holds(part):
-            return
+            return None
         if self._waits:
             assert self._member is not None
             self._wait(self._member, part)
-            return
-        asked = gradients.asked(1 << part)
+            return None
+        asked, made = gradients.asked(1 << part), None
         if self._member is None:
-            self._step_alone(part, asked)
+            made = self._step_alone(part, asked, closure)
         elif gradients.aside is None:
-            self._step_with_others(self._member, part, asked)
+            made = self._step_with_others(self._member, part, asked, closure)
         else:
             with gradients.aside.only(part):
                 self._step_with_others(self._member, part, asked)
         gradients.pushed(self._exchange.last_norm)
+        return made
 
     def _outside(self) -> ConfigError:
         """The error for a step that stands in no loop."""
@@ -292,32 +306,62 @@ class OptimizerStep:
             )
         return grant
 
-    def _step_with_others(self, member: StoreExchange, part: int, asked: Work) -> None:
+    def _step_with_others(
+        self, member: StoreExchange, part: int, asked: Work, closure: Closure | None = None
+    ) -> Any:
         holding = self._loop.holding
         if member.grant() is None and self._exchange.is_stopped:
-            return  # the run has ended between two steps of this block, before the first counted
+            return (
+                None  # the run has ended between two steps of this block, before the first counted
+            )
         is_more = holding.is_finished
         num_steps = holding.stepped()
         if self._context.is_difference:
-            self._step_here(member, part, asked)
-            return
+            return self._step_here(member, part, asked, closure)
         if num_steps > 1:
             self._check_that_all_step_again(member)
         keeps = num_steps < holding.steps_a_batch
         counts = holding.again if is_more else partial(holding.work, keeps=keeps)
         self._push(member, [part], asked, counts)
+        return None
 
-    def _step_here(self, member: StoreExchange, part: int, asked: Work) -> None:
+    def _step_here(
+        self, member: StoreExchange, part: int, asked: Work, closure: Closure | None
+    ) -> Any:
         """A step of its own, on this member's weights."""
         grant = self._granted(member)
         self.injection.hold(grant.ticket.serial)
         self._begin_step(grant.ticket.version, [part], asked)
         member.unedited.check()
+        made = None
         if not asked.found_inf:
-            self._own_step[part]()
-        member.unedited.mark()
+            try:
+                made = self.own.make(part, closure)
+            except Superseded:
+                member.unedited.stepped()
+                if self._exchange.is_in_step:
+                    raise
+                self._loop.superseded()
+                return None
+            finally:
+                member.unedited.stepped()
         self._schedules.end_step([self._optimizers[part]])
-        self._loop.local_loss = asked.loss
+        later = self._gradients.asked(1 << part).loss  # of what a closure has come to
+        self._loop.local_loss = later if math.isnan(asked.loss) else asked.loss
+        return made
+
+    def follow(self, part: int, has_closure: bool) -> None:
+        """Make the step that all others make, without a mini-batch; see ``ScriptHooks``."""
+        member = self._member
+        assert member is not None
+        member.unedited.check()
+        self._begin_step(member.version, [part], Work())
+        try:
+            self.own.follow(part, has_closure=has_closure)
+        finally:
+            member.unedited.stepped()
+        self._schedules.end_step([self._optimizers[part]])
+        self._gradients.pushed(math.nan)
 
     def _push(
         self,
@@ -368,17 +412,19 @@ class OptimizerStep:
                 "the run: step once, or give each step a mini-batch of its own"
             )
 
-    def _step_alone(self, part: int, work: Work) -> None:
+    def _step_alone(self, part: int, work: Work, closure: Closure | None) -> Any:
         exchange = self._exchange.alone
         assert exchange is not None
         self.injection.hold(exchange.version)
         self._begin_step(exchange.version, [part], work)
+        made = None
         if work.found_inf or not self._is_finite(part, work):
             exchange.skip()
         else:
-            self._own_step[part]()
+            made = self.own.make(part, closure)
             exchange.push()
         self._schedules.end_step([self._optimizers[part]])
+        return made
 
     def _is_finite(self, part: int, work: Work) -> bool:
         """Whether the update can be made; WorkerError where one that cannot is not skipped."""

@@ -230,6 +230,7 @@ class Pace:
         fast: str | None = None,
         forward: Forward | None = None,
         accumulate: int = 1,
+        closures: bool = False,
     ) -> Any:
         """Make a model, its optimizer, its loader and its schedulers take part in the run.
 
@@ -268,6 +269,10 @@ class Pace:
                 Accelerate, where each weighs 1 / K), or by ``step.weight``. Clips of ``pace`` and
                 prepared schedulers act with updates, ``len(loader)`` counts batches, ``version``
                 and ``updates`` count updates. A loop that is left early drops what is set aside.
+            closures: whether an optimizer of your own may call the model again inside its step
+                (SAM): under full-sync all workers make each step together then, each evaluation
+                with the mean gradient and the mean loss of all. LBFGS needs no saying so. An
+                optimizer inside it, which its ``state_dict()`` leaves out, is kept by ``keep``.
 
         Raises:
             ConfigError: something cannot be carried; it is named.
@@ -282,7 +287,7 @@ class Pace:
         exchange, self._batch = self._exchange, batch or "global"
         self._prepared = prepared = Prepared(
             exchange, self._context, objects, self.device, self._batch, self._keeper,
-            (fast, forward), num_batches, is_sticky=sticky,
+            (fast, forward), num_batches, is_sticky=sticky, closures=closures,
         )  # fmt: skip
         self._loader = loader = PreparedLoader(
             prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
@@ -427,6 +432,8 @@ class Pace:
 
     def finish(self) -> None:
         """The script is over: what it counted by updates comes to its end with all others'."""
+        if hasattr(self, "_prepared"):
+            self._prepared.loop.check_leaving()
         if hasattr(self, "_prepared") and self._updates.has_begun:
             self._prepared.loop.end_iteration()
             self._say_what_did_nothing()

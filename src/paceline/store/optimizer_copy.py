@@ -100,8 +100,8 @@ def _trial_state(
     except TypeError as error:
         raise ConfigError(
             f"{type(optimizer).__name__}.step cannot be called without arguments ({error}); "
-            "optimizers that need a closure cannot be carried: use SGD, Adam or another "
-            "first-order optimizer"
+            "one that calls the model again inside its step is carried under full-sync and "
+            "local-sgd, where prepare is told so: pace.prepare(..., closures=True)"
         ) from None
     return dict(twin.state.get(trial, {}))
 

@@ -93,6 +93,8 @@ def find_device(name: str, seat: int) -> "torch.device":
     if device.type == "cpu":
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and not torch.accelerator.is_available():
+        accelerator = None  # it was built for one, and there is no driver or no device
     if accelerator is None or accelerator.type != device.type:
         raise ConfigError(
             f"device {name!r} is not here: this torch ({torch.__version__}) finds "

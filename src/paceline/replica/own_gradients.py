@@ -1,0 +1,67 @@
+"""Gradients where torch makes them: what a backward pass has left, so that changes are seen.
+
+A member whose optimizer steps here keeps ``.grad`` as plain PyTorch has it, since an optimizer may
+hold on to the tensors that it has seen. What `Replica` tells of gradients that are gathered, this
+tells of those. This module must not know who looks, nor why.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .replica import Replica, register
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class OwnGradients:
+    """The gradients of one model, with a hook on each parameter.
+
+    Args:
+        replica: of the model; what it gathers is not looked at.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self.parameters, self.names = replica.parameters, replica.names
+        self.layout = replica.layout
+        self._num_left = 0
+        self._left = [(-1, 0)] * len(self.parameters)
+        """Per parameter: the gradient's counter of changes, and where it lay."""
+        for number, parameter in enumerate(self.parameters):
+            if parameter.is_floating_point() or parameter.is_complex():
+                register(parameter, partial(self._hooked, number))
+
+    def _hooked(self, number: int, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.take_over(number, parameter.grad)
+        self._num_left += 1
+
+    @property
+    def num_hooked(self) -> int:
+        """Another one after every gradient that a backward pass leaves, and that is set to None."""
+        return hash((self._num_left, *(one.grad is None for one in self.parameters)))
+
+    def is_as_left(self, number: int, gradient: Tensor) -> bool:
+        """Whether this ``.grad`` is what a backward pass has left, as torch counts it."""
+        return self._left[number] == (gradient._version, gradient.data_ptr())
+
+    def take_over(self, number: int, gradient: Tensor) -> None:
+        """This ``.grad``, changed or replaced by somebody, is what counts."""
+        self._left[number] = gradient._version, gradient.data_ptr()
+
+    def summed(self, start: int, stop: int) -> int:
+        """The bits of the gradients in these bytes of the layout."""
+        total = 0
+        for parameter, place in zip(self.parameters, self.layout.parameters.places, strict=True):
+            size, gradient = place.dtype.itemsize, parameter.grad
+            first = max(0, start - place.offset) // size
+            last = min(place.num_bytes, stop - place.offset) // size
+            if gradient is None or first >= last:
+                continue
+            real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+            words = _WORDS[real.dtype.itemsize]
+            scale = real.numel() // max(1, gradient.numel())
+            flat = real.detach().reshape(-1)[first * scale : last * scale]
+            total += int(flat.view(words).sum(dtype=torch.int64))
+        return total

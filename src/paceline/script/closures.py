@@ -1,0 +1,234 @@
+"""Optimizers that call the model again inside ``step``: what a closure is to each kind of run.
+
+    torch's own, first order     the closure is called once, and the step is taken as without one
+    LBFGS, an optimizer of the user's own:
+      one worker                 its own step, plain
+      local-sgd                  its own step, on this worker's mini-batch
+      full-sync                  its own step in every worker, on the mean of all gradients:
+                                 closure -> own gradient -> mean over all workers -> optimizer
+
+In the last, a worker that has no mini-batch of a version steps all the same, with a closure that
+only takes the means (``exchange/lockstep.py``), so that its optimizer stays what all others are.
+This module must not know how means are made.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from ..context import Context
+from ..errors import ConfigError
+from ..exchange.base import Exchange, not_finite
+from ..exchange.lockstep import Stage
+from .gradients import LocalGradients
+from .loop import TrainingLoop
+
+Closure = Callable[..., Any]
+
+NOTE_OF_CLOSURES = (
+    "closures: every worker runs the optimizer itself; each evaluation of a step averages the "
+    "gradients and the loss of all workers, and the steps of a block are one version"
+)
+"""For the plan: what a step is where it may call the model again."""
+
+
+def calls_once(optimizer: Optimizer) -> bool:
+    """Whether its ``step`` calls a closure once, before all else: all of torch's own but LBFGS."""
+    is_torch = type(optimizer).step.__module__.startswith("torch.optim.")
+    return is_torch and not isinstance(optimizer, LBFGS)
+
+
+def context_with(
+    context: Context, optimizers: Sequence[Optimizer], *, asked: bool, has_others: bool
+) -> Context:
+    """The context of a run whose optimizers call the model again; else as it is.
+
+    Args:
+        asked: whether ``prepare`` was told so.
+        has_others: whether a coordinator hands out the work.
+
+    Raises:
+        ConfigError: the protocol, or a setting, cannot be had with it.
+    """
+    has_lbfgs = any(isinstance(one, LBFGS) for one in optimizers)
+    if not (has_lbfgs or asked):
+        return context
+    name = "LBFGS" if has_lbfgs else "closures=True"
+    if context.nonfinite == "skip":
+        raise ConfigError(
+            f"{name}: a step calls the model several times, and --nonfinite skip cannot leave out "
+            "a part of it; leave that setting out"
+        )
+    if context.fast == "auto":
+        raise ConfigError(
+            f"{name}: --fast auto times steps without a closure; choose by hand (--compile, "
+            "--threads, --channels-last)"
+        )
+    if not has_others or context.is_difference:
+        return context
+    if not context.is_spmd:
+        raise ConfigError(
+            f"{name}: a step may call the model several times, each time at other weights, and "
+            f"under {context.protocol} workers stand at different ones; use --protocol full-sync "
+            "(all workers make each step together) or --protocol local-sgd:1"
+        )
+    return replace(context, steps_together=True, is_difference=True)
+
+
+class OwnSteps:
+    """The steps that the user's optimizers make here, in this worker.
+
+    Args:
+        own_step: of each optimizer, torch's method.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        context: Context,
+        optimizers: Sequence[Optimizer],
+        own_step: Sequence[Callable[..., Any]],
+        gradients: LocalGradients,
+        loop: TrainingLoop,
+    ) -> None:
+        self._exchange, self._member = exchange, exchange.shared
+        self._context, self._optimizers = context, optimizers
+        self._own_step = own_step
+        self._gradients, self._loop = gradients, loop
+        self.is_together = context.steps_together
+        """Whether all members make each step together, on the mean of their gradients."""
+
+    # -- before the step ------------------------------------------------------------------------
+
+    def calls_first(self, part: int) -> bool:
+        """Whether a closure is called once, before a step that is taken as without one.
+
+        Raises:
+            ConfigError: it may call the closure more than once, and that is not carried here.
+        """
+        optimizer = self._optimizers[part]
+        if (accumulation := self._loop.accumulation) is not None:
+            raise ConfigError(
+                f"optimizer.step(closure) with accumulate {accumulation.num_batches}: a closure "
+                "makes the gradients of its own batch anew in each step; call it before, and "
+                "optimizer.step() without one"
+            )
+        if self.is_together:
+            return False
+        if calls_once(optimizer):
+            return True
+        if self._member is not None and not self._context.is_difference:
+            raise ConfigError(
+                f"optimizer.step(closure): {type(optimizer).__name__} may call the model several "
+                "times a step; say so to carry it under full-sync or local-sgd: "
+                "pace.prepare(..., closures=True); torch's own optimizers need no more than this, "
+                "since they call it once"
+            )
+        if self._context.nonfinite == "skip":
+            raise ConfigError(
+                f"optimizer.step(closure): {type(optimizer).__name__} may call the model several "
+                "times a step, and --nonfinite skip cannot leave out a part of it; leave that "
+                "setting out"
+            )
+        return False
+
+    def check(self, part: int, closure: Closure | None) -> None:
+        """Before anything is computed. ConfigError: LBFGS has no closure, or a scaler steps it."""
+        optimizer = self._optimizers[part]
+        if closure is None and isinstance(optimizer, LBFGS):
+            raise ConfigError(
+                "LBFGS calls the model several times a step, and this loop gives it no closure: "
+                "optimizer.step(closure), with zero_grad(), the loss and its backward() in it"
+            )
+        if closure is not None or self.is_together:
+            self._refuse_scaled(optimizer)
+
+    def _refuse_scaled(self, optimizer: Optimizer) -> None:
+        has_scaler = getattr(optimizer, "found_inf", None) is not None
+        if has_scaler or self._gradients.amp.is_waiting:
+            raise ConfigError(
+                "a step that may call the model several times takes no scaled losses: leave the "
+                "GradScaler out, and use bf16: pace.autocast(torch.bfloat16)"
+            )
+
+    # -- the step -------------------------------------------------------------------------------
+
+    def make(self, part: int, closure: Closure | None) -> Any:
+        """The optimizer's own step, and what it returns."""
+        if self.is_together:
+            self._average(Stage.STEPS if closure is None else Stage.ENTERS, part)
+        if closure is None:
+            return self._own_step[part]()
+        return self._own_step[part](self._evaluated(part, closure))
+
+    def _evaluated(self, part: int, closure: Closure) -> Closure:
+        """The closure as the optimizer calls it."""
+        edits = self._gradients.edits if self.is_together else None
+
+        def evaluate(*arguments: Any, **options: Any) -> Any:
+            if edits is not None:
+                edits.explained()  # what the optimizer itself has done with the mean
+            loss = closure(*arguments, **options)
+            self._refuse_scaled(self._optimizers[part])
+            if self.is_together:
+                return self._mean(part, loss)
+            if self._member is None:
+                self._refuse_not_finite(part)
+            return loss
+
+        return evaluate
+
+    def _mean(self, part: int, loss: Any) -> Any:
+        """Of the losses of all members; ``.grad`` is the mean of their gradients from here on."""
+        value = math.nan if loss is None else float(getattr(loss, "detach", lambda: loss)())
+        mean = self._average(Stage.EVALUATED, part, value)
+        if isinstance(loss, Tensor):
+            return torch.tensor(mean, dtype=torch.float64)  # the same bits in all members
+        return None if loss is None else mean
+
+    def clip(self) -> None:
+        """What is clipped is the mean."""
+        self._average(Stage.CLIPS, 0)
+
+    def _average(self, stage: Stage, part: int, loss: float = math.nan) -> float:
+        member, current, edits = self._member, self._loop.holding.current, self._gradients.edits
+        assert member is not None
+        assert edits is not None
+        if current is None or current.is_called_off:
+            raise ConfigError(
+                "gradients were clipped outside the prepared loader: there is no mini-batch that "
+                "they could be of"
+            )
+        edits.check()
+        self._refuse_not_finite(part)
+        mean = member.average_together(stage, part, weight=current.share, loss=loss)
+        edits.explained()
+        return mean
+
+    def _refuse_not_finite(self, part: int) -> None:
+        """Raise WorkerError where an evaluation came to a gradient that is no number."""
+        if (name := self._gradients.first_not_finite(part)) is None:
+            return
+        exchange, loss = self._exchange, self._gradients.loss
+        found = None if loss is None else float(loss)
+        raise not_finite(exchange.seat, name, exchange.version, exchange.version, found)
+
+    # -- without a mini-batch -------------------------------------------------------------------
+
+    def follow(self, part: int, *, has_closure: bool) -> None:
+        """The step that the others make, of whose version this member has no mini-batch."""
+        member = self._member
+        assert member is not None
+        if not has_closure:
+            self._own_step[part]()
+            return
+
+        def evaluate(*_: Any, **__: Any) -> Tensor:
+            return torch.tensor(member.follow_evaluation(), dtype=torch.float64)
+
+        self._own_step[part](evaluate)
