@@ -650,10 +650,11 @@ class Pace:
 
         Without it such a change is refused by name. Between epochs (a layer that begins again,
         pruning, a checkpoint that is loaded) the main worker's weights are what all get when the
-        next epoch begins. Inside the loop, right behind the change, one worker and local-sgd carry
-        it: there it is a part of what the worker has learned by itself. What an optimizer keeps for
-        each weight stays as it is; before the first epoch, and for ``python train.py``, it does
-        nothing.
+        next epoch begins; an evaluation before that sees each worker's own, so where the main
+        worker alone changes them, evaluate first, or after that epoch. Inside the loop, right
+        behind the change, one worker and local-sgd carry it: there it is a part of what the worker
+        has learned by itself. What an optimizer keeps for each weight stays as it is; before the
+        first epoch, and for ``python train.py``, it does nothing.
 
         Args:
             model: one that was prepared, or a part of it.
