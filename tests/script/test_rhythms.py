@@ -1,5 +1,6 @@
 """A scheduler is stepped once an update that counted, whoever calls it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from paceline.script.member_state import adopt, settings_text
 from paceline.script.place import LoopPlace
 from paceline.script.schedules import LocalSchedule, Schedule, Schedules
 from paceline.script.shared_schedule import SharedSchedule
+from runs import run_script
 
 
 class Words:
@@ -104,3 +106,43 @@ def test_its_state_is_that_of_plain_torch() -> None:
     member = Member()
     plain = StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 1, gamma=0.5)
     assert member.scheduler.state_dict().keys() == plain.state_dict().keys()
+
+
+LATE = """
+import time
+import torch, paceline
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+loader = DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=8)
+model, optimizer, loader, scheduler = pace.prepare(model, optimizer, loader, scheduler)
+is_first = True
+for epoch in pace.epochs(2):
+    for (inputs,) in loader:
+        with pace.step():
+            if is_first and pace.worker == 1:
+                time.sleep(0.4)  # its work is another's by now
+            optimizer.zero_grad()
+            model(inputs).mean().backward()
+            optimizer.step()
+        if is_first and pace.worker == 0:
+            time.sleep(0.8)  # the other one's scheduler is stepped first
+        is_first = False
+        scheduler.step()
+    with open(f"rates-{pace.worker}.txt", "a") as file:
+        print(optimizer.param_groups[0]["lr"], file=file)
+"""
+
+
+def test_a_step_that_nobody_made_says_nothing_of_the_rhythm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "late.py").write_text(LATE)
+    run_script(tmp_path / "late.py", tmp_path, workers=2, protocol="k-sync:1")
+    for worker in range(2):
+        rates = [float(one) for one in (tmp_path / f"rates-{worker}.txt").read_text().split()]
+        assert rates == pytest.approx([0.3 * 0.5**4, 0.3 * 0.5**8])

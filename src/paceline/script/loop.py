@@ -58,6 +58,7 @@ class TrainingLoop:
         num_nested: iterations inside its own loop that are not over.
         has_nested: whether the loader was iterated inside its own loop since the last batch.
         is_failing: whether an exception of the script's own has left a step block.
+        was_called_off: whether the newest step was another's by the time that it was to be made.
         local_loss: of the last step of an optimizer that steps here.
         push_steps: of several optimizers, what a block pushes when it ends.
         accumulation: of an update that several steps of the loop make; None: each makes one.
@@ -82,7 +83,7 @@ class TrainingLoop:
         self._speed = speed
         self._is_difference = is_difference
         self.holding = Holding(is_local=is_difference)
-        self.is_iterating = self.has_nested = self.is_failing = False
+        self.is_iterating = self.has_nested = self.is_failing = self.was_called_off = False
         self.iteration: weakref.ref[Generator[Any, None, None]] | None = None
         self.num_nested = 0
         self.local_loss = math.nan
@@ -275,6 +276,7 @@ class TrainingLoop:
 
     def superseded(self) -> None:
         """The work in flight is another's: forget it and wait for what comes next."""
+        self.was_called_off = True
         self._forget()
         self._gradients.scaling.reset()
         self.exchange.superseded()

@@ -96,6 +96,7 @@ class LoopPlace:
         num_steps: own steps in this epoch.
         num_run_steps: own steps in the whole run.
         has_left_out: whether a step of an optimizer that steps here was left out.
+        was_called_off: whether the newest step was another's by the time that it was to be made.
         is_held: whether the last step was set aside for an update that comes later.
         waits: whether the last step of this optimizer is made when the block ends.
         deferred: calls of its schedulers meanwhile, which belong behind that step.
@@ -122,6 +123,7 @@ class LoopPlace:
         self.num_steps = self.num_run_steps = 0
         self.has_left_out = False
         self.is_held: Callable[[], bool] = lambda: False
+        self.was_called_off: Callable[[], bool] = lambda: False
         self.waits: Callable[[Optimizer], bool] = lambda optimizer: False
         self.deferred: list[Callable[[], None]] = []
         self.was_current = self.is_stepping = False

@@ -60,8 +60,8 @@ class Schedule(abc.ABC):
         if place.is_stepping or not place.is_iterating:
             self.take(*arguments, **options)
             return
-        if place.is_held():
-            return  # it counts updates
+        if place.is_held() or place.was_called_off():
+            return  # it counts updates, and says nothing of a step that nobody made
         if place.waits(self.optimizer):
             place.deferred.append(functools.partial(self._step, *arguments, **options))
             return

@@ -133,6 +133,7 @@ class OptimizerStep:
         self.injection = Injection(exchange, context)
         if is_several and is_shared and context.steps_apart:
             loop.holding.steps_a_batch = len(optimizers)
+        schedules.place.was_called_off = lambda: loop.was_called_off
         if self._waits:
             loop.push_steps = self._push_steps
             schedules.place.waits = self._is_waiting
@@ -144,7 +145,7 @@ class OptimizerStep:
     def begin(self) -> None:
         """A step block begins."""
         self._loop.holding.has_worked = True
-        self._loop.is_failing = False
+        self._loop.is_failing = self._loop.was_called_off = False
         self._schedules.place.deferred.clear()  # of a block that was left
         accumulation = self._gradients.accumulation
         if accumulation is None or not accumulation.is_pending:
@@ -175,7 +176,7 @@ class OptimizerStep:
             raise self._outside()
         if current is not None and current.is_called_off:
             return None  # outside the block that said so
-        loss = None
+        self._loop.was_called_off, loss = False, None
         if closure is not None and self.own.calls_first(part):
             with torch.enable_grad():
                 loss, closure = closure(), None
