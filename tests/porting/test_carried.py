@@ -216,3 +216,40 @@ def test_what_accelerate_counts_otherwise_is_noted() -> None:
     notes = " ".join(judge(Source(text), "train.py").notes)
     assert 'batch="per-worker"' in notes
     assert "asks for mixed_precision=args.mixed_precision, which is not carried over" in notes
+
+
+TWO_LOADERS = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8)
+other = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8)
+for epoch in range(2):
+    it = iter(other)
+    for (x,) in loader:
+        (u,) = next(it)
+        optimizer.zero_grad()
+        (model(x) - model(u)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+"""
+
+
+def test_a_second_loader_that_the_lines_leave_as_it_is_is_named() -> None:
+    (note,) = judge(Source(TWO_LOADERS), "train.py").notes
+    assert note.startswith("train.py:12 takes from other by next(), and these lines do not prepare")
+    assert note.endswith("other = pace.prepare(other)")
+
+
+def test_clipping_behind_the_step_stays_torchs() -> None:
+    diff = judge(Source(TWO_LOADERS), "train.py").diff
+    assert "pace.clip_grad_norm_(model.parameters(), 1.0)" in diff
+    assert "pace.clip_grad_norm_(model.parameters(), 2.0)" not in diff
+    turned = TWO_LOADERS.replace("        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "")
+    turned = turned.replace("        optimizer.zero_grad()\n", "        optimizer.step()\n")
+    turned = turned.replace(".backward()\n        optimizer.step()\n", ".backward()\n")
+    assert "pace.clip_grad_norm_(model.parameters(), 2.0)" in judge(Source(turned), "t.py").diff

@@ -50,7 +50,7 @@ def port(text: str) -> str:
         _peek(parts, edits)
         step(parts.loop, edits)
         epochs(script, parts.epochs, edits)
-    clip(script, edits)
+    clip(parts, edits)
     guard(script, parts.flow, parts.before, edits)
     _device(script, edits)
     if parts.is_flagged:
@@ -210,13 +210,30 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
 # -- beside the loop -------------------------------------------------------------------------------
 
 
-def clip(script: SourceTree, edits: TreeEdits) -> None:
-    """Clipping is of the averaged gradient."""
+def clip(parts: Parts, edits: TreeEdits) -> None:
+    """Clipping is of the averaged gradient, where it comes before a step."""
+    script = parts.script
     for name, own in (("clip_grad_norm_", "clip_grad_norm_"), ("clip_grad_norm", "clip_grad_norm_"),
                       ("clip_grad_value_", "clip_grad_value_")):  # fmt: skip
         for call in script.calls(f"utils.{name}"):
-            if by_name(call).keys() <= {"parameters", "max_norm", "norm_type", "clip_value"}:
+            is_known = by_name(call).keys() <= {"parameters", "max_norm", "norm_type", "clip_value"}
+            if is_known and not _is_behind(parts, call):
                 edits.replace(call.func, f"pace.{own}")
+
+
+def _is_behind(parts: Parts, call: cst.Call) -> bool:
+    """Whether this stands behind the steps of its function, and no backward pass between: then
+    it does to what is left of a gradient what it did before.
+    """
+    script, order = parts.script, parts.script.order
+    scope = script.scope(call)
+    steps = [order[one] for one, _ in parts.training.steps if script.scope(one) is scope]
+    if not steps or max(steps) > order[call]:
+        return False
+    between = [one for one in script.every_call if max(steps) < order[one] < order[call]]
+    return not any(
+        isinstance(one.func, cst.Attribute) and one.func.attr.value == "backward" for one in between
+    )
 
 
 def _device(script: SourceTree, edits: TreeEdits) -> None:
