@@ -392,7 +392,9 @@ class StoreExchange(Exchange):
         self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
     ) -> EvaluationRanges:
         own = tuple(ends) if ends is not None else None
-        self._channel.send(said.Count(num_samples, batch_size, own, digest))
+        may_differ = self.num_workers > 1 and (self._is_published or not self.has_opened)
+        weights = self._own.copy.replica.digest() if may_differ else 0
+        self._channel.send(said.Count(num_samples, batch_size, own, digest, weights))
         return SharedRanges(self._channel, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:

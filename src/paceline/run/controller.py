@@ -207,7 +207,7 @@ class Controller:
         self._shutdown.stopped(run.now_s())
         if run.by_peers:
             run.dispatch.store.alarm()
-        elif run.is_open and run.is_mid_batch:
+        elif run.is_open and not run.can_stop_now:
             run.owes_stop = True
         elif run.is_open:
             run.send_stop()

@@ -621,7 +621,8 @@ class Pace:
         """End the whole run by a metric: where it is good enough, or grows better no more.
 
         Every ``pace.evaluate`` that measures ``name`` counts, also one that a worker makes by
-        itself inside its loop; a run that goes on counts those before, too. Called again, each rule
+        itself inside its loop (of several at one version the first, under local-sgd of weights
+        that are its own); a run that goes on counts those before, too. Called again, each rule
         holds. The run ends as by ``stop``.
 
         Args:
@@ -650,11 +651,11 @@ class Pace:
 
         Without it such a change is refused by name. Between epochs (a layer that begins again,
         pruning, a checkpoint that is loaded) the main worker's weights are what all get when the
-        next epoch begins; an evaluation before that sees each worker's own, so where the main
-        worker alone changes them, evaluate first, or after that epoch. Inside the loop, right
-        behind the change, one worker and local-sgd carry it: there it is a part of what the worker
-        has learned by itself. What an optimizer keeps for each weight stays as it is; before the
-        first epoch, and for ``python train.py``, it does nothing.
+        next epoch begins; an evaluation before that is refused unless all workers have made the
+        same change. Inside the loop, right behind the change, one worker and local-sgd carry it:
+        there it is a part of what the worker has learned by itself. What an optimizer keeps for
+        each weight stays as it is; before the first epoch, and for ``python train.py``, it does
+        nothing.
 
         Args:
             model: one that was prepared, or a part of it.

@@ -207,12 +207,15 @@ class Count(NamedTuple):
     Attributes:
         ends: where batches of the user's own end; None: all are of ``batch_size``.
         digest: of what lies at the positions, the same in all members.
+        weights: of the weights that the member holds, where the script may have changed them; 0:
+            they are a version's.
     """
 
     num_samples: int
     batch_size: int
     ends: tuple[int, ...] | None
     digest: str
+    weights: int = 0
 
 
 class Counted(NamedTuple):
