@@ -10,10 +10,10 @@ PAGES = sorted((ROOT / "results").glob("*.md"))
 COMMAND = re.compile(r"^`(?:python (bench/\w+\.py)[^`]*|make (\w+))`", re.MULTILINE)
 COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})\b(?!\+)")
 OLD = {
-    "accuracy", "advice", "async", "calm", "cancellation",
+    "accuracy", "async", "calm", "cancellation",
     "compile", "edits", "export", "fast", "loader",
     "peers", "plan", "resnet18",
-    "simulator", "steadiness",
+    "steadiness",
 }  # fmt: skip
 """Measured before pages named their commit; each leaves this list when it is made anew."""
 BY_HAND = {"public-scripts"}
