@@ -12,8 +12,11 @@ from torch import Tensor
 
 import paceline
 from paceline.context import Context
+from paceline.porting.around_step import step_hooks
 from paceline.porting.check import CheckResult, check, judge
+from paceline.porting.parts import Parts
 from paceline.porting.reading import Source
+from paceline.porting.tree import SourceTree
 from paceline.program import ScriptProgram
 from paceline.replica.seeding import kept_random_state, seed_all
 from paceline.script import worker
@@ -36,6 +39,7 @@ AHEAD = (
 ADDED = {
     "accumulated": 8,
     "by_iterator": 6,
+    "clamped_critic": 12,
     "closure": 7,
     "counted_draws": 7,
     "drawn_batches": 11,
@@ -52,8 +56,8 @@ ADDED = {
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
-    "accumulated", "by_iterator", "closure", "full_batch", "module_level", "next_batch",
-    "own_closure", "streamed", "trainer_class", "two_modules", "two_optimizers",
+    "accumulated", "by_iterator", "clamped_critic", "closure", "full_batch", "module_level",
+    "next_batch", "own_closure", "streamed", "trainer_class", "two_modules", "two_optimizers",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 
@@ -253,3 +257,59 @@ def test_clipping_behind_the_step_stays_torchs() -> None:
     turned = turned.replace("        optimizer.zero_grad()\n", "        optimizer.step()\n")
     turned = turned.replace(".backward()\n        optimizer.step()\n", ".backward()\n")
     assert "pace.clip_grad_norm_(model.parameters(), 2.0)" in judge(Source(turned), "t.py").diff
+
+
+CLAMPED = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8)
+limit = 1.0
+for epoch in range(2):
+    for i, (x,) in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        for p in model.parameters():
+            p.data.clamp_(-limit, limit)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_moved"),
+    [
+        ("", "", True),
+        ("-limit, limit", "-limit, limit / (1 + epoch)", False),
+        ("-limit, limit", "-limit, float(x.max())", False),
+        (
+            "        optimizer.step()",
+            "        limit = limit * 0.9\n        optimizer.step()",
+            False,
+        ),
+        (
+            "            p.data.clamp_(-limit, limit)",
+            "            print(p.data.clamp_(-1, 1))",
+            False,
+        ),
+        ("p.data.clamp_", "p.grad.clamp_", False),
+    ],
+)
+def test_weights_that_are_changed_behind_a_step_go_into_its_hook(
+    old: str, new: str, *, is_moved: bool
+) -> None:
+    diff = judge(Source(CLAMPED.replace(old, new, 1)), "train.py").diff
+    assert ("register_step_post_hook" in diff) == is_moved
+
+
+def test_a_hook_has_the_lines_and_the_comment_above_them() -> None:
+    commented = CLAMPED.replace("        for p", "        # bounded\n        for p")
+    ((lines, text),) = step_hooks(Parts(SourceTree(commented)))
+    assert len(lines) == 1
+    assert text == (
+        "def behind_step(*_):\n    # bounded\n    for p in model.parameters():\n"
+        "        p.data.clamp_(-limit, limit)\n",
+        "optimizer.register_step_post_hook(behind_step)",
+    )

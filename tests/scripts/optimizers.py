@@ -482,7 +482,7 @@ SCRIPTS = (
     Script(tensor_rate),
     Script(own_optimizer),
     Script(subclass_of_sgd),
-    Script(step_hook, refused=several("hook", is_sure=False)),
+    Script(step_hook, refused=loose("step hooks", is_early=True)),
     Script(lbfgs, refused=loose("LBFGS", is_early=True)),
     Script(closure_of_sgd),
     Script(sam_closure, refused=loose("closures=True", is_early=True)),

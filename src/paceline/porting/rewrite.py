@@ -5,6 +5,7 @@ Passes of one round read one tree, and what one changes may stand inside of anot
     model, optimizer, loader   ->  one line before the loop that trains: pace.prepare(...)
     for batch, for epoch       ->  with pace.step(), pace.epochs; without a loader: pace.updates
     clip_grad_norm_            ->  pace's, of the averaged gradient
+    weights clamped behind     ->  a hook of the step (around_step.py)
     torch.save, download=True  ->  under if pace.is_main, or with pace.once()
     a process group            ->  nothing (group.py), where the group is made in any case
 
@@ -16,6 +17,7 @@ import re
 
 import libcst as cst
 
+from .around_step import clip, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .group import leave_group
@@ -24,7 +26,7 @@ from .loops import Loop
 from .parts import Parts
 from .reading import INIT, WRAP, Source, writes
 from .refusals import refuse_anywhere, refuse_loop
-from .tree import CannotDerive, SourceTree, TreeEdits, by_name, positional
+from .tree import CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 
@@ -43,6 +45,11 @@ def port(text: str) -> str:
     parts = Parts(script)
     refuse_loop(parts.training)
     edits = TreeEdits()
+    for hook in step_hooks(parts):
+        for one in hook.lines:
+            edits.remove(one)
+        for text in hook.text:
+            edits.insert(parts.before, text, is_before=True)
     _prepare(parts, edits)
     if parts.loop.loader is None:
         _updates(parts, edits)
@@ -208,32 +215,6 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
 
 
 # -- beside the loop -------------------------------------------------------------------------------
-
-
-def clip(parts: Parts, edits: TreeEdits) -> None:
-    """Clipping is of the averaged gradient, where it comes before a step."""
-    script = parts.script
-    for name, own in (("clip_grad_norm_", "clip_grad_norm_"), ("clip_grad_norm", "clip_grad_norm_"),
-                      ("clip_grad_value_", "clip_grad_value_")):  # fmt: skip
-        for call in script.calls(f"utils.{name}"):
-            is_known = by_name(call).keys() <= {"parameters", "max_norm", "norm_type", "clip_value"}
-            if is_known and not _is_behind(parts, call):
-                edits.replace(call.func, f"pace.{own}")
-
-
-def _is_behind(parts: Parts, call: cst.Call) -> bool:
-    """Whether this stands behind the steps of its function, and no backward pass between: then
-    it does to what is left of a gradient what it did before.
-    """
-    script, order = parts.script, parts.script.order
-    scope = script.scope(call)
-    steps = [order[one] for one, _ in parts.training.steps if script.scope(one) is scope]
-    if not steps or max(steps) > order[call]:
-        return False
-    between = [one for one in script.every_call if max(steps) < order[one] < order[call]]
-    return not any(
-        isinstance(one.func, cst.Attribute) and one.func.attr.value == "backward" for one in between
-    )
 
 
 def _device(script: SourceTree, edits: TreeEdits) -> None:

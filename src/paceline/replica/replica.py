@@ -276,9 +276,10 @@ def refuse_hooks(optimizer: Optimizer) -> None:
     """An update is made by whoever comes last, or by each worker on its share of the parameters."""
     if has_hooks(optimizer):
         raise ConfigError(
-            f"{type(optimizer).__name__} has step hooks, which would see a share of the parameters "
-            "or run in another worker: do in the loop what they do, before or after "
-            "optimizer.step(); to clip, pace.clip_grad_norm_(model.parameters(), max_norm)"
+            f"{type(optimizer).__name__} has step hooks since prepare(), which would see a share "
+            "of the parameters or run in another worker: register them before pace.prepare(...), "
+            "which carries them under full-sync and local-sgd; to clip, "
+            "pace.clip_grad_norm_(model.parameters(), max_norm)"
         )
 
 

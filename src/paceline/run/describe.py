@@ -272,7 +272,7 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
     if is_by_store and first.steps_together:
         why = wrong[0] if wrong else "path 'store' was asked for"
         raise ConfigError(
-            "workers that make each step together (LBFGS, closures=True) average between peers, "
+            "workers that make each step together (LBFGS, closures, hooks) average between peers, "
             f"and {why}; use --protocol local-sgd:1, or what has peers: --path peers, --device cpu"
         )
     if is_by_store:

@@ -124,7 +124,7 @@ class Prepared:
             refuse_begun(loader)
         if self.is_stream and context.steps_together:
             raise ConfigError(
-                "a step that all workers make together (LBFGS, closures=True) cannot be of a "
+                "a step that all workers make together (LBFGS, closures, hooks) cannot be of a "
                 "stream, whose end is found while it is read; use --protocol local-sgd:1, or a "
                 "data set with a length"
             )
@@ -457,7 +457,7 @@ def refuse_together(context: Context, accumulate: int, *, is_sticky: bool) -> No
     if context.steps_together and (accumulate > 1 or is_sticky):
         what = "prepare(sticky=True)" if is_sticky else f"accumulate {accumulate}"
         raise ConfigError(
-            f"{what} with a step that all workers make together (LBFGS, closures=True) is not "
+            f"{what} with a step that all workers make together (LBFGS, closures, hooks) is not "
             "carried; leave it out, or use --protocol local-sgd:1"
         )
 
