@@ -16,6 +16,7 @@ from paceline.porting.around_step import step_hooks
 from paceline.porting.check import CheckResult, check, judge
 from paceline.porting.parts import Parts
 from paceline.porting.reading import Source
+from paceline.porting.rewrite import port
 from paceline.porting.tree import SourceTree
 from paceline.program import ScriptProgram
 from paceline.replica.seeding import kept_random_state, seed_all
@@ -313,3 +314,19 @@ def test_a_hook_has_the_lines_and_the_comment_above_them() -> None:
         "        p.data.clamp_(-limit, limit)\n",
         "optimizer.register_step_post_hook(behind_step)",
     )
+
+
+IMPORTS = (
+    "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+)
+
+
+@pytest.mark.parametrize("is_under_try", [False, True])
+def test_an_import_from_the_future_stays_first(*, is_under_try: bool) -> None:
+    imports = IMPORTS
+    if is_under_try:
+        rows = "".join(f"    {row}\n" for row in IMPORTS.splitlines())
+        imports = f"try:\n{rows}except ImportError:\n    raise\n"
+    text = CLAMPED.replace(IMPORTS, f"from __future__ import annotations\n\n{imports}", 1)
+    assert text != CLAMPED
+    compile(port(text), "train.py", "exec")

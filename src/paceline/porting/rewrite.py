@@ -144,6 +144,13 @@ def connect(script: SourceTree, edits: TreeEdits) -> None:
     """``import paceline`` beside torch's, and ``pace`` after the imports on top."""
     lines: list[cst.CSTNode] = list(script.module.body)
     tops = {lines.index(at): one for one in script.imports if (at := script.parents[one]) in lines}
+    first = [at for at, one in tops.items() if script.code(one).startswith("from __future__ ")]
+    if first and len(first) == len(tops):  # what else it imports stands under a try
+        for text in ("import paceline", "\npace = paceline.connect()"):
+            edits.insert(lines[max(first) + 1], text, is_before=True)
+        return
+    for at in first:
+        del tops[at]
     if not tops:
         raise CannotDerive
     last = min(tops)
