@@ -47,6 +47,7 @@ VERBS = (
     Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
     Verb("plan", "Predict", "Which protocol and which K, and why.", "protocols"),
     Verb("compare", "Predict", "Protocols under the same stragglers and seeds.", "protocols"),
+    Verb("verify", "Predict", "Whether N workers compute what one does, on your own model."),
     Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
     Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
