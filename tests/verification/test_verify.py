@@ -1,7 +1,7 @@
 """Models that are equal under N workers are proved so; three planted errors are found by name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.verification import plain, script, subjects
-from paceline.verification.verify import ALLOWED, render_verified, verify
+from paceline.verification import cases, in_worker, layers, of_task, plain
+from paceline.verification.verdict import ALLOWED, render_verified
+from paceline.verification.verify import verify
 from paceline.workloads.base import Task
 from tiny import CLASSES, PLAIN_SGD, TASK, WIDTH, WITH_BATCH_NORM, samples
 
@@ -21,9 +22,7 @@ Say = Callable[[str], tuple[int, str, str]]
 # -- equal -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["softmax", "mlp", "lenet", "transformer", "quadratic", "mlp488k"]
-)
+@pytest.mark.parametrize("name", ["softmax", "mlp", "lenet", "transformer", "quadratic", "mlp488k"])
 def test_built_in_tasks_compute_the_same_with_several_workers(name: str) -> None:
     found = verify(name, (3,))
     assert found.is_equal, "\n".join(render_verified(found))
@@ -37,7 +36,9 @@ def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
     found = verify(TASK, (1, 2, 4))
     assert found.is_equal
     rows = [row for row in found.rows if row.case.dtype == "float64"]
-    assert [row.found.sizes for row in rows] == [(4, 4, 1), (8, 8, 2), (9, 9, 3), (16, 16, 4), (17, 17, 5)]
+    assert [row.found.sizes for row in rows] == [
+        (4, 4, 2), (8, 8, 4), (9, 9, 5), (16, 16, 8), (17, 17, 9),
+    ]  # fmt: skip
     for row in rows[1:]:
         assert (row.found.sizes[0] % row.case.workers == 0) == row.case.is_even
 
@@ -191,7 +192,9 @@ def test_the_command_prints_a_table_and_ends_with_0_or_1(
 ) -> None:
     code, out, _ = say("verify quadratic -n 1,2")
     assert code == 0
-    assert "equal: 1, 2 workers compute what one does (float64 to 1e-12 and float32 to 1e-06)" in out
+    assert (
+        "equal: 1, 2 workers compute what one does (float64 to 1e-12 and float32 to 1e-06)" in out
+    )
     assert "5 + 4" in out
     code, out, _ = say(f"verify {written(SUM)} -n 2 --json")
     assert code == 1
@@ -227,10 +230,10 @@ def test_a_script_without_a_loader_is_refused(written: Callable[..., str]) -> No
         verify(written(MEAN, prepare), (2,))
 
 
-def test_augmented_samples_are_drawn_alike(written: Callable[..., str]) -> None:
-    data = script.SeededSamples([0.0] * 4)
+def test_augmented_samples_are_drawn_alike() -> None:
+    data = in_worker.SeededSamples([0.0] * 4)
     assert data[1] == 0.0
-    noisy = script.SeededSamples(Noisy())
+    noisy = in_worker.SeededSamples(Noisy())
     assert torch.equal(noisy[1], noisy[1])
     assert not torch.equal(noisy[1], noisy[2])
 
@@ -245,8 +248,51 @@ class Noisy:
 
 def test_a_stream_is_refused() -> None:
     class Stream(torch.utils.data.IterableDataset[Tensor]):
-        pass
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter([])
 
     task: Task = replace(TASK, data=lambda: replace(samples(), train=Stream()))
     with pytest.raises(ConfigError, match="stream"):
-        subjects.TaskSubject(task)
+        of_task.TaskSubject(task)
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def test_batches_of_a_case_are_what_its_name_says() -> None:
+    for own in (None, 16, 64, 3):
+        for workers in (2, 3, 5):
+            even, uneven = (
+                cases.Case(workers=workers, dtype="float64", is_even=one).batch_size(own)
+                for one in (True, False)
+            )
+            assert even % workers == 0
+            assert uneven % workers != 0
+            assert min(even, uneven) >= workers
+
+
+def test_layers_are_told_apart_by_cause_and_the_innermost_is_named() -> None:
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), Centred(),
+        nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)),
+    )  # fmt: skip
+    found = layers.breaking_layers(model, [torch.randn(13, WIDTH)], {}, 3)
+    assert [(one.name, one.cause) for one in found] == [
+        ("3", "random"), ("1", "batch"), ("4", "batch"),
+    ]  # fmt: skip
+    assert not layers.breaking_layers(model.eval()[:4], [torch.randn(13, WIDTH)], {}, 3)
+
+
+def test_layers_behind_keyword_arguments_and_tuples_are_compared() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(WIDTH, 5, batch_first=True)
+            self.norm = nn.BatchNorm1d(5)
+
+        def forward(self, *, inputs: Tensor) -> dict[str, Tensor]:
+            _, (hidden, _) = self.cell(inputs)
+            return {"outputs": self.norm(hidden[-1])}
+
+    found = layers.breaking_layers(Recurrent(), [], {"inputs": torch.randn(9, 4, WIDTH)}, 2)
+    assert [one.name for one in found] == ["norm"]

@@ -23,7 +23,7 @@ def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = Fals
     workers
         Numbers of workers, with commas; also -n.
     """
-    from ..verification.verify import render_verified
+    from ..verification.verdict import render_verified
     from ..verification.verify import verify as run_all
 
     found = run_all(task, _numbers(workers), args, say)

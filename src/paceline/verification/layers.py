@@ -65,9 +65,7 @@ def breaking_layers(
             sharing += calls.compare(partial(call, start, stop, seed=0), start, stop)
     kinds = {name: type(module).__name__ for name, module in model.named_modules()}
     return tuple(
-        BreakingLayer(
-            name=name, kind=kinds[name], cause="random" if name in drawing else "batch"
-        )
+        BreakingLayer(name=name, kind=kinds[name], cause="random" if name in drawing else "batch")
         for name in dict.fromkeys([*drawing, *sharing])
     )
 

@@ -70,7 +70,7 @@ def plain_run(task: Task, *, batch_size: int | None = None, lr: float | None = N
             loss = task.loss(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
     return PlainRun(state_of(model), losses)
 
 

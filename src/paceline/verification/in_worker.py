@@ -23,9 +23,10 @@ from paceline.data.feed import apply
 from paceline.errors import ConfigError
 from paceline.replica.seeding import kept_random_state, seed_all
 from paceline.script.worker import Pace, connect
+from paceline.verification.cases import cast, freeze, nudge
 from paceline.verification.layers import breaking_layers
+from paceline.verification.of_script import FOUND, Asked
 from paceline.verification.plain import state_of
-from paceline.verification.subjects import FOUND, Asked, cast, freeze
 
 
 class Enough(BaseException):
@@ -82,10 +83,10 @@ class Watched:
         for model in self._models:
             model.to(getattr(torch, self._asked.case.dtype))
             freeze(model, self._asked.case.frozen)
+            if self._asked.case.is_nudged:
+                nudge(model)
             model.register_forward_pre_hook(self._called, with_kwargs=True)
-        changed = [
-            self._small(one) if isinstance(one, DataLoader) else one for one in objects
-        ]
+        changed = [self._small(one) if isinstance(one, DataLoader) else one for one in objects]
         return self._prepare(*changed, batch="global", **options)
 
     def epochs(self, epochs: int | Sequence[int]) -> Iterator[int]:
