@@ -121,6 +121,9 @@ class RunSettings:
     nonfinite: Literal["error", "skip"] = _setting(
         "error", "A loss or gradient that is not finite ends the run, or the update is skipped."
     )
+    parameters: bool = _setting(
+        False, "Show each layer in the plan: type, shapes, parameters, trainable ones, MB."
+    )
     log: Literal["csv", "tensorboard"] | None = _setting(None, "Write the metrics also as this.")
     keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
     run_dir: str | None = _setting(None, "Folder of the run.")

@@ -71,6 +71,7 @@ class Context:
     run_dir: str | None = None
     run_identity: tuple[int, ...] | None = None
     keep_best: bool = False
+    parameters: bool = False
     fast: str = "none"
     threads: int | None = None
     precision: str | None = None

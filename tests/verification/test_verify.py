@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.verification import cases, in_worker, layers, of_task, plain
+from paceline.verification import cases, in_worker, layers, of_script, of_task, plain
 from paceline.verification.verdict import ALLOWED, render_verified
 from paceline.verification.verify import verify
 from paceline.workloads.base import Task
@@ -263,7 +263,7 @@ def test_batches_of_a_case_are_what_its_name_says() -> None:
     for own in (None, 16, 64, 3):
         for workers in (2, 3, 5):
             even, uneven = (
-                cases.Case(workers=workers, dtype="float64", is_even=one).batch_size(own)
+                cases.VerifyCase(workers=workers, dtype="float64", is_even=one).batch_size(own)
                 for one in (True, False)
             )
             assert even % workers == 0
@@ -296,3 +296,9 @@ def test_layers_behind_keyword_arguments_and_tuples_are_compared() -> None:
 
     found = layers.breaking_layers(Recurrent(), [], {"inputs": torch.randn(9, 4, WIDTH)}, 2)
     assert [one.name for one in found] == ["norm"]
+
+
+def test_what_a_worker_is_asked_survives_the_way_to_it() -> None:
+    case = cases.VerifyCase(workers=3, dtype="float32", is_even=False, frozen=("a.b",))
+    asked = of_script.Asked(case=case, folder="/somewhere", looks=True)
+    assert of_script.Asked.read(asked.write()) == asked

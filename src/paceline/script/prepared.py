@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, watch_forward
+from ..replica.layers import batch_norm_note, grain, parameter_table, watch_forward
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
@@ -355,6 +355,7 @@ class Prepared:
             "could_try": [] if self.is_stream else list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
+            "parameter_table": parameter_table(self.model) if context.parameters else [],
         }
 
     def _loop_words(self) -> dict[str, object]:

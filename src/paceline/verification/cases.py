@@ -37,7 +37,7 @@ DTYPES: tuple[Dtype, ...] = ("float64", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class VerifyCase:
     """One row of the table.
 
     Args:
@@ -67,7 +67,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class FirstUpdate:
     """The first update of a run: its pushes.
 
     Attributes:
@@ -97,22 +97,22 @@ class Compared:
     sizes: tuple[int, ...]
     name: str
     difference: float
-    alone: Update
-    shared: Update
+    alone: FirstUpdate
+    shared: FirstUpdate
     rounding: float = 0.0
 
 
-class Subject(ABC):
+class Verifiable(ABC):
     """What is verified."""
 
     name: str
 
     @abstractmethod
-    def compare(self, case: Case) -> Compared:
+    def compare(self, case: VerifyCase) -> Compared:
         """Run it by one and by ``case.workers``."""
 
     @abstractmethod
-    def breaking_layers(self, case: Case) -> tuple[BreakingLayer, ...]:
+    def breaking_layers(self, case: VerifyCase) -> tuple[BreakingLayer, ...]:
         """Of the model, on its first batch, shared by the workers of the case."""
 
 
@@ -129,7 +129,7 @@ def freeze(model: nn.Module, names: Sequence[str]) -> None:
     for name, module in model.named_modules():
         if name in names:
             module.eval()
-            module.train = partial(_stay, module)  # type: ignore[method-assign]
+            module.train = partial(_stay, module)
 
 
 def nudge(model: nn.Module) -> None:
@@ -156,7 +156,7 @@ def run_small(program: Program, workers: int, folder: Path, updates: int | None 
     return folder / "run"
 
 
-def first_update(run: Path) -> Update:
+def first_update(run: Path) -> FirstUpdate:
     """Out of a run's trace."""
     pushes = {}
     order = Apply((), ())
@@ -167,7 +167,7 @@ def first_update(run: Path) -> Update:
             order = record.order
             break
     parts = [pushes[_key(one)] for one in order.tickets]
-    return Update(
+    return FirstUpdate(
         losses=tuple(one.loss for one in parts),
         samples=tuple(one.num_samples for one in parts),
         weights=tuple(order.weights),

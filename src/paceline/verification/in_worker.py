@@ -53,7 +53,7 @@ class SeededSamples(Dataset[Any]):
         return getattr(self._data, name)
 
 
-class Watched:
+class WatchedScript:
     """A script's ``pace``, of which two methods are replaced.
 
     Args:
@@ -68,7 +68,7 @@ class Watched:
         """The first training call: its model, arguments, and the mode of each module."""
         self._prepare, self._epochs = pace.prepare, pace.epochs
         pace.prepare = self.prepare  # type: ignore[method-assign]
-        pace.epochs = self.epochs  # type: ignore[method-assign, assignment]
+        pace.epochs = self.epochs  # type: ignore[method-assign]
 
     def prepare(self, *objects: Any, batch: str | None = None, **options: Any) -> Any:
         """With a loader's batch shared by the workers, whatever the script says it means."""
@@ -155,7 +155,7 @@ class Watched:
 def main() -> None:
     """Run the script that is named behind what is asked."""
     asked, script, *args = sys.argv[1:]
-    watched = Watched(connect(), Asked.read(asked))
+    watched = WatchedScript(connect(), Asked.read(asked))
     sys.argv = [script, *args]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:

@@ -19,7 +19,17 @@ import torch
 from ..errors import ConfigError
 from ..porting.porting import check_script
 from ..program import ScriptProgram
-from .cases import CLOSE, UPDATES, Case, Compared, Dtype, Subject, Update, first_update, run_small
+from .cases import (
+    CLOSE,
+    UPDATES,
+    Compared,
+    Dtype,
+    FirstUpdate,
+    Verifiable,
+    VerifyCase,
+    first_update,
+    run_small,
+)
 from .layers import BreakingLayer
 from .plain import largest_difference
 
@@ -37,7 +47,7 @@ class Asked:
         looks: whether to look for layers that break.
     """
 
-    case: Case
+    case: VerifyCase
     folder: str
     looks: bool = False
 
@@ -48,10 +58,10 @@ class Asked:
     def read(cls, text: str) -> "Asked":
         values = json.loads(text)
         case = values.pop("case")
-        return cls(case=Case(**{**case, "frozen": tuple(case["frozen"])}), **values)
+        return cls(case=VerifyCase(**{**case, "frozen": tuple(case["frozen"])}), **values)
 
 
-class ScriptSubject(Subject):
+class ScriptSubject(Verifiable):
     """A script with Paceline's lines; one worker is what several are held against.
 
     Args:
@@ -68,7 +78,7 @@ class ScriptSubject(Subject):
         self.name = path.stem
         self._path, self._args = path, tuple(args)
 
-    def compare(self, case: Case) -> Compared:
+    def compare(self, case: VerifyCase) -> Compared:
         alone, first = self._run(case, 1)
         shared, update = self._run(case, case.workers)
         name, difference = largest_difference(alone["state"], shared["state"])
@@ -81,11 +91,13 @@ class ScriptSubject(Subject):
             name=name, difference=difference, alone=first, shared=update, rounding=rounding,
         )  # fmt: skip
 
-    def breaking_layers(self, case: Case) -> tuple[BreakingLayer, ...]:
+    def breaking_layers(self, case: VerifyCase) -> tuple[BreakingLayer, ...]:
         found, _ = self._run(case, 1, looks=True)
         return tuple(found["layers"])
 
-    def _run(self, case: Case, workers: int, *, looks: bool = False) -> tuple[Any, Update]:
+    def _run(
+        self, case: VerifyCase, workers: int, *, looks: bool = False
+    ) -> tuple[Any, FirstUpdate]:
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder, _as_it_was(case.dtype):
             asked = Asked(case=case, folder=folder, looks=looks)
             args = (asked.write(), str(self._path), *self._args)

@@ -24,11 +24,11 @@ from ..replica.seeding import seed_all
 from ..workloads.base import Task, sgd
 from .cases import (
     UPDATES,
-    Case,
     Compared,
     Dtype,
-    Subject,
-    Update,
+    FirstUpdate,
+    Verifiable,
+    VerifyCase,
     cast,
     first_update,
     freeze,
@@ -38,7 +38,7 @@ from .layers import BreakingLayer, breaking_layers
 from .plain import fresh, largest_difference, plain_run
 
 
-class TaskSubject(Subject):
+class TaskSubject(Verifiable):
     """A task: its model, loss and optimizer, and its first samples.
 
     Raises:
@@ -57,7 +57,7 @@ class TaskSubject(Subject):
         self._data = train
         self._samples: list[Any] = []
 
-    def compare(self, case: Case) -> Compared:
+    def compare(self, case: VerifyCase) -> Compared:
         task = self._small(case)
         state, losses = plain_run(task)
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
@@ -65,13 +65,13 @@ class TaskSubject(Subject):
             name, difference = largest_difference(state, load_tensors(ran / "model.safetensors"))
             shared = first_update(ran)
         size, rest = task.batch_size, 2 * case.workers + (not case.is_even)
-        alone = Update(losses=(losses[0],), samples=(size,), weights=(1.0,))
+        alone = FirstUpdate(losses=(losses[0],), samples=(size,), weights=(1.0,))
         return Compared(
             sizes=(*[size] * (UPDATES - 1), rest),
             name=name, difference=difference, alone=alone, shared=shared,
         )  # fmt: skip
 
-    def breaking_layers(self, case: Case) -> tuple[BreakingLayer, ...]:
+    def breaking_layers(self, case: VerifyCase) -> tuple[BreakingLayer, ...]:
         task = self._small(case)
         model, _ = fresh(task)
         inputs = torch.utils.data.default_collate(
@@ -79,7 +79,7 @@ class TaskSubject(Subject):
         )
         return breaking_layers(model, [inputs], {}, case.workers)
 
-    def _small(self, case: Case) -> Task:
+    def _small(self, case: VerifyCase) -> Task:
         """The task on the samples of UPDATES updates, the last one short."""
         size, rest = case.batch_size(), 2 * case.workers + (not case.is_even)
         samples = self._first((UPDATES - 1) * size + rest, case.dtype)
@@ -108,7 +108,7 @@ class TaskSubject(Subject):
         return [apply(partial(cast, dtype), one) for one in self._samples[:count]]
 
 
-class Kept(Dataset[Any]):
+class FewSamples(Dataset[Any]):
     """Samples in a list."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
@@ -122,7 +122,7 @@ class Kept(Dataset[Any]):
 
 
 def _splits(samples: Sequence[Any]) -> Splits:
-    return Splits(train=Kept(samples), source=f"{len(samples)} samples")
+    return Splits(train=FewSamples(samples), source=f"{len(samples)} samples")
 
 
 def _model(task: Task, dtype: Dtype, frozen: Sequence[str]) -> nn.Module:

@@ -4,11 +4,12 @@ This module must not know how a case is run, nor how a cause is found.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ..report.text import table
-from .cases import CLOSE, Case, Compared, Dtype
+from .cases import CLOSE, Compared, Dtype, VerifyCase
 
 ALLOWED: dict[Dtype, float] = {"float64": 1e-12, "float32": CLOSE}
 """Largest absolute difference of a parameter after the updates of a row."""
@@ -19,10 +20,10 @@ CauseKind = Literal["layer", "mean of means", "sum", "other mean", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class VerifyRow:
     """One case and what came of it."""
 
-    case: Case
+    case: VerifyCase
     found: Compared
 
     @property
@@ -83,9 +84,9 @@ class Verified:
     """
 
     subject: str
-    rows: tuple[Row, ...]
+    rows: tuple[VerifyRow, ...]
     causes: tuple[Cause, ...]
-    aside: Row | None
+    aside: VerifyRow | None
     notes: tuple[str, ...]
 
     @property
@@ -121,15 +122,18 @@ def render_verified(one: Verified) -> list[str]:
     else:
         number = sum(not row.is_equal for row in one.rows)
         lines.append(f"different: {number} of {len(one.rows)} rows")
+    alike: dict[tuple[str, str], list[str]] = {}
     for cause in one.causes:
-        lines += [f"{cause.what}: {cause.why}", f"  fix: {cause.fix}"]
+        alike.setdefault((cause.why, cause.fix), []).append(cause.what)
+    for (why, fix), names in alike.items():
+        lines += [f"{_some(names)}: {why}", f"  fix: {fix}"]
     if one.aside is not None and one.aside.is_equal:
         lines.append("without what is set aside several workers compute what one does")
     return [*lines, *(f"note: {note}" for note in one.notes)]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    aside = f", without {', '.join(row.case.frozen)}" if row.case.frozen else ""
+def _cells(row: VerifyRow) -> tuple[str, ...]:
+    aside = f", without {_some(row.case.frozen, 2)}" if row.case.frozen else ""
     where = "" if row.is_equal else f" at {row.found.name}"
     if row.is_equal and row.found.rounding:
         where = f", the last bit of the weights makes {row.found.rounding:.1e}"
@@ -143,7 +147,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _parts(row: Row) -> str:
+def _some(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _parts(row: VerifyRow) -> str:
     """``7 + 6``; of many: ``3 x 7 + 2 x 6``."""
     each, more = divmod(row.found.sizes[0], row.case.workers)
     counts = [(more, each + 1), (row.case.workers - more, each)]

@@ -18,11 +18,11 @@ from ..config import MOST_PROCESSES
 from ..errors import ConfigError, WorkerError
 from ..workloads import load_task
 from ..workloads.base import Task
-from .cases import DTYPES, Case, Dtype, Subject, Update
+from .cases import DTYPES, Dtype, FirstUpdate, Verifiable, VerifyCase
 from .layers import BreakingLayer
 from .of_script import ScriptSubject
 from .of_task import TaskSubject
-from .verdict import Cause, Row, Verified
+from .verdict import Cause, Verified, VerifyRow
 
 _CLOSE: dict[Dtype, float] = {"float64": 1e-9, "float32": 1e-5}
 """Largest relative difference of two losses that are the same."""
@@ -50,13 +50,13 @@ def verify(
         if not 1 <= number <= MOST_PROCESSES:
             raise ConfigError(f"-n takes numbers from 1 to {MOST_PROCESSES}, got {number}")
     subject = _subject(spec, args)
-    rows: list[Row] = []
+    rows: list[VerifyRow] = []
     notes: list[str] = []
     for dtype in DTYPES:
         for case in _cases(workers, dtype):
             say(f"{subject.name}: {dtype}, {_workers(case.workers)}, {_kind(case)} batches")
             try:
-                rows.append(Row(case=case, found=subject.compare(case)))
+                rows.append(VerifyRow(case=case, found=subject.compare(case)))
             except WorkerError as error:
                 if dtype != "float64":
                     raise
@@ -69,7 +69,7 @@ def verify(
     )
 
 
-def _subject(spec: str | Task, args: Sequence[str]) -> Subject:
+def _subject(spec: str | Task, args: Sequence[str]) -> Verifiable:
     if isinstance(spec, Task):
         return TaskSubject(spec)
     if spec.endswith(".py"):
@@ -79,24 +79,24 @@ def _subject(spec: str | Task, args: Sequence[str]) -> Subject:
     return TaskSubject(load_task(spec))
 
 
-def _cases(workers: Sequence[int], dtype: Dtype) -> Iterator[Case]:
+def _cases(workers: Sequence[int], dtype: Dtype) -> Iterator[VerifyCase]:
     for number in dict.fromkeys(workers):
-        yield Case(workers=number, dtype=dtype, is_even=True)
+        yield VerifyCase(workers=number, dtype=dtype, is_even=True)
         if number > 1:
-            yield Case(workers=number, dtype=dtype, is_even=False)
+            yield VerifyCase(workers=number, dtype=dtype, is_even=False)
 
 
 # -- what is to blame ------------------------------------------------------------------------------
 
 
-def _explain(subject: Subject, row: Row) -> tuple[tuple[Cause, ...], Row | None]:
+def _explain(subject: Verifiable, row: VerifyRow) -> tuple[tuple[Cause, ...], VerifyRow | None]:
     """The causes of a difference, and the row without the layers among them."""
     layers = subject.breaking_layers(row.case)
     causes = [_cause_of_layer(one) for one in layers]
     aside = None
     if layers:
         case = replace(row.case, frozen=tuple(one.name for one in layers))
-        aside = row = Row(case=case, found=subject.compare(case))
+        aside = row = VerifyRow(case=case, found=subject.compare(case))
     if not row.is_equal:
         causes.append(_cause_of_loss(row) or _unknown(row))
     return tuple(causes), aside
@@ -129,7 +129,7 @@ def _cause_of_layer(layer: BreakingLayer) -> Cause:
     )
 
 
-def _cause_of_loss(row: Row) -> Cause | None:
+def _cause_of_loss(row: VerifyRow) -> Cause | None:
     """What the first update tells, which all made at the same parameters; None: nothing."""
     alone, shared, dtype = row.found.alone, row.found.shared, row.case.dtype
     shares = [count / sum(shared.samples) for count in shared.samples]
@@ -170,7 +170,7 @@ def _cause_of_loss(row: Row) -> Cause | None:
     )
 
 
-def _cause_of_weights(shared: Update, shares: Sequence[float]) -> Cause | None:
+def _cause_of_weights(shared: FirstUpdate, shares: Sequence[float]) -> Cause | None:
     """Parts that count otherwise than by their samples."""
     pairs = zip(shares, shared.weights, strict=True)
     if all(math.isclose(one, other, abs_tol=1e-9) for one, other in pairs):
@@ -185,7 +185,7 @@ def _cause_of_weights(shared: Update, shares: Sequence[float]) -> Cause | None:
     )
 
 
-def _unknown(row: Row) -> Cause:
+def _unknown(row: VerifyRow) -> Cause:
     return Cause(
         kind="unknown",
         what=row.found.name,
@@ -204,7 +204,7 @@ def _workers(number: int) -> str:
     return f"{number} worker{'s' * (number != 1)}"
 
 
-def _kind(case: Case) -> str:
+def _kind(case: VerifyCase) -> str:
     return "even" if case.is_even else "uneven"
 
 
