@@ -43,7 +43,7 @@ VERBS = (
     Verb("train", "Train", "Train a built-in task or your own (pkg.module:task).", "run"),
     Verb("launch", "Train", "Run your own script with N workers.", "run"),
     Verb("export", "Train", "A model to a file that runs without the Python that made it."),
-    Verb("tune", "Train", "Settings that are found by measuring: batch-size."),
+    Verb("tune", "Train", "Settings that are found by measuring: batch-size, lr."),
     Verb("simulate", "Predict", "A protocol in virtual time, with thousands of workers."),
     Verb("plan", "Predict", "Which protocol and which K, and why.", "protocols"),
     Verb("compare", "Predict", "Protocols under the same stragglers and seeds.", "protocols"),
