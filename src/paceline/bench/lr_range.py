@@ -146,7 +146,7 @@ class LrRange:
         if self.advised is None:
             return (
                 f"the loss does not fall between {ramp.lowest:g} and {ramp.highest:g}: take a "
-                "higher --highest, more --updates, or look at the task"
+                "higher --highest, more --updates, or another --init"
             )
         steepest, lowest = self.rates[self.steepest], self.rates[self.lowest]
         words = f"the loss falls fastest at {steepest:.2g} and is least at {lowest:.2g}"
@@ -164,7 +164,7 @@ def measure_range(wish: LrWish) -> LrRange:
         ConfigError: the task is unknown, or the run cannot be as asked.
         WorkerError: a worker failed.
     """
-    source = load_task(wish.ramp.spec, wish.workers).splits().source
+    source = load_task(wish.ramp.spec, wish.workers, wish.ramp.init).splits().source
     program = ScriptProgram(path=_IN_WORKER, args=(wish.ramp.write(),), is_module=True)
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         run = Path(folder) / "run"

@@ -34,6 +34,7 @@ class LrRamp:
         lowest, highest: learning rates, 0 < lowest < highest.
         updates: >= 2.
         batch_size: samples an update averages; None: the task's.
+        init: weights at the start; None: the task's first.
         batch: ``global``, or ``per-worker`` where that is one worker's mini-batch.
     """
 
@@ -42,6 +43,7 @@ class LrRamp:
     highest: float
     updates: int
     batch_size: int | None = None
+    init: str | None = None
     batch: str = "global"
 
     def rate(self, version: int) -> float:
@@ -84,7 +86,7 @@ def main() -> None:
     """Train at growing rates."""
     ramp = LrRamp.read(sys.argv[1])
     pace = connect()
-    task = load_task(ramp.spec, pace.num_workers)
+    task = load_task(ramp.spec, pace.num_workers, ramp.init)
     seed_all(pace.seed)
     model = task.module().to(pace.device)
     optimizer = task.optimizer(model.parameters(), ramp.lowest)

@@ -118,6 +118,8 @@ class RangeFlags:
         The rate of the last one; a loss that has grown to four times its least ends the test.
     updates
         From one to the other.
+    init
+        Weights at the start; built-in tasks on images have default beside their own.
     seed
         Of weights and order.
     plot
@@ -131,6 +133,7 @@ class RangeFlags:
     lowest: float = 1e-5
     highest: float = 10.0
     updates: int = 100
+    init: str | None = None
     seed: int = 0
     plot: Path | None = None
 
@@ -165,7 +168,7 @@ def lr(
     writable(asked.plot)
     ramp = LrRamp(
         spec=task, lowest=asked.lowest, highest=asked.highest, updates=asked.updates,
-        batch_size=size, batch="global" if asked.mini_batch_size is None else "per-worker",
+        batch_size=size, init=asked.init, batch="global" if asked.mini_batch_size is None else "per-worker",
     )  # fmt: skip
     wish = LrWish(
         ramp=ramp, workers=asked.workers, protocol=asked.protocol, device=device, seed=asked.seed
