@@ -100,7 +100,7 @@ def main() -> None:
         with pace.step():
             optimizer.zero_grad()
             loss = task.loss(model(inputs), targets)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scheduler.step()
         if losses.hear(float(loss.detach())) and pace.is_main:

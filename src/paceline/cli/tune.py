@@ -168,7 +168,8 @@ def lr(
     writable(asked.plot)
     ramp = LrRamp(
         spec=task, lowest=asked.lowest, highest=asked.highest, updates=asked.updates,
-        batch_size=size, init=asked.init, batch="global" if asked.mini_batch_size is None else "per-worker",
+        batch_size=size, init=asked.init,
+        batch="global" if asked.mini_batch_size is None else "per-worker",
     )  # fmt: skip
     wish = LrWish(
         ramp=ramp, workers=asked.workers, protocol=asked.protocol, device=device, seed=asked.seed

@@ -152,6 +152,7 @@ class Description:
             "dropped": settings.dropped,
             "nonfinite": settings.nonfinite,
             "accumulate": self.accumulate,
+            "warmup": settings.warmup,
         }
 
 
