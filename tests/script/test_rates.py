@@ -1,4 +1,4 @@
-"""A scaled rate is the rate of a plain loop, a warm-up a plain scheduler; neither is ever silent."""
+"""A scaled rate is that of a plain loop, a warm-up is a plain scheduler; neither is silent."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +18,8 @@ from paceline.fields import Length, read_length
 from paceline.launch import launcher
 from paceline.program import TaskProgram
 from paceline.replay import replay
-from paceline.replica.rates import Scaling, Warmup, ramp, scale
+from paceline.replica.rates import RateScaling, Warmup, ramp, scale
 from paceline.report.live import QuietObserver
-from paceline.trace.records import Header
 from paceline.verification.plain import Order, State, _batches, fresh, state_of
 from paceline.workloads.base import Task
 from reference import differ, plain_loop
@@ -45,12 +44,6 @@ def warmed_loop(task: Task, lr: float, num_steps: int, start: float) -> State:
             optimizer.step()
             schedule.step()
     return state_of(model)
-
-
-def notes(run: runs.Run) -> str:
-    header = run.records[0]
-    assert isinstance(header, Header)
-    return " ".join(run.notes) + str(header.fields)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -104,33 +97,27 @@ def test_a_run_that_goes_on_has_the_rates_of_one_that_was_never_stopped(
     tmp_path: Path, where: dict[str, Any]
 ) -> None:
     chosen = {
-        "workers": 2, "mini_batch_size": BATCH_SIZE, "scale_lr": "linear", "warmup": "5",
-        "device": "cpu", "threads": 1, **where,
+        "workers": 2, "mini_batch_size": BATCH_SIZE, "scale_lr": "linear", "warmup": "5", **where,
     }  # fmt: skip
-    whole = runs.train(
-        TASK,
-        tmp_path / "whole",
-        **{k: v for k, v in chosen.items() if k not in ("device", "threads")},
-    )
+    whole = runs.train(TASK, tmp_path / "whole", **chosen)
     folder = str(tmp_path / "cut")
     go(**chosen, run_dir=folder, updates=3)
-    go(device="cpu", threads=1, resume=folder, updates=10**6)
-    cut = runs.Run(folder=tmp_path, summary=whole.summary)
+    go(resume=folder, updates=10**6)
     state = runs.load_file(tmp_path / "cut" / "model.safetensors")
-    assert cut is not None
     assert differ(state, whole.state) == 0.0
 
 
 def go(**settings: Any) -> None:
-    chosen = adopt(resolve(settings, env={}, is_call=True))
+    fixed = {"device": "cpu", "threads": 1}
+    chosen = adopt(resolve({**fixed, **settings}, env={}, is_call=True))
     launcher.launch_run(TaskProgram(task=TASK), chosen, QuietObserver())
 
 
 def test_another_scaling_is_another_run(tmp_path: Path) -> None:
     folder = str(tmp_path / "cut")
-    go(device="cpu", engine="inline", workers=2, run_dir=folder, updates=3)
+    go(engine="inline", workers=2, run_dir=folder, updates=3)
     with pytest.raises(ConfigError, match="scale_lr = linear: it has none"):
-        go(device="cpu", resume=folder, scale_lr="linear")
+        go(resume=folder, scale_lr="linear")
 
 
 def test_a_run_with_a_warm_up_is_not_replayed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -321,4 +308,4 @@ def test_the_ramp_begins_at_its_start_and_ends_at_one() -> None:
     warm = Warmup(optimizer, 4, 0.5)
     assert optimizer.param_groups[0]["lr"] == 1.0
     assert warm.base_lrs == [2.0]
-    assert Scaling(kind="sqrt", samples=64, own=16).factor == 2.0
+    assert RateScaling(kind="sqrt", samples=64, own=16).factor == 2.0

@@ -43,7 +43,7 @@ _FLOORS = ("eta_min", "min_lrs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
+class RateScaling:
     """What rates are multiplied with, and why.
 
     Args:

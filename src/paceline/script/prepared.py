@@ -32,7 +32,7 @@ from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
 from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, parameter_table, watch_forward
-from ..replica.rates import Scaling, make_warmup, note_of_warmup, scale
+from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
@@ -188,7 +188,7 @@ class Prepared:
             note_losses(lambda _: made.differentiated())
             self.gradients.accumulate(made)
 
-    def _scaling_of(self, loader: DataLoader[Any], batch: str) -> Scaling:
+    def _scaling_of(self, loader: DataLoader[Any], batch: str) -> RateScaling:
         """What the learning rates are to be multiplied with.
 
         Raises:
@@ -196,7 +196,7 @@ class Prepared:
         """
         context, size = self._context, loader.batch_size
         if context.scale_lr == "none":
-            return Scaling(kind="none", samples=1, own=1)
+            return RateScaling(kind="none", samples=1, own=1)
         if size is None or (context.is_adaptive and not context.is_difference):
             why = "batches of its own" if size is None else f"protocol {context.protocol}"
             raise ConfigError(
@@ -207,7 +207,7 @@ class Prepared:
             size = 1  # a number, of which an update averages K
         is_each = batch == "per-worker" or self.numbers is not None
         times = context.parts if is_each else 1
-        return Scaling(
+        return RateScaling(
             kind=context.scale_lr,
             samples=size * times * self._accumulate,
             own=context.own_batch_size or size,
