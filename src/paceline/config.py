@@ -134,7 +134,9 @@ class RunSettings:
     parameters: bool = _setting(
         False, "Show each layer in the plan: type, shapes, parameters, trainable ones, MB."
     )
-    log: Literal["csv", "tensorboard"] | None = _setting(None, "Write the metrics also as this.")
+    log: Literal["csv", "tensorboard", "wandb", "mlflow"] | None = _setting(
+        None, "Write the metrics also as this; the last three by their own clients."
+    )
     keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
     run_dir: str | None = _setting(None, "Folder of the run.")
     name: str | None = _setting(None, "Name of the run's folder under runs/.")
