@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engines",),
     ("run", "simulation"),
     ("launch", "replay", "exports"),
-    ("predict", "porting", "lightning"),
+    ("predict", "porting", "lightning", "verification"),
     ("bench",),
     ("cli", "__init__", "__main__"),
 )

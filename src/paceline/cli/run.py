@@ -30,8 +30,8 @@ def train(task: str, /, *, flags: RunFlags = NO_FLAGS, config: ConfigFile = None
     Parameters
     ----------
     task
-        softmax, mlp, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your own:
-        package.module:task.
+        softmax, mlp, mlp488k, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your
+        own: package.module:task.
     """
     _run_program(TaskProgram(task=task), settings_of(flags, config))
 

@@ -27,8 +27,9 @@ from ..engines.base import RENDEZVOUS
 from ..errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
 from ..program import Program, TaskProgram
 from ..protocols import parse
-from ..report.files import MetricsLog, open_log, write_report
+from ..report.files import write_report
 from ..report.live import Observer
+from ..report.logs import MetricsLog, open_log
 from ..report.summary import Summary, summarize
 from ..run.controller import Controller
 from ..run_dir import RunFolder
@@ -258,7 +259,7 @@ def _open_trace(lives: Lives) -> Trace:
 
 
 def _open_log(lives: Lives, ends: ExitStack) -> MetricsLog | None:
-    if not lives.settings.log:
+    if not lives.settings.log or lives.settings.dry_run:  # a client would begin a run elsewhere
         return None
     found = lives.origin.resumption
     log = open_log(lives.settings.log, lives.place, None if found is None else found.version)

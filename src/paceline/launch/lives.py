@@ -26,6 +26,7 @@ from ..engines.base import MemberSpec
 from ..errors import AllGone, ConfigError
 from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
+from ..report.logs import CLIENTS_RUNS
 from ..run.describe import choose_path
 from ..run_dir import RunFolder, make_folder
 from ..system.files import OpenFolder
@@ -33,7 +34,7 @@ from ..system.processors import num_cores
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Ended
 
-WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", FOLDER)
+WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", "wandb", *CLIENTS_RUNS, FOLDER)
 """What lies in the folder of a run that has not begun."""
 _LEFT = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors")
 """And what one leaves that was cut off."""

@@ -21,8 +21,8 @@ from ..errors import ConfigError, LinkError
 from ..events import Ticket
 from ..passes import START
 from ..protocols.base import SyncProtocol
-from ..report.files import MetricsLog
 from ..report.live import Observer
+from ..report.logs import MetricsLog
 from ..store.memory import Memory
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Evaluated

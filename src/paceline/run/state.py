@@ -36,8 +36,8 @@ from ..events import (
 from ..passes import START, ScriptPlace
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
-from ..report.files import MetricsLog
 from ..report.live import Observer
+from ..report.logs import MetricsLog
 from ..trace import Trace
 from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
 from .describe import Description

@@ -11,7 +11,7 @@ an exchange carries anything.
 
 import math
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,8 @@ from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, watch_forward
+from ..replica.layers import batch_norm_note, grain, parameter_table, watch_forward
+from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
@@ -145,6 +146,13 @@ class Prepared:
             is_sticky=is_sticky,
         )
         self._batch_size, self._accumulate = size, accumulate
+        self._scaling = self._scaling_of(loader, batch)
+        own = [one for one in objects if isinstance(one, AnyScheduler)]
+        if context.scale_lr != "none":
+            scale(self.optimizers, own, self._scaling.factor)
+        self.warmup = make_warmup(
+            context, self.optimizers, own, self._scaling.factor, self._num_steps_an_epoch
+        )
         self.settled = self._settle(loader, *fast)
         speed = self.settled.speed
         leased = lease(loader, context.seed, device, speed)
@@ -164,11 +172,11 @@ class Prepared:
         )
         if is_sticky and self._member is not None:
             self.loop.beside.append(KeptPart())
-        self.schedules = self._find_schedules(objects)
+        self.schedules = self._find_schedules(own if self.warmup is None else [self.warmup])
         if accumulate > 1:
             self._set_up_accumulation(-(-size // context.parts))
         self.step = OptimizerStep(
-            context, self.optimizers, self.gradients, self.loop, self.schedules
+            context, self.optimizers, self.gradients, self.loop, self.schedules, self.warmup
         )
 
     def _set_up_accumulation(self, size: int) -> None:
@@ -180,7 +188,38 @@ class Prepared:
             note_losses(lambda _: made.differentiated())
             self.gradients.accumulate(made)
 
-    def _find_schedules(self, objects: tuple[Any, ...]) -> Schedules:
+    def _scaling_of(self, loader: DataLoader[Any], batch: str) -> RateScaling:
+        """What the learning rates are to be multiplied with.
+
+        Raises:
+            ConfigError: it is asked for, and batches have no size, or change.
+        """
+        context, size = self._context, loader.batch_size
+        if context.scale_lr == "none":
+            return RateScaling(kind="none", samples=1, own=1)
+        if size is None or (context.is_adaptive and not context.is_difference):
+            why = "batches of its own" if size is None else f"protocol {context.protocol}"
+            raise ConfigError(
+                f"--scale-lr {context.scale_lr}: with {why} there is no one number of samples that "
+                "an update averages; leave it out, and give the rate (--lr, or in the script)"
+            )
+        if self.numbers is not None:
+            size = 1  # a number, of which an update averages K
+        is_each = batch == "per-worker" or self.numbers is not None
+        times = context.parts if is_each else 1
+        return RateScaling(
+            kind=context.scale_lr,
+            samples=size * times * self._accumulate,
+            own=context.own_batch_size or size,
+        )
+
+    def _num_steps_an_epoch(self) -> int | None:
+        """Of the optimizer; None: the data has no length."""
+        if self.is_stream or self.numbers is not None:
+            return None
+        return self.shape.batches().num_batches
+
+    def _find_schedules(self, own: Sequence[AnyScheduler]) -> Schedules:
         exchange, context = self._exchange, self._context
         place = LoopPlace(
             exchange,
@@ -189,7 +228,6 @@ class Prepared:
             is_local=context.is_difference,
             is_newcomer=context.is_newcomer,
         )
-        own = [one for one in objects if isinstance(one, AnyScheduler)]
         if len(own) > MOST_SCHEDULES:
             raise ConfigError(
                 f"prepare() takes at most {MOST_SCHEDULES} schedulers, got {len(own)}; step "
@@ -355,6 +393,7 @@ class Prepared:
             "could_try": [] if self.is_stream else list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
+            "parameter_table": parameter_table(self.model) if context.parameters else [],
         }
 
     def _loop_words(self) -> dict[str, object]:
@@ -385,7 +424,7 @@ class Prepared:
 
     def _notes(self) -> list[str]:
         context, parts = self._context, self._context.parts
-        notes = [*context.notes, *self.settled.notes]
+        notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
         notes += batch_norm_note(self.model, self._batch_size, parts)
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)
@@ -396,6 +435,17 @@ class Prepared:
         if self.shape.is_sticky:
             notes += sticky_notes(context)
         return notes if self.numbers is None else [*notes, note(parts)]
+
+    def _notes_of_rates(self) -> list[str]:
+        notes = []
+        if self._scaling.kind != "none":
+            group = self.optimizers[0].param_groups[0]
+            rate = group["lr"] if self.warmup is None else self.warmup.base_lrs[0]
+            is_script = self._context.own_batch_size is None
+            notes.append(self._scaling.note(float(rate), is_script=is_script))
+        if self.warmup is not None:
+            notes.append(note_of_warmup(self.warmup, self._context))
+        return notes
 
     def tell_settings(self) -> None:
         """What learning rates and schedules are, for a worker that comes later, if one may."""

@@ -210,10 +210,23 @@ class Pace:
         prepared: Prepared | None = getattr(self, "_prepared", None)
         return prepared is not None and prepared.numbers is not None and prepared.loop.is_iterating
 
-    def describe(self, *, task: str, source: str, notes: Sequence[str], epochs: int) -> None:
-        """What the plan shows of the task; before ``prepare``."""
+    def describe(
+        self,
+        *,
+        task: str,
+        source: str,
+        notes: Sequence[str],
+        epochs: int,
+        own_batch_size: int | None = None,
+    ) -> None:
+        """What the plan shows of the task; before ``prepare``.
+
+        Args:
+            own_batch_size: samples an update averages at the task's own learning rate.
+        """
         self._context = replace(
             self._context,
+            own_batch_size=own_batch_size,
             name=task,
             source=source,
             notes=tuple(notes),
