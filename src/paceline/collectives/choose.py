@@ -1,0 +1,181 @@
+"""Which collective is the fastest for so many bytes between these ranks, and why.
+
+    seconds
+      |  tree \\                  .  ring           small buffers: the fewest rounds win
+      |        `-------.    .---'                  large ones: the fewest bytes
+      |  ring  ---------\\.-'                       in between one takes over from the other:
+      |              .--' `--- tree                a crossover
+      +------------------|---------------- bytes
+
+Between equals (a `LinkCost`) the closed formulas say it, in microseconds; on a `Topology` the
+schedules are run in virtual time. A member that is not for so many ranks is no candidate, and the
+straggler-aware one only where somebody is known to be late. What an estimate is worth is what its
+latencies and bandwidths are: measure them on the machine.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from . import COLLECTIVES, parse
+from .base import Collective, LinkCost, Operation
+from .cost import cost_between_equals, cost_on
+from .topology import Topology
+
+SMALLEST_BYTES, LARGEST_BYTES = 1 << 8, 1 << 30
+"""Between which crossovers are looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossover:
+    """At this size one collective takes over from another."""
+
+    size_bytes: int
+    below: str
+    above: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveChoice:
+    """The fastest collective, and what the others would take."""
+
+    name: str
+    seconds: float
+    reason: str  # one sentence
+    seconds_of: dict[str, float]  # every candidate, fastest first
+    crossovers: tuple[Crossover, ...]
+
+
+def choose(
+    size_bytes: int,
+    num_ranks: int,
+    links: LinkCost | Topology,
+    *,
+    names: Iterable[str] | None = None,
+    late: int | None = None,
+    late_s: float = 0.0,
+) -> CollectiveChoice:
+    """The fastest all-reduce.
+
+    Args:
+        links: what a message costs between any two ranks, or the topology between them.
+        names: the candidates, as they are written; all that fit where none are given.
+        late: the rank that is known to come late, and ``late_s`` by how much. Times are from when
+            the others are there.
+
+    Raises:
+        ConfigError: no candidate fits, or the topology is of another number of ranks.
+    """
+    if isinstance(links, Topology) and links.num_ranks != num_ranks:
+        raise ConfigError(f"{links.name} has {links.num_ranks} ranks, and {num_ranks} take part")
+    if late is not None and not 0 <= late < num_ranks:
+        raise ConfigError(f"rank {late} is late, but ranks are 0 to {num_ranks - 1}")
+    members = [parse(name, num_ranks) for name in names or candidates(num_ranks, late)]
+    if not members:
+        raise ConfigError("there is no collective to choose from; name one, for example ring")
+    ready_s = [late_s if rank == late else 0.0 for rank in range(num_ranks)]
+
+    def seconds(member: Collective, size: int) -> float:
+        if isinstance(links, Topology):
+            return cost_on(links, member, Operation.ALL_REDUCE, size, ready_s=ready_s).seconds
+        if late is not None:
+            return cost_between_equals(
+                member, Operation.ALL_REDUCE, size, links, ready_s=ready_s
+            ).seconds
+        return member.formula_s(Operation.ALL_REDUCE, size, links)
+
+    took = {str(member): seconds(member, size_bytes) for member in members}
+    ranking = dict(sorted(took.items(), key=lambda pair: pair[1]))
+    best = next(member for member in members if str(member) == next(iter(ranking)))
+    return CollectiveChoice(
+        name=str(best),
+        seconds=ranking[str(best)],
+        reason=_reason(ranking, size_bytes, num_ranks, seconds(best, 0)),
+        seconds_of=ranking,
+        crossovers=tuple(_crossovers(members, seconds)),
+    )
+
+
+def candidates(num_ranks: int, late: int | None = None) -> list[str]:
+    """Every collective that fits so many ranks, as it is written.
+
+    Example:
+        >>> candidates(4)[-2:]
+        ['bine', 'hierarchical:2']
+    """
+    names = [name for name, kind in COLLECTIVES.items() if not _needs_number(kind)]
+    sizes = [size for size in range(2, num_ranks) if num_ranks % size == 0]
+    names += [f"hierarchical:{size}" for size in sizes]
+    return names if late is None else [*names, f"straggler-aware:{late}"]
+
+
+def _needs_number(kind: type[Collective]) -> bool:
+    return kind.argument is not None and kind.argument.default is None
+
+
+def _crossovers(
+    members: list[Collective], seconds: Callable[[Collective, int], float]
+) -> Iterable[Crossover]:
+    """Where the fastest changes, each found between two powers of two and then halved down."""
+
+    def fastest(size: int) -> str:
+        return str(min(members, key=lambda member: seconds(member, size)))
+
+    low, winner = SMALLEST_BYTES, fastest(SMALLEST_BYTES)
+    while low < LARGEST_BYTES:
+        high, after = 2 * low, fastest(2 * low)
+        if after != winner:
+            begin, end = low, high
+            while end - begin > max(1, begin // 100):
+                middle = (begin + end) // 2
+                if fastest(middle) == winner:
+                    begin = middle
+                else:
+                    end, after = middle, fastest(middle)
+            yield Crossover(size_bytes=end, below=winner, above=after)
+            low, winner = end, after
+        else:
+            low = high
+
+
+def _reason(ranking: dict[str, float], size_bytes: int, num_ranks: int, fixed_s: float) -> str:
+    (name, best_s), *others = ranking.items()
+    for_what = f"{in_bytes(size_bytes)} between {num_ranks} ranks"
+    if not best_s:
+        return f"{name}: between {num_ranks} ranks {in_bytes(size_bytes)} take no time"
+    share = min(1.0, fixed_s / best_s)
+    most = f"{share:.0%} of it latency" if share >= 0.5 else f"{1 - share:.0%} of it bytes"
+    if not others:
+        return f"{name} takes {in_seconds(best_s)} for {for_what}, {most}; nothing else was asked"
+    second, second_s = others[0]
+    return (
+        f"{name} takes {in_seconds(best_s)} for {for_what}, {most}; {second}, the next, would take "
+        f"{in_seconds(second_s)}"
+    )
+
+
+def in_bytes(size: int) -> str:
+    """As people write it.
+
+    Example:
+        >>> in_bytes(999), in_bytes(4_200_000)
+        ('999 B', '4.2 MB')
+    """
+    if size < 1000:
+        return f"{size} B"
+    power = min(3, int(math.log10(size) / 3))
+    return f"{size / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
+
+
+def in_seconds(seconds: float) -> str:
+    """As people write it.
+
+    Example:
+        >>> in_seconds(0.0021), in_seconds(2.5), in_seconds(12e-6)
+        ('2.1 ms', '2.5 s', '12 us')
+    """
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1.0:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
