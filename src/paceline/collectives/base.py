@@ -1,4 +1,4 @@
-"""What a collective is: a pure generator of rounds, and a round is transfers of chunks between ranks.
+"""What a collective is: a pure generator of rounds; a round is transfers of chunks between ranks.
 
     transfer   (source, destination, chunks, action): one message
     chunk      part i of c of a buffer of n elements: elements [i n // c, (i + 1) n // c). Any n is
@@ -38,7 +38,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
+from itertools import chain, pairwise
 from typing import ClassVar, NamedTuple
 
 from ..errors import ConfigError
@@ -287,7 +287,7 @@ def bounds(num_elements: int, num_chunks: int) -> list[tuple[int, int]]:
         [(0, 0), (0, 0), (0, 1)]
     """
     edges = [i * num_elements // num_chunks for i in range(num_chunks + 1)]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def owner_of(chunk: int, num_chunks: int, num_ranks: int) -> int:

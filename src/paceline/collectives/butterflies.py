@@ -1,6 +1,6 @@
 """halving-doubling: partners twice as far away each round, with half as much to tell.
 
-    P = 8, reduce-scatter; in round i rank r and r XOR 2^i give each other what the other's side keeps
+    P = 8, reduce-scatter; in round i ranks r and r XOR 2^i give each other what the other keeps
 
         round 0     0---1    2---3    4---5    6---7       n/2 each way
         round 1     0-------2    1-------3    4-------6    5-------7       n/4
@@ -114,7 +114,7 @@ class Butterfly(Spreading):
     def _reach(self, num_rounds: int) -> list[list[tuple[int, ...]]]:
         """``reach(r, i)`` for each round i, and after the last, and each rank r."""
         ranks = range(self.num_folded)
-        reach = [[(rank,) for rank in ranks]]
+        reach: list[list[tuple[int, ...]]] = [[(rank,) for rank in ranks]]
         for number in reversed(range(num_rounds)):
             after = reach[0]
             partners = [self._partner(rank, number) for rank in ranks]
@@ -156,7 +156,7 @@ class BineButterfly(Butterfly):
     formula = "as halving-doubling"
 
     def _partner(self, rank: int, number: int) -> int:
-        distance = (1 - (-2) ** (number + 1)) // 3
+        distance: int = (1 - (-2) ** (number + 1)) // 3
         return (rank + distance if rank % 2 == 0 else rank - distance) % self.num_folded
 
 

@@ -13,11 +13,11 @@ straggler-aware one only where somebody is known to be late. What an estimate is
 latencies and bandwidths are: measure them on the machine.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..plan import format_bytes
 from . import COLLECTIVES, parse
 from .base import Collective, LinkCost, Operation
 from .cost import cost_between_equals, cost_on
@@ -141,40 +141,21 @@ def _crossovers(
 
 def _reason(ranking: dict[str, float], size_bytes: int, num_ranks: int, fixed_s: float) -> str:
     (name, best_s), *others = ranking.items()
-    for_what = f"{in_bytes(size_bytes)} between {num_ranks} ranks"
+    for_what = f"{format_bytes(size_bytes)} between {num_ranks} ranks"
     if not best_s:
-        return f"{name}: between {num_ranks} ranks {in_bytes(size_bytes)} take no time"
+        return f"{name}: between {num_ranks} ranks {format_bytes(size_bytes)} take no time"
     share = min(1.0, fixed_s / best_s)
     most = f"{share:.0%} of it latency" if share >= 0.5 else f"{1 - share:.0%} of it bytes"
     if not others:
-        return f"{name} takes {in_seconds(best_s)} for {for_what}, {most}; nothing else was asked"
+        return f"{name} takes {_in_seconds(best_s)} for {for_what}, {most}; nothing else was asked"
     second, second_s = others[0]
     return (
-        f"{name} takes {in_seconds(best_s)} for {for_what}, {most}; {second}, the next, would take "
-        f"{in_seconds(second_s)}"
+        f"{name} takes {_in_seconds(best_s)} for {for_what}, {most}; the next, {second}, would "
+        f"take {_in_seconds(second_s)}"
     )
 
 
-def in_bytes(size: int) -> str:
-    """As people write it.
-
-    Example:
-        >>> in_bytes(999), in_bytes(4_200_000)
-        ('999 B', '4.2 MB')
-    """
-    if size < 1000:
-        return f"{size} B"
-    power = min(3, int(math.log10(size) / 3))
-    return f"{size / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
-
-
-def in_seconds(seconds: float) -> str:
-    """As people write it.
-
-    Example:
-        >>> in_seconds(0.0021), in_seconds(2.5), in_seconds(12e-6)
-        ('2.1 ms', '2.5 s', '12 us')
-    """
+def _in_seconds(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1.0:
             return f"{seconds * factor:.3g} {unit}"

@@ -3,7 +3,7 @@
     P = 8, G = 4; ranks of a host stand in a row
 
         host 0    0 - 1 - 2 - 3        1. a ring in each host adds up: rank i of it has part i of G
-                  |   |   |   |        2. G rings between hosts, one for each part, at the same time:
+                  |   |   |   |        2. G rings between hosts, one for each part, at once:
         host 1    4 - 5 - 6 - 7           rank i of every host has the sum of part i
                                        3. a ring in each host spreads the sums
 

@@ -20,6 +20,7 @@ on Heterogeneous Network Fabrics", arXiv 2402.06787, 2024 (the bound, and that p
 for the all-gather; there in polynomial time).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -45,11 +46,6 @@ def least_s_per_byte(topology: Topology, operation: Operation, root: int = 0) ->
     Raises:
         ConfigError: there are more than 16 vertices, or no bound is known for the operation.
     """
-    if topology.num_vertices > MOST_VERTICES:
-        raise ConfigError(
-            f"{topology.name} has {topology.num_vertices} vertices, and all cuts are tried of at "
-            f"most {MOST_VERTICES}; take a part of it"
-        )
     if operation is Operation.ALL_REDUCE:
         first = _worst_cut(topology, Operation.REDUCE_SCATTER, root)
         then = _worst_cut(topology, Operation.ALL_GATHER, root)
@@ -69,26 +65,42 @@ _BOUNDED = (
 
 
 def _worst_cut(topology: Topology, operation: Operation, root: int) -> CutBound:
-    is_inward = operation.is_reducing
-    ends = [
-        (1 << link.source, 1 << link.destination, link.bytes_per_s)
-        if not is_inward
-        else (1 << link.destination, 1 << link.source, link.bytes_per_s)
-        for link in topology.links
-    ]
-    all_ranks = (1 << topology.num_ranks) - 1
     worst_s, worst = 0.0, 0
-    for chosen in range(1, 1 << topology.num_vertices):
-        inside = chosen & all_ranks
-        if inside in (0, all_ranks) or (operation.has_root and not inside >> root & 1):
+    for chosen, num_inside, out in cuts(topology, is_inward=operation.is_reducing):
+        if operation.has_root and not chosen >> root & 1:
             continue
-        share = 1.0 if operation.has_root else inside.bit_count() / topology.num_ranks
-        out = sum(width for a, b, width in ends if chosen & a and not chosen & b)
         if not out:
-            raise ConfigError(f"{topology.name}: nothing leads out of {_vertices(chosen)}")
+            side = sorted(_vertices(chosen))
+            raise ConfigError(f"{topology.name}: nothing leads across the cut around {side}")
+        share = 1.0 if operation.has_root else num_inside / topology.num_ranks
         if share / out > worst_s:
             worst_s, worst = share / out, chosen
     return CutBound(s_per_byte=worst_s, cut=frozenset(_vertices(worst)))
+
+
+def cuts(topology: Topology, *, is_inward: bool = False) -> Iterator[tuple[int, int, float]]:
+    """Every set of vertices, a bit each, that has some ranks and not all.
+
+    Returns:
+        The set, how many ranks are in it, and the bandwidth out of it, or into it.
+
+    Raises:
+        ConfigError: there are more than 16 vertices.
+    """
+    if topology.num_vertices > MOST_VERTICES:
+        raise ConfigError(
+            f"{topology.name} has {topology.num_vertices} vertices, and all cuts are tried of at "
+            f"most {MOST_VERTICES}; take a part of it"
+        )
+    ends = [(1 << link.source, 1 << link.destination, link.bytes_per_s) for link in topology.links]
+    if is_inward:
+        ends = [(b, a, width) for a, b, width in ends]
+    all_ranks = (1 << topology.num_ranks) - 1
+    for chosen in range(1, 1 << topology.num_vertices):
+        inside = chosen & all_ranks
+        if inside not in (0, all_ranks):
+            out = sum(width for a, b, width in ends if chosen & a and not chosen & b)
+            yield chosen, inside.bit_count(), out
 
 
 def _vertices(chosen: int) -> list[int]:

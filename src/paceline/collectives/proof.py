@@ -125,7 +125,7 @@ def _begins_with(
 def _ends_with(
     operation: Operation, rank: int, chunk: int, num_chunks: int, size: int, root: int
 ) -> int | None:
-    """Whose numbers a rank has to have in a chunk after the last round; None: it does not matter."""
+    """Whose numbers a rank has to have in a chunk after the last round; None: no matter."""
     owner = owner_of(chunk, num_chunks, size)
     is_its_own = {
         Operation.REDUCE: rank == root,

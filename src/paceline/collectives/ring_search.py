@@ -3,13 +3,13 @@
     one ring         0 - 3 - 2 - 1 - 5 - 6 - 7 - 4 - 0        as wide as its narrowest link
     several at once  each has an equal part of the buffer, and of the links that they share
 
-        k rings of x bytes a second each fit if, on every link, (rings that cross it) x <= bandwidth;
+        k rings of x bytes a second each fit if, on every link, (rings across it) x <= bandwidth;
         wanted: the k and the rings with the largest k x
 
-All orders of up to eight ranks are tried (5,040 rings, a direction each). For each k and each x that
-some link allows, best first, rings are put together until k of them fit (`_together`); so the first
-that fit are the best. A ring crosses every cut between ranks, in both directions, so no k x is
-larger than the narrowest cut, which ends the search early.
+All orders of up to eight ranks are tried (5,040 rings, a direction each). For each k and each x
+that some link allows, best first, rings are put together until k of them fit (`_together`); so the
+first that fit are the best. A ring crosses every cut between ranks, in both directions, so no k x
+is larger than the narrowest cut: larger ones are not tried.
 
 Source: NVIDIA's NCCL searches rings and their number in the same sense (its graph/search.cc);
 C. Woolley, "NCCL: Accelerated Multi-GPU Collective Communications", GTC 2015. Exhaustive here.
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from .optimum import cuts
 from .topology import Topology
 
 MOST_RANKS = 8
@@ -57,7 +58,7 @@ def find_rings(topology: Topology, most: int = 1) -> RingSet:
     if most < 1:
         raise ConfigError(f"the number of rings at once must be at least 1, got {most}")
     rings = _one_for_each_load(topology)
-    cut_bytes_per_s = _narrowest_cut(topology)
+    narrowest = min(out for _, _, out in cuts(topology))
     widths = [link.bytes_per_s for link in topology.links]
     wanted = sorted(
         (
@@ -65,7 +66,7 @@ def find_rings(topology: Topology, most: int = 1) -> RingSet:
             for count in range(1, most + 1)
             for width in set(widths)
             for crossing in range(1, count * topology.num_ranks + 1)
-            if count * width / crossing <= cut_bytes_per_s * (1.0 + _ROUNDING)
+            if count * width / crossing <= narrowest * (1.0 + _ROUNDING)
         ),
     )
     for _, count, each in wanted:
@@ -118,15 +119,3 @@ def _together(
     for numbers in after(0, count):
         return [rings[fitting[number]] for number in numbers]
     return None
-
-
-def _narrowest_cut(topology: Topology) -> float:
-    """The least bandwidth out of a set that has some ranks and not all."""
-    all_ranks = (1 << topology.num_ranks) - 1
-    ends = [(1 << link.source, 1 << link.destination, link.bytes_per_s) for link in topology.links]
-    narrowest = float("inf")
-    for chosen in range(1, 1 << topology.num_vertices):
-        if chosen & all_ranks not in (0, all_ranks):
-            out = sum(width for a, b, width in ends if chosen & a and not chosen & b)
-            narrowest = min(narrowest, out)
-    return narrowest

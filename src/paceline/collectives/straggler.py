@@ -9,10 +9,10 @@
                                                              0 --0--> 1    1 --1--> 2
 
     1. meet: in round t rank S and rank t give each other chunk t, and both have its sum.
-    2. spread: who has a sum tells one more rank a round, so that chunk t is with 1, 2, 4, ... of the
-       others in the rounds after. Ranks other than the one that meets S are in pairs: one has a
-       young chunk, of t - 1 ... t - k + 1, and the other the old one, t - k; they give each other
-       what they have. So everybody sends one message and receives one.
+    2. spread: who has a sum tells one more rank a round, so that chunk t is with 1, 2, 4, ... of
+       the others in the rounds after. Ranks other than the one that meets S are in pairs: one has
+       a young chunk, of t - 1 ... t - k + 1, and the other the old one, t - k; they give each
+       other what they have. So everybody sends one message and receives one.
     3. after t = n - 2 there is no one left to meet: S spreads chunk n - 2, too.
 
     Who is whose partner: let x be a rank less t, modulo n - 1, and lay "types" round the ring of x

@@ -66,7 +66,8 @@ class Topology:
                 )
             if ends in seen:
                 raise ConfigError(
-                    f"{self.name}: two links from {ends[0]} to {ends[1]}; write one, as wide as both"
+                    f"{self.name}: two links from {ends[0]} to {ends[1]}; write one, as wide as "
+                    f"both together"
                 )
             seen.add(ends)
 
@@ -89,7 +90,7 @@ def _ways(topology: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
     leaving: dict[int, list[int]] = {}
     for place, link in enumerate(topology.links):
         leaving.setdefault(link.source, []).append(place)
-    ways = {}
+    ways: dict[tuple[int, int], tuple[int, ...]] = {}
     for source in range(topology.num_ranks):
         reached = _from(topology, source, leaving)
         missing = [one for one in range(topology.num_ranks) if one not in reached and one != source]

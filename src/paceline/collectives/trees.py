@@ -32,7 +32,8 @@ double-tree: two binary trees, each for half of the buffer, in which no rank has
         edge A   s_0         s_1         s_2         s_3
         edge B         s_0         s_1         s_2
 
-    T <= 2 R (alpha + o + n beta / 2M) + gamma R n / 2M,       R = 2 (h + M - 1), h = floor(log2 P)
+    T <= 2 R (alpha + o + n beta / 2M) + gamma R n / 2M,       R = 2 (h + M - 1), h = floor(log2 P);
+                                                               of two ranks R = M
 
 With many segments the rounds come near 2 M, so that T comes near 2 n beta with logarithmic latency:
 close to the ring's bytes for many ranks. An upper bound: not every path uses every round.
@@ -130,6 +131,8 @@ class DoubleTree(Spreading):
     ) -> tuple[float, float]:
         height = self.num_ranks.bit_length() - 1
         num_rounds = 2 * (height + self.num_segments - 1)
+        if self.num_ranks == 2:  # one edge a tree: segment follows segment, nobody takes turns
+            num_rounds = self.num_segments
         segment_bytes = size_bytes / (2 * self.num_segments)
         return num_rounds * link.round_s(1, segment_bytes), num_rounds * segment_bytes
 
