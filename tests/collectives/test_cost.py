@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from paceline.collectives import COLLECTIVES, parse
-from paceline.collectives.base import Collective, LinkCost, Operation
+from paceline.collectives.base import Collective, LinkCost
 from paceline.collectives.choose import candidates
 from paceline.collectives.cost import cost_between_equals, cost_on
 from paceline.collectives.straggler import StragglerAware
 from paceline.collectives.topology import circle, flat, hosts
+from paceline.collectives.transfers import Operation
 from paceline.errors import ConfigError
 
 LINK = LinkCost(latency_s=30e-6, s_per_byte=1e-9, overhead_s=4e-6, reduce_s_per_byte=0.3e-9)

@@ -3,7 +3,8 @@
 import pytest
 
 from paceline.collectives import ALIASES, COLLECTIVES, parse, spelling
-from paceline.collectives.base import LinkCost, Operation
+from paceline.collectives.base import LinkCost
+from paceline.collectives.transfers import Operation
 from paceline.errors import ConfigError
 
 

@@ -8,16 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.collectives import COLLECTIVES, parse
-from paceline.collectives.base import (
-    Action,
-    ChunkTransfer,
-    Collective,
-    Operation,
-    Round,
-    bounds,
-    owner_of,
-)
+from paceline.collectives.base import Collective
 from paceline.collectives.proof import on_integers, prove
+from paceline.collectives.transfers import Action, ChunkTransfer, Operation, Round, bounds, owner_of
 from paceline.errors import ConfigError, ProtocolError
 
 WORLDS = range(1, 18)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from paceline.collectives import parse
-from paceline.collectives.base import Operation
 from paceline.collectives.optimum import least_s_per_byte, share_of_optimum
 from paceline.collectives.ring_search import find_rings
 from paceline.collectives.topology import (
@@ -20,6 +19,7 @@ from paceline.collectives.topology import (
     pcie_cards,
     two_hosts,
 )
+from paceline.collectives.transfers import Operation
 from paceline.errors import ConfigError
 
 RECORDED = [dgx(), dgx(has_nvlink=False), pcie_cards(), two_hosts(), two_hosts(has_nvlink=False)]

@@ -1,6 +1,7 @@
 """The collectives by name, and how a name on the command line becomes one.
 
-    base            the vocabulary: transfers, rounds, operations, and the contract of a member
+    transfers       the words: transfers, rounds, operations
+    base            the contract of a member, and what a message costs
 
     rings           ring, bidirectional-ring
     trees           tree, double-tree

@@ -45,15 +45,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ..errors import ConfigError
-from .base import (
-    Action,
-    ChunkTransfer,
-    LinkCost,
-    Operation,
-    Round,
-    Spreading,
-    floor_power_of_two,
-)
+from .base import LinkCost, Spreading
+from .transfers import Action, ChunkTransfer, Operation, Round, floor_power_of_two
 
 
 class Butterfly(Spreading):

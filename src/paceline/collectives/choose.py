@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from ..plan import format_bytes
 from . import COLLECTIVES, parse
-from .base import Collective, LinkCost, Operation
+from .base import Collective, LinkCost
 from .cost import cost_between_equals, cost_on
 from .topology import Topology
+from .transfers import Operation
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 8, 1 << 30
 """Between which crossovers are looked for."""

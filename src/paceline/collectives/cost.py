@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .base import Action, Collective, LinkCost, Operation, Round, bounds
+from .base import Collective, LinkCost
 from .topology import Topology, flat
+from .transfers import Action, Operation, Round, bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,15 +28,8 @@ practice, and experience", Concurrency and Computation 19(13), 2007.
 from collections.abc import Iterator
 
 from ..errors import ConfigError
-from .base import (
-    Action,
-    ChunkTransfer,
-    LinkCost,
-    NameNumber,
-    Operation,
-    Round,
-    Spreading,
-)
+from .base import LinkCost, NameNumber, Spreading
+from .transfers import Action, ChunkTransfer, Operation, Round
 
 
 class HubServer(Spreading):

@@ -25,8 +25,9 @@ hosts). Changed: rings on both levels.
 from collections.abc import Iterator
 
 from ..errors import ConfigError
-from .base import Action, LinkCost, NameNumber, Operation, Round, Spreading
+from .base import LinkCost, NameNumber, Spreading
 from .rings import around
+from .transfers import Action, Operation, Round
 
 
 class HierarchicalRings(Spreading):

@@ -24,9 +24,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .base import Collective, Operation
+from .base import Collective
 from .cost import cost_on
 from .topology import Topology
+from .transfers import Operation
 
 MOST_VERTICES = 16
 """65,536 sets, a second or two."""

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError, ProtocolError
-from .base import Action, Collective, Operation, Round, bounds, owner_of
+from .base import Collective
+from .transfers import Action, Operation, Round, bounds, owner_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ is the reduce-scatter.
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from .base import Action, ChunkTransfer, LinkCost, Operation, Round, Spreading
+from .base import LinkCost, Spreading
+from .transfers import Action, ChunkTransfer, Operation, Round
 
 COPY = Action.COPY
 SPREADING = (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.ALL_GATHER)

@@ -38,18 +38,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ..errors import ConfigError
-from .base import (
-    Action,
-    ChunkTransfer,
-    Collective,
-    LinkCost,
-    NameNumber,
-    Operation,
-    Round,
-    floor_power_of_two,
-)
+from .base import Collective, LinkCost, NameNumber
 from .butterflies import folded, folding_s
 from .rings import around
+from .transfers import Action, ChunkTransfer, Operation, Round, floor_power_of_two
 
 
 class StragglerAware(Collective):

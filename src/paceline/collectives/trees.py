@@ -46,7 +46,8 @@ all-reduce is one after the other, not interleaved.
 
 from collections.abc import Iterator
 
-from .base import Action, ChunkTransfer, LinkCost, NameNumber, Operation, Round, Spreading
+from .base import LinkCost, NameNumber, Spreading
+from .transfers import Action, ChunkTransfer, Operation, Round
 
 
 class BinomialTree(Spreading):
