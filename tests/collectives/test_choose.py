@@ -6,7 +6,8 @@ from paceline.collectives import parse
 from paceline.collectives.base import LinkCost
 from paceline.collectives.choose import candidates, choose
 from paceline.collectives.cost import cost_between_equals
-from paceline.collectives.topology import hosts, two_hosts
+from paceline.collectives.rings import ParallelRings
+from paceline.collectives.topology import dgx, hosts, two_hosts
 from paceline.collectives.transfers import Operation
 from paceline.errors import ConfigError
 
@@ -78,6 +79,9 @@ def test_on_a_topology_schedules_are_run() -> None:
     names = ("ring", "hierarchical:4", "tree")
     assert choose(1 << 24, 16, topology, names=names).name == "hierarchical:4"
     assert choose(1 << 24, 8, two_hosts(), names=("ring", "tree")).name == "ring"
+    planned = choose(1 << 24, 8, dgx()).collective
+    assert isinstance(planned, ParallelRings)
+    assert len(planned.rings) > 1
     with pytest.raises(ConfigError, match="2 hosts of 4 has 8 ranks, and 4 take part"):
         choose(1000, 4, two_hosts())
 

@@ -1,7 +1,9 @@
 """Every collective, every number of ranks: it ends with what its operation promises."""
 
 import itertools
+import math
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.collectives import COLLECTIVES, parse
 from paceline.collectives.base import Collective
-from paceline.collectives.proof import on_integers, prove
+from paceline.collectives.proof import on_numbers, prove
 from paceline.collectives.transfers import Action, ChunkTransfer, Operation, Round, bounds, owner_of
 from paceline.errors import ConfigError, ProtocolError
 
@@ -73,8 +75,23 @@ def test_sums_are_right_for_any_number_of_elements(name: str, num_ranks: int) ->
     for num_elements in (0, 1, 2, num_ranks - 1, num_ranks, num_ranks + 1, 37, 1000):
         given_ = [[7**rank + 3 * i for i in range(num_elements)] for rank in range(num_ranks)]
         total = [sum(column) for column in zip(*given_, strict=True)]
-        ended = on_integers(member, Operation.ALL_REDUCE, given_)
+        ended = on_numbers(member, Operation.ALL_REDUCE, given_)
         assert ended == [total] * num_ranks
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), CASES)
+def test_all_ranks_end_with_the_same_bits(name: str, num_ranks: int) -> None:
+    """Also where another order of the same sum gives other bits, as here."""
+    member = members(name, num_ranks)[-1]
+    random = Random(num_ranks)
+    begun = [
+        [random.uniform(-1, 1) * 10 ** random.randint(-9, 9) for _ in range(40)]
+        for _ in range(num_ranks)
+    ]
+    ended = on_numbers(member, Operation.ALL_REDUCE, begun)
+    assert all(one == ended[0] for one in ended)
+    total = [math.fsum(column) for column in zip(*begun, strict=True)]
+    assert ended[0] == pytest.approx(total, rel=1e-6)
 
 
 @settings(max_examples=150, deadline=None)
@@ -88,7 +105,7 @@ def test_every_operation_gives_what_the_table_says(data: st.DataObject) -> None:
         data.draw(st.lists(st.integers(-9, 9), min_size=num_elements, max_size=num_elements))
         for _ in range(num_ranks)
     ]
-    ended = on_integers(member, operation, begun, root)
+    ended = on_numbers(member, operation, begun, root)
     num_chunks = member.num_chunks(operation)
     for chunk, (begin, end) in enumerate(bounds(num_elements, num_chunks)):
         owner = owner_of(chunk, num_chunks, num_ranks)
@@ -203,4 +220,4 @@ def test_buffers_of_different_lengths_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"3 ranks need as many buffers of one length, got \[1, 2"
     ):
-        on_integers(parse("ring", 3), Operation.ALL_REDUCE, [[1], [1, 2], [1]])
+        on_numbers(parse("ring", 3), Operation.ALL_REDUCE, [[1], [1, 2], [1]])

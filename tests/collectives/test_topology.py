@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from paceline.collectives import parse
+from paceline.collectives.cost import cost_on
 from paceline.collectives.optimum import least_s_per_byte, share_of_optimum
-from paceline.collectives.ring_search import find_rings
+from paceline.collectives.proof import prove
+from paceline.collectives.ring_search import find_rings, planned_rings
+from paceline.collectives.rings import ParallelRings
 from paceline.collectives.topology import (
     NetworkLink,
     Topology,
@@ -231,6 +234,27 @@ def test_a_dgx_has_six_rings_that_use_every_nvlink() -> None:
     assert_they_fit(dgx(), found.rings, found.each_bytes_per_s)
     without = find_rings(dgx(has_nvlink=False), most=6)
     assert without.total_bytes_per_s == pytest.approx(12e9)
+
+
+@pytest.mark.parametrize("topology", [*RECORDED, uneven()], ids=[*RECORDED_IDS, "uneven"])
+def test_planned_rings_are_a_schedule_as_fast_as_they_are_wide(topology: Topology) -> None:
+    found = find_rings(topology, most=6)
+    member = planned_rings(topology, most=6)
+    size, num_ranks = 840 * topology.num_ranks * len(found.rings), topology.num_ranks
+    for operation in member.operations:
+        proof = prove(member, operation)
+        assert proof.most_sent == len(found.rings)
+    took = cost_on(topology, member, Operation.ALL_REDUCE, size)
+    at_most_s = 2 * (num_ranks - 1) / num_ranks * size / found.total_bytes_per_s
+    assert took.seconds <= at_most_s * (1 + 1e-9)
+    share = share_of_optimum(topology, member, Operation.ALL_REDUCE, 1 << 24)
+    ring = share_of_optimum(topology, parse("ring", num_ranks), Operation.ALL_REDUCE, 1 << 24)
+    assert share >= ring * (1 - 1e-4)
+
+
+def test_a_ring_that_leaves_a_rank_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a ring holds each of 3 ranks once, got \[0, 1, 1\]"):
+        ParallelRings([(0, 1, 2), (0, 1, 1)])
 
 
 def test_on_two_hosts_rings_are_as_wide_as_the_network_between() -> None:

@@ -3,14 +3,14 @@
     transfers       the words: transfers, rounds, operations
     base            the contract of a member, and what a message costs
 
-    rings           ring, bidirectional-ring
+    rings           ring, bidirectional-ring; several rings at once, as they are found
     trees           tree, double-tree
     direct          hub, fully-connected
     butterflies     halving-doubling, bine
     hierarchical    rings within hosts and between them
     straggler       straggler-aware: the others begin without the one that is late
 
-    proof           a schedule on sets of contributors, and on integers
+    proof           a schedule on sets of contributors, and on plain numbers
     topology        links between ranks and switches; machines that were recorded
     cost            a schedule on a topology: seconds, and bytes a rank
     optimum         the least that a topology allows, by all its cuts

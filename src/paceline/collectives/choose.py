@@ -21,11 +21,16 @@ from ..plan import format_bytes
 from . import COLLECTIVES, parse
 from .base import Collective, LinkCost
 from .cost import cost_between_equals, cost_on
+from .ring_search import MOST_RANKS, planned_rings
 from .topology import Topology
 from .transfers import Operation
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 8, 1 << 30
 """Between which crossovers are looked for."""
+
+
+_ROUNDING = 1e-9
+Seconds = Callable[[Collective, int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +46,16 @@ class Crossover:
 class CollectiveChoice:
     """The fastest collective, and what the others would take."""
 
-    name: str
+    collective: Collective
     seconds: float
     reason: str  # one sentence
     seconds_of: dict[str, float]  # every candidate, fastest first
     crossovers: tuple[Crossover, ...]
+
+    @property
+    def name(self) -> str:
+        """As it is written on the command line, if it is one of the table."""
+        return str(self.collective)
 
 
 def choose(
@@ -61,20 +71,21 @@ def choose(
 
     Args:
         links: what a message costs between any two ranks, or the topology between them.
-        names: the candidates, as they are written; all that fit where none are given.
+        names: the candidates, as they are written; all that fit where none are given, and on a
+            topology of at most eight ranks the rings that are found in it.
         late: the rank that is known to come late, and ``late_s`` by how much. Times are from when
             the others are there.
 
     Raises:
-        ConfigError: no candidate fits, or the topology is of another number of ranks.
+        ConfigError: a name is none, or not for so many ranks, or the topology is of another number.
     """
     if isinstance(links, Topology) and links.num_ranks != num_ranks:
         raise ConfigError(f"{links.name} has {links.num_ranks} ranks, and {num_ranks} take part")
     if late is not None and not 0 <= late < num_ranks:
         raise ConfigError(f"rank {late} is late, but ranks are 0 to {num_ranks - 1}")
     members = [parse(name, num_ranks) for name in names or candidates(num_ranks, late)]
-    if not members:
-        raise ConfigError("there is no collective to choose from; name one, for example ring")
+    if isinstance(links, Topology) and names is None and 2 <= num_ranks <= MOST_RANKS:
+        members.append(planned_rings(links))
     ready_s = [late_s if rank == late else 0.0 for rank in range(num_ranks)]
 
     def seconds(member: Collective, size: int) -> float:
@@ -86,11 +97,11 @@ def choose(
             ).seconds
         return member.formula_s(Operation.ALL_REDUCE, size, links)
 
+    best = _fastest(members, size_bytes, seconds)
     took = {str(member): seconds(member, size_bytes) for member in members}
-    ranking = dict(sorted(took.items(), key=lambda pair: pair[1]))
-    best = next(member for member in members if str(member) == next(iter(ranking)))
+    ranking = dict(sorted(took.items(), key=lambda pair: (pair[0] != str(best), pair[1])))
     return CollectiveChoice(
-        name=str(best),
+        collective=best,
         seconds=ranking[str(best)],
         reason=_reason(ranking, size_bytes, num_ranks, seconds(best, 0)),
         seconds_of=ranking,
@@ -115,13 +126,18 @@ def _needs_number(kind: type[Collective]) -> bool:
     return kind.argument is not None and kind.argument.default is None
 
 
-def _crossovers(
-    members: list[Collective], seconds: Callable[[Collective, int], float]
-) -> Iterable[Crossover]:
+def _fastest(members: list[Collective], size_bytes: int, seconds: Seconds) -> Collective:
+    """Of those that are equally fast the first, in the order of the table."""
+    took = [seconds(member, size_bytes) for member in members]
+    least_s = min(took) * (1.0 + _ROUNDING)
+    return next(member for member, s in zip(members, took, strict=True) if s <= least_s)
+
+
+def _crossovers(members: list[Collective], seconds: Seconds) -> Iterable[Crossover]:
     """Where the fastest changes, each found between two powers of two and then halved down."""
 
     def fastest(size: int) -> str:
-        return str(min(members, key=lambda member: seconds(member, size)))
+        return str(_fastest(members, size, seconds))
 
     low, winner = SMALLEST_BYTES, fastest(SMALLEST_BYTES)
     while low < LARGEST_BYTES:

@@ -1,4 +1,4 @@
-"""hierarchical:G: first within each host of G ranks, then between hosts, then within again.
+"""hierarchical: first within each host of G ranks, then between hosts, then within again.
 
     P = 8, G = 4; ranks of a host stand in a row
 

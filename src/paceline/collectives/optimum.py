@@ -22,6 +22,7 @@ for the all-gather; there in polynomial time).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from ..errors import ConfigError
 from .base import Collective
@@ -41,6 +42,7 @@ class CutBound:
     cut: frozenset[int]  # the ranks and switches on one side
 
 
+@cache
 def least_s_per_byte(topology: Topology, operation: Operation, root: int = 0) -> CutBound:
     """The bound of an operation; of an all-reduce the cut that counts in its all-gather.
 

@@ -1,11 +1,12 @@
-"""A schedule without bytes: on sets of contributors, which proves it, and on integers.
+"""A schedule without bytes: on sets of contributors, which proves it, and on plain numbers.
 
     rank 1, chunk 3     {1} --reduce {0}--> {0, 1} --reduce {2, 3}--> {0, 1, 2, 3}
 
 Of every chunk that a rank holds we know whose numbers are in it. A reduce joins two sets that have
 nobody in common, so nobody is counted twice; a copy replaces a set. If all end with the sets that
 the operation promises, then the schedule is right for every buffer and every addition that is
-associative and commutative, not only for the numbers that were tried.
+associative and commutative, not only for the numbers that were tried. On floating-point numbers
+every rank has to end with the same bits, too: `on_numbers` shows which it ends with.
 
 What is broken is a ProtocolError with round, rank and chunk: a schedule is ours.
 """
@@ -147,12 +148,12 @@ def _names(contributors: int) -> str:
     return "{" + ", ".join(ranks) + "}"
 
 
-def on_integers(
+def on_numbers(
     collective: Collective,
     operation: Operation,
-    buffers: Sequence[Sequence[int]],
+    buffers: Sequence[Sequence[float]],
     root: int = 0,
-) -> list[list[int]]:
+) -> list[list[float]]:
     """What every rank's buffer holds after the schedule, numbers for numbers.
 
     Args:
@@ -163,7 +164,7 @@ def on_integers(
 
     Example:
         >>> from paceline.collectives import parse
-        >>> on_integers(parse("ring", 3), Operation.ALL_REDUCE, [[1, 2], [10, 20], [100, 200]])
+        >>> on_numbers(parse("ring", 3), Operation.ALL_REDUCE, [[1, 2], [10, 20], [100, 200]])
         [[111, 222], [111, 222], [111, 222]]
     """
     if len(buffers) != collective.num_ranks or len({len(one) for one in buffers}) != 1:

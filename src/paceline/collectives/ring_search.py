@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from .optimum import cuts
+from .rings import ParallelRings
 from .topology import Topology
 
 MOST_RANKS = 8
@@ -39,6 +40,15 @@ class RingSet:
     def total_bytes_per_s(self) -> float:
         """Of all rings together."""
         return len(self.rings) * self.each_bytes_per_s
+
+
+def planned_rings(topology: Topology, most: int = 8) -> ParallelRings:
+    """The collective of the rings that are found.
+
+    Raises:
+        ConfigError: as `find_rings`.
+    """
+    return ParallelRings(find_rings(topology, most).rings)
 
 
 def find_rings(topology: Topology, most: int = 1) -> RingSet:

@@ -38,6 +38,7 @@ is the reduce-scatter.
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+from ..errors import ConfigError
 from .base import LinkCost, Spreading
 from .transfers import Action, ChunkTransfer, Operation, Round
 
@@ -99,6 +100,62 @@ class BidirectionalRing(Spreading):
         if self.num_ranks % 2 == 0:
             spread_s += link.round_s(1, chunk_bytes)
         return spread_s, (self.num_ranks - 1) * chunk_bytes
+
+
+class ParallelRings(RingAllReduce):
+    """Several rings at once, each with an equal part of the buffer: as they lie in a topology.
+
+    Chunk r k + j is what ring j of k has for rank r. No name of the command line means it: the
+    rings are found (`ring_search.planned_rings`).
+
+    Args:
+        rings: each all ranks, in its order; at least one.
+    """
+
+    name = "parallel-rings"
+    summary = "k rings that were found in a topology, each with a part of the buffer"
+    formula = "2 (P-1) (α + ko + nβ/P) + γ n (P-1)/P"
+
+    def __init__(self, rings: Sequence[Sequence[int]]) -> None:
+        super().__init__(len(rings[0]) if rings else 0)
+        self.rings = tuple(tuple(ring) for ring in rings)
+        for ring in self.rings:
+            if sorted(ring) != list(range(self.num_ranks)):
+                raise ConfigError(
+                    f"a ring holds each of {self.num_ranks} ranks once, got {list(ring)}"
+                )
+
+    def __str__(self) -> str:
+        many = f"{len(self.rings)} rings, the first " if len(self.rings) > 1 else "ring "
+        return many + "-".join(str(rank) for rank in self.rings[0])
+
+    def num_chunks(self, operation: Operation) -> int:
+        return self.num_ranks * len(self.rings)
+
+    def num_ports(self, operation: Operation) -> int:
+        return len(self.rings)
+
+    def _rounds(self, operation: Operation, root: int) -> Iterator[Round]:
+        kinds = {
+            Operation.REDUCE_SCATTER: (Action.REDUCE,),
+            Operation.ALL_GATHER: (COPY,),
+            Operation.ALL_REDUCE: (Action.REDUCE, COPY),
+        }[operation]
+        count = len(self.rings)
+        for action in kinds:
+            turns = [
+                around(ring, [(rank * count + j,) for rank in ring], action)
+                for j, ring in enumerate(self.rings)
+            ]
+            for transfers in zip(*turns, strict=True):
+                yield tuple(chain.from_iterable(transfers))
+
+    def _spread_s(
+        self, operation: Operation, size_bytes: float, link: LinkCost
+    ) -> tuple[float, float]:
+        num_rounds = self.num_ranks - 1
+        round_s = link.round_s(len(self.rings), size_bytes / self.num_ranks)
+        return num_rounds * round_s, num_rounds * size_bytes / self.num_ranks
 
 
 def around(

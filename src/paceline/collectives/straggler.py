@@ -1,4 +1,4 @@
-"""straggler-aware:R: the others add up while they wait for rank R, which then meets each of them.
+"""straggler-aware: the others add up while they wait for rank R, which then meets each of them.
 
     P = n = 2^k, R = S; the other n - 1 ranks are 0 ... n - 2, and chunk i of n - 1 is rank i's
 
