@@ -132,7 +132,8 @@ class ScheduledCollective:
 
     def _own_turns(self, operation: Operation, root: int, edges: Sequence[Span]) -> Iterator[_Turn]:
         for transfers in self.collective.rounds(operation, root):
-            sends, receives = [], []
+            sends: list[_Message] = []
+            receives: list[_Message] = []
             for one in transfers:
                 if self._rank not in (one.source, one.destination):
                     continue
