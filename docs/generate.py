@@ -71,7 +71,8 @@ one: [add-a-collective.md](add-a-collective.md). A schedule is a pure generator 
 transfers, so one and the same is proved on sets of contributors (`collectives/proof.py:prove`),
 priced on a topology (`collectives/cost.py:cost_on`), compared with the least that the topology
 allows (`collectives/optimum.py:least_s_per_byte`), and run on tensors
-(`exchange/scheduled.py:ScheduledCollective`).
+(`exchange/scheduled.py:ScheduledCollective`). `paceline bench collectives` measures them between
+processes of a machine, beside gloo's own and beside the formulas with what a message costs there.
 
 P ranks, n bytes; α latency of a message, o what it costs each end, β seconds a byte, γ seconds of
 adding a byte. The formulas are of an all-reduce between ranks of one full-duplex port each.
