@@ -28,10 +28,13 @@ from paceline.collectives.transfers import Operation
 from paceline.plan import format_bytes
 from paceline.protocols import ALIASES, PROTOCOLS, spelling
 from paceline.protocols.base import SyncProtocol
+from paceline.report.chart import Curve, Diagram, draw_chart
+from paceline.report.text import Point
 from paceline.wire.messages import FromMember, ToMember
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "protocols.md"
+PICTURE = ROOT / "docs" / "pictures" / "collectives.svg"
 COLLECTIVES = ROOT / "docs" / "collectives.md"
 MESSAGES = ROOT / "docs" / "messages.md"
 README = ROOT / "README.md"
@@ -112,9 +115,40 @@ def collectives_page() -> str:
         f"## Eight ranks\n\n{SCHEDULES_SAID}\n\n{schedules_table(8)}",
         f"## Topologies\n\n{TOPOLOGIES_SAID}\n\n{topologies_table()}",
         f"## Which is the fastest\n\n{CHOICES_SAID}\n\n{choices_table()}",
+        "![bus bandwidth against size](pictures/collectives.svg)\n",
         *[collective_section(name, kind) for name, kind in collectives.COLLECTIVES.items()],
     ]
     return "\n".join(parts)
+
+
+def collectives_picture() -> str:
+    """docs/pictures/collectives.svg: bus bandwidth against size, by the formulas."""
+    names, words = ("ring", "halving-doubling", "double-tree", "tree", "hub"), "1 Gbit/s Ethernet"
+    link, num_ranks = EXAMPLES[words], 8
+    curves = []
+    for text in names:
+        member = collectives.parse(text, num_ranks)
+        points = []
+        for step in range(57):  # four a doubling
+            size = 2.0 ** (10 + step / 4)
+            took_s = member.formula_s(Operation.ALL_REDUCE, size, link)
+            moved = 2 * (num_ranks - 1) / num_ranks * size
+            points.append(Point(step / 4, moved / took_s / 1e6))
+        curves.append(Curve(name=text, points=tuple(points)))
+    return draw_chart(
+        "An all-reduce between eight ranks, by the closed formulas",
+        f"{words}: a message 60 us, 5 us more at each end; computed, not measured",
+        [
+            Diagram(
+                label="bus bandwidth (MB/s)",
+                curves=tuple(curves),
+                x_label="buffer (KiB)",
+                from_zero=True,
+                is_log2=True,
+                mark=(125.0, "what the link carries"),
+            )
+        ],
+    )
 
 
 SCHEDULES_SAID = """\
@@ -331,6 +365,7 @@ def main() -> int:
     pages = (
         (PAGE, page()),
         (COLLECTIVES, collectives_page()),
+        (PICTURE, collectives_picture()),
         (MESSAGES, messages_page()),
         (README, readme(README.read_text())),
     )

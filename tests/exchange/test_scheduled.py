@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.collectives import parse
 from paceline.exchange.scheduled import ScheduledCollective
 
 RANK = '''
@@ -96,14 +97,40 @@ dist.destroy_process_group()
 '''
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
-def test_every_schedule_does_what_torch_does(tmp_path: Path, num_ranks: int) -> None:
-    """In value what ``all_reduce`` gives, the same bits in all ranks; and every other operation."""
-    (tmp_path / "rank.py").write_text(RANK)
+DYING = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from paceline.collectives import parse
+from paceline.exchange.scheduled import ScheduledCollective
+
+folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+run = ScheduledCollective(parse("ring", size))
+run.all_reduce(torch.ones(1000))
+if rank == 1:
+    passed, rounds = dist.batch_isend_irecv, []
+    def dies_in_its_third_round(calls):
+        rounds.append(calls)
+        if len(rounds) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return passed(calls)
+    dist.batch_isend_irecv = dies_in_its_third_round
+begun_s = time.monotonic()
+try:
+    run.all_reduce(torch.ones(1000))
+except RuntimeError:
+    print("gone", time.monotonic() - begun_s)
+    sys.exit(0)
+"""
+
+
+def run_ranks(folder: Path, text: str, num_ranks: int) -> list[tuple[int, str, str]]:
+    """A script in so many processes: of each how it ended, and what it said."""
+    (folder / "rank.py").write_text(text)
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, tmp_path / "rank.py", tmp_path, str(rank), str(num_ranks)],
+            [sys.executable, folder / "rank.py", folder, str(rank), str(num_ranks)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -116,15 +143,31 @@ def test_every_schedule_does_what_torch_does(tmp_path: Path, num_ranks: int) -> 
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * num_ranks, said[0][1] + said[-1][1]
-    words, number = said[0][0].split()
+    return [(rank.returncode, *words) for rank, words in zip(ranks, said, strict=True)]
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_every_schedule_does_what_torch_does(tmp_path: Path, num_ranks: int) -> None:
+    """In value what ``all_reduce`` gives, the same bits in all ranks; and every other operation."""
+    ended = run_ranks(tmp_path, RANK, num_ranks)
+    assert [code for code, _, _ in ended] == [0] * num_ranks, ended[0][2] + ended[-1][2]
+    words, number = ended[0][1].split()
     assert words == "checked"
     assert int(number) > 6 * 10
 
 
+def test_where_a_rank_dies_the_others_are_told(tmp_path: Path) -> None:
+    """By an error and within seconds, also those that never spoke with it."""
+    ended = run_ranks(tmp_path, DYING, 4)
+    assert ended[1][0] == -9
+    for code, out, err in (ended[0], ended[2], ended[3]):
+        assert code == 0, err
+        said, after_s = out.split()
+        assert said == "gone"
+        assert float(after_s) < 30.0
+
+
 def test_it_is_nobody_elses_group() -> None:
     """Without one there is nothing to run on, and none is made."""
-    from paceline.collectives import parse
-
     with pytest.raises((ValueError, RuntimeError), match="process group"):
         ScheduledCollective(parse("ring", 3))

@@ -14,8 +14,8 @@ The fewest bytes in the fewest rounds, where P is a power of two. Other P are fo
 2 (alpha + o + n beta) + gamma n more; of their operations only the all-reduce is there.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations
-in MPICH", International Journal of High Performance Computing Applications 19(1), 2005, section
-4.5 (Rabenseifner's algorithm, with vector halving and distance doubling).
+in MPICH", International Journal of High Performance Computing Applications 19(1), 2005
+(Rabenseifner's algorithm, with vector halving and distance doubling).
 
 bine: the same, with partners that are nearer on a ring of ranks.
 

@@ -103,7 +103,7 @@ def choose(
     return CollectiveChoice(
         collective=best,
         seconds=ranking[str(best)],
-        reason=_reason(ranking, size_bytes, num_ranks, seconds(best, 0)),
+        reason=_reason(ranking, size_bytes, num_ranks, seconds(best, 0), max(ready_s)),
         seconds_of=ranking,
         crossovers=tuple(_crossovers(members, seconds)),
     )
@@ -156,20 +156,26 @@ def _crossovers(members: list[Collective], seconds: Seconds) -> Iterable[Crossov
             low = high
 
 
-def _reason(ranking: dict[str, float], size_bytes: int, num_ranks: int, fixed_s: float) -> str:
+def _reason(
+    ranking: dict[str, float], size_bytes: int, num_ranks: int, fixed_s: float, late_s: float
+) -> str:
+    """One sentence: what it takes, what most of that is, and what the next would take."""
     (name, best_s), *others = ranking.items()
     for_what = f"{format_bytes(size_bytes)} between {num_ranks} ranks"
     if not best_s:
-        return f"{name}: between {num_ranks} ranks {format_bytes(size_bytes)} take no time"
-    share = min(1.0, fixed_s / best_s)
-    most = f"{share:.0%} of it latency" if share >= 0.5 else f"{1 - share:.0%} of it bytes"
+        return f"{name}: {for_what} take no time"
+    waited_s = min(late_s, fixed_s)
+    parts = {
+        "waiting for who is late": waited_s,
+        "latency": fixed_s - waited_s,
+        "bytes": best_s - fixed_s,
+    }
+    what, most_s = max(parts.items(), key=lambda pair: pair[1])
+    took = f"{name} takes {_in_seconds(best_s)} for {for_what}, {most_s / best_s:.0%} of it {what}"
     if not others:
-        return f"{name} takes {_in_seconds(best_s)} for {for_what}, {most}; nothing else was asked"
+        return f"{took}; nothing else was asked"
     second, second_s = others[0]
-    return (
-        f"{name} takes {_in_seconds(best_s)} for {for_what}, {most}; the next, {second}, would "
-        f"take {_in_seconds(second_s)}"
-    )
+    return f"{took}; the next, {second}, would take {_in_seconds(second_s)}"
 
 
 def _in_seconds(seconds: float) -> str:

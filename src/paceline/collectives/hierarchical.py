@@ -17,7 +17,7 @@ T = 2 (G - 1) (alpha_1 + n beta_1 / G) + 2 (H - 1) (alpha_2 + n beta_2 / H).
 P is a multiple of G.
 
 Source: X. Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision: Training
-ImageNet in Four Minutes", arXiv 1807.11205, 2018, section 3.4; H. Mikami et al., "Massively
+ImageNet in Four Minutes", arXiv 1807.11205, 2018; H. Mikami et al., "Massively
 Distributed SGD", arXiv 1811.05233, 2018 (2D-torus all-reduce: all ranks of a host take part between
 hosts). Changed: rings on both levels.
 """

@@ -15,7 +15,7 @@ it. Only bandwidth is counted: latency is a question of small buffers.
 
 Brute force over 2^V sets of V vertices, so V is at most 16.
 
-Source: L. Zhao, A. Krishnamurthy, et al., "ForestColl: Throughput-Optimal Collective Communications
+Source: L. Zhao et al., "ForestColl: Throughput-Optimal Collective Communications
 on Heterogeneous Network Fabrics", arXiv 2402.06787, 2024 (the bound, and that packed trees reach it
 for the all-gather; there in polynomial time).
 """

@@ -19,6 +19,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ..errors import ConfigError
 from .optimum import cuts
@@ -51,6 +52,7 @@ def planned_rings(topology: Topology, most: int = 8) -> ParallelRings:
     return ParallelRings(find_rings(topology, most).rings)
 
 
+@cache
 def find_rings(topology: Topology, most: int = 1) -> RingSet:
     """The rings that move most bytes together; of equals the fewest.
 
