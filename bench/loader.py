@@ -112,8 +112,8 @@ def main() -> None:
     ]  # fmt: skip
     if options.write:
         write_table("loader", "Input against one cached batch, LeNet 256", header, rows,
-                    f"{options.rounds} interleaved blocks of {STEPS} steps; median (least to most); "
-                    f"the four lines are part of the input's time. {note}")  # fmt: skip
+                    f"{options.rounds} interleaved blocks of {STEPS} steps; median (least to "
+                    f"most); the four lines are part of the input's time. {note}")  # fmt: skip
 
 
 if __name__ == "__main__":
