@@ -23,7 +23,8 @@ from .errors import ConfigError, FileError
 from .system.files import OpenFolder
 
 RUNS = Path("runs")
-_LOCK, _TRACE = "lock", "trace.jsonl"
+_LOCK, _RUNS = "lock", ("trace.jsonl", "trials.json")
+"""The lock; and what a folder that holds a run, or trials, has one of."""
 
 
 class RunFolder:
@@ -128,7 +129,7 @@ def make_folder(settings: RunSettings, program_name: str, *, is_latest: bool = T
     may_be_there = settings.resume == "auto"
     if settings.run_dir is not None:
         folder = _make_or_open(Path(settings.run_dir))
-        if folder.place.has(_TRACE) and not may_be_there:
+        if any(map(folder.place.has, _RUNS)) and not may_be_there:
             raise ConfigError(f"{folder.path} already holds a run; name another --run-dir")
         return folder
     if settings.name and may_be_there:

@@ -86,7 +86,7 @@ class _Turn(threading.Thread):
             worker.start_context(exchange, context)
             program = pickle.loads(self._engine.program)
             process.perform(
-                lambda: process.run_program(program, context), self, self.spec, exchange
+                lambda: process.run_program(program, context), self, self.spec
             )
         except Perished:
             self.ending = "killed by signal 9"
@@ -295,6 +295,12 @@ class InlineEngine(Engine):
     def lay_out(self, num_bytes: int) -> StoreView:
         self.arena.grow(num_bytes)
         return StoreView(self.arena, self._control)
+
+    def clear(self) -> None:
+        if self._arrivals is not None:
+            super().clear()
+        gone = [one.spec.seat for one in self._turns.values() if one.is_over]
+        self._control.clear(gone)
 
     def close(self) -> None:
         self.is_closed = True

@@ -76,6 +76,15 @@ class Replica:
         bind(self.buffers, self.layout.buffers, self._home)
         return self._home
 
+    def release(self) -> None:
+        """Parameters, buffers and gradients have memory of their own again, and what they hold."""
+        self._drop_hooks()
+        for tensor in (*self.parameters, *self.model.buffers()):
+            tensor.data = tensor.detach().clone()
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
+
     # -- gradients ------------------------------------------------------------------------------
 
     def push_into(self, slot: Tensor, check: Callable[[], None]) -> None:
