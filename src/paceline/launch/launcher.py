@@ -255,7 +255,7 @@ def _run(program: Program, lives: Lives, observer: Observer) -> AllLost | None:
         tail = Tail([Path(spec.log) for spec in specs], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
         engine = ends.enter_context(closing(make_engine(settings.engine, settings.workers)))
-        trials = TrialRuns(program, lives, engine, protocol, observer, tail)
+        trials = TrialRuns(program, lives, engine, observer, tail)
         controller = Controller(
             engine, protocol, settings, trace, observer, log, tail, origin,
             carry_out=trials.carry_out,

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from ..checkpoints.resumption import Origin
 from ..conditions.faults import FaultPlan
+from ..context import Context
 from ..engines.base import Engine
 from ..errors import ConfigError
 from ..program import Program
-from ..protocols.base import SyncProtocol
+from ..protocols import parse
 from ..report.files import open_log, write_report
 from ..report.live import Observer
 from ..report.summary import summarize
@@ -43,11 +44,10 @@ class TrialRuns:
         program: Program,
         lives: Lives,
         engine: Engine,
-        protocol: SyncProtocol,
         observer: Observer,
         tail: Tail,
     ) -> None:
-        self._program, self._lives, self._protocol = program, lives, protocol
+        self._program, self._lives = program, lives
         self._engine, self._observer, self._tail = engine, observer, tail
         self._settings = lives.settings
         self._now: Controller | None = None
@@ -86,12 +86,13 @@ class TrialRuns:
         self, name: str, seats: Seats, stopped: str, place: OpenFolder, trace: Trace
     ) -> TrialOutcome:
         settings, program = self._settings, self._program
+        protocol = parse(settings.protocol, settings.workers, settings.staleness)  # it has a state
         with ExitStack() as ends:
             log = None
             if settings.log:
                 log = ends.enter_context(closing(open_log(settings.log, place)))
             controller = self._now = Controller(
-                self._engine, self._protocol, settings, trace, self._observer, log, self._tail,
+                self._engine, protocol, settings, trace, self._observer, log, self._tail,
                 Origin(about=program.describe()), trial=name,
             )  # fmt: skip
             ends.enter_context(closing(controller))
@@ -99,7 +100,7 @@ class TrialRuns:
             self._engine.clear()
             if stopped:
                 controller.stop(stopped)
-            self._tell(name, seats, place)
+            self._tell(name, seats, context_of(program, settings, protocol, place))
             try:
                 controller.run(seats)
             except BaseException as error:
@@ -107,9 +108,8 @@ class TrialRuns:
                 raise
         return controller.outcome
 
-    def _tell(self, name: str, seats: Seats, place: OpenFolder) -> None:
+    def _tell(self, name: str, seats: Seats, context: Context) -> None:
         """Let the members begin."""
-        context = context_of(self._program, self._settings, self._protocol, place)
         text = json.dumps(replace(context, name=f"{context.name} {name}").write())
         main = min(seats, key=lambda member: seats[member][0])
         self._engine.send([(one, OpenTrial(text, one == main)) for one in seats])
