@@ -468,9 +468,9 @@ class StoreExchange(Exchange):
         )  # fmt: skip
         return made, opened.context
 
-    def fail_trial(self, text: str) -> None:
-        """An exception leaves this trial: it ends in all members."""
-        self._channel.send(said.TrialFails(text))
+    def fail_trial(self, text: str, kind: str) -> None:
+        """An exception of this class leaves this trial: it ends in all members."""
+        self._channel.send(said.TrialFails(text, kind))
         if self._peers.are_on and self._own.grant is not None:
             self._control[ALARM] = 1
 
@@ -489,9 +489,9 @@ class StoreExchange(Exchange):
         """A trial is over, which this exchange has begun."""
         self._mail.is_main = is_main
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str, *, is_yours: bool) -> None:
         """This member ends, and the run with it."""
-        self._channel.send(said.Failed(text, "worker"))
+        self._channel.send(said.Failed(text, "you" if is_yours else "worker"))
 
     def num_skipped(self) -> int:
         """Updates until the newest version that changed nothing."""

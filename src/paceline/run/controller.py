@@ -417,7 +417,7 @@ class Controller:
         run = self._run
         if self.outcome.failure:
             return
-        self.outcome.failure = message.text
+        self.outcome.failure, self.outcome.kind = message
         run.notes.say(f"trial {self._trial!r} ends: {message.text}")
         reason = f"failed: {message.text}"
         self.stop(reason)

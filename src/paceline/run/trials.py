@@ -29,13 +29,14 @@ class TrialOutcome:
     Attributes:
         left: members that are gone, with how.
         ended: members whose scripts are over.
-        failure: what a script failed with; empty: none did.
+        failure, kind: what a script failed with, as of `TrialFails`; empty: none did.
         is_given_up: whether the user's stop has waited long enough for those who are left.
     """
 
     left: dict[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     failure: str = ""
+    kind: str = ""
     is_given_up: bool = False
 
     def note(self, member: int, message: object) -> None:
@@ -141,4 +142,5 @@ class Trials:
         for one in roster.live:
             if not one.is_done:
                 is_main = self._departures.is_main(one.number)
-                run.dispatch.tell(one.number, TrialOver(outcome.failure, is_main))
+                over = TrialOver(outcome.failure, outcome.kind, is_main)
+                run.dispatch.tell(one.number, over)

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from torch.utils.data import DataLoader
 from ..checkpoints.best import BestModels
 from ..checkpoints.state import model_file
 from ..context import Context
-from ..errors import ConfigError, WorkerError
+from ..errors import ConfigError, PacelineError, WorkerError
 from ..exchange.base import Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
@@ -149,11 +150,25 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.,=+@-]{0,99}")
 
 def _failure(error: Exception, seat: int) -> str:
     """What left a trial, and where in the script."""
+    if isinstance(error, PacelineError):
+        return str(error)
     here = str(Path(__file__).parents[1])
     frames = [one for one in traceback.extract_tb(error.__traceback__) if here not in one.filename]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     first = str(error).strip().partition("\n")[0]
     return f"worker {seat} failed in it{where}: {type(error).__name__}: {first:.300}"
+
+
+def _like(over: TrialOver, name: str) -> Exception:
+    """What leaves a trial here, where another worker failed in it: of the same class, if known."""
+    module, _, path = over.kind.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    is_known = isinstance(found, type) and issubclass(found, Exception)
+    made: Exception = Exception.__new__(found if is_known else WorkerError)
+    made.args = (f"trial {name!r} is over in all workers: {over.text}",)
+    return made
 
 
 class Pace:
@@ -420,8 +435,8 @@ class Pace:
         it gives alone, wherever it stands, and what is seeded or drawn between them counts. What is
         to differ from trial to trial is drawn before the block.
 
-        An exception that leaves the block ends the trial in all workers; where one has failed, the
-        block raises in the others, too, so whoever catches it goes on in all alike. Ctrl-C and
+        An exception that leaves the block ends the trial in all workers, and the block raises one of
+        its class in each, so whoever catches it goes on in all alike. Ctrl-C and
         signals end the whole run: trials that come later do not train. A worker that dies is
         missing in those after it.
 
@@ -431,7 +446,7 @@ class Pace:
         Raises:
             ConfigError: it stands in another trial, or beside a ``prepare`` that is in none; the
                 name was used, or is none for a folder; workers enter different ones.
-            WorkerError: another worker has failed in it.
+            WorkerError: another worker has failed in it, with what is not known here.
 
         Example::
 
@@ -467,8 +482,8 @@ class Pace:
         if (member := self._exchange.shared) is not None:
             member.come_back(is_main=over.is_main)
         is_own = isinstance(error, Exception) and not exchange.is_cut_short
-        if over.words and not is_own:
-            raise WorkerError(f"trial {name!r} is over in all workers: {over.words}") from None
+        if over.text and not is_own:
+            raise _like(over, name) from None
         if error is not None:
             raise error
 
@@ -521,7 +536,7 @@ class Pace:
         Raises:
             Stopped: this worker failed, and cannot leave the others: the run ends with that.
         """
-        over = TrialOver("", is_main=True)
+        over = TrialOver("", "", is_main=True)
         if (member := self._exchange.shared) is not None:
             if isinstance(error, Exception) and not member.is_cut_short:
                 self._fail_trial(member, error)
@@ -530,15 +545,15 @@ class Pace:
         return over
 
     def _fail_trial(self, member: StoreExchange, error: Exception) -> None:
-        text = _failure(error, member.seat)
-        member.fail_trial(text)
+        text, kind = _failure(error, member.seat), type(error)
+        member.fail_trial(text, f"{kind.__module__}:{kind.__qualname__}")
         try:
             if hasattr(self, "_prepared"):
                 self._prepared.loop.abandon()
         except Stopped:
             return  # it was on its way
         except Exception:
-            member.fail(text)
+            member.fail(text, is_yours=isinstance(error, ConfigError))
             raise Stopped from error
 
     def _take_back(self) -> None:

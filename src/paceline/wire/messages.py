@@ -341,9 +341,15 @@ class TrialBegins(NamedTuple):
 
 
 class TrialFails(NamedTuple):
-    """An exception of the script's leaves the trial, which ends in all members; ``text`` says what."""
+    """An exception of the script's leaves the trial, which ends in all members.
+
+    Attributes:
+        text: which, in words.
+        kind: its class, as ``module:name``.
+    """
 
     text: str
+    kind: str
 
 
 class TrialEnds(NamedTuple):
@@ -402,11 +408,12 @@ class TrialOver(NamedTuple):
     """All scripts have left the trial.
 
     Attributes:
-        words: what has failed in it; empty: nothing has.
+        text, kind: of what has failed in it, as of `TrialFails`; empty: nothing has.
         is_main: whether this member prints and saves from here on.
     """
 
-    words: str
+    text: str
+    kind: str
     is_main: bool
 
 
