@@ -51,6 +51,7 @@ class TrialRuns:
         self._engine, self._observer, self._tail = engine, observer, tail
         self._settings = lives.settings
         self._now: Controller | None = None
+        self._was_stopped = False
 
     def interrupt(self, reason: str) -> None:
         """The user asks for the end of the run: the trial that goes now stops."""
@@ -70,8 +71,12 @@ class TrialRuns:
                 f"pace.trial({name!r}): there is something of that name in {root.path}; give the "
                 "trial another name"
             )
-        if stopped and self._lives.trials:
-            observer.note(f"trial {name!r} does not train: {stopped}")
+        if len(seats) < self._settings.workers and not self._settings.dry_run:
+            num = f"{len(seats)} of {self._settings.workers}"
+            observer.note(f"trial {name!r} begins with the {num} workers that are left")
+        if stopped and not self._was_stopped:
+            self._was_stopped = True
+            observer.note(f"trial {name!r} and those after it do not train: {stopped}")
         with closing(root.make_inner(name)) as place:
             trace = Trace(place.path / FILE_NAME, place=place)
             try:
@@ -98,6 +103,8 @@ class TrialRuns:
             ends.enter_context(closing(controller))
             ends.callback(self._ended, name, controller, place, trace)
             self._engine.clear()
+            if self._lives.trials:
+                controller.go_on_without()
             if stopped:
                 controller.stop(stopped)
             self._tell(name, seats, context_of(program, settings, protocol, place))

@@ -17,7 +17,7 @@ from ..checkpoints.writer import WriteQueue
 from ..config import RunSettings
 from ..engines import base
 from ..engines.base import Engine, Event, HelperWoken, MemberStalled, ProcessLeft
-from ..errors import ConfigError, LinkError
+from ..errors import AllGone, ConfigError, LinkError
 from ..events import Ticket
 from ..passes import START
 from ..protocols.base import SyncProtocol
@@ -160,12 +160,16 @@ class Controller:
                 next_tick_s = now_s + _TICK_S
                 self._tick()
 
+    def go_on_without(self) -> None:
+        """From now on who is gone before it has described itself is not waited for."""
+        self._departures.goes_on = True
+
     def _carry_out_trial(self) -> None:
         """Where all scripts have come to one: carry it out; nothing is heard here meanwhile."""
         reason = self.interruption or self._ends_early
         outcome = self._trials.carry_out_if_due(reason)
         if outcome is not None:
-            self._departures.goes_on = True
+            self.go_on_without()
             self._shutdown.is_over |= outcome.is_given_up or self._run.settings.dry_run
 
     def handle(self, event: Event) -> None:
@@ -173,12 +177,19 @@ class Controller:
         self.outcome.note(member, message)
         self._handlers[type(message)](member, message)
         if type(message) is ProcessLeft:
-            self._trials.left(member)
-            self._newcomers.replace(member)
+            self._left(member)
         if not self._run.has_begun:
             self._refuse_half()
         elif not self._run.is_open:
             self._refuse_to_wait_for_ever()
+
+    def _left(self, member: int) -> None:
+        """It is gone, and what follows of it for the run is done."""
+        self._trials.left(member)
+        self._newcomers.replace(member)
+        if not self._run.has_begun and self._departures.goes_on:
+            self._descriptions.pop(member, None)
+            self._begin_if_all_described()
 
     def _make_table(self) -> dict[type, Callable[[int, Any], None]]:
         """Who hears what members say, and what the engine tells of them."""
@@ -303,13 +314,18 @@ class Controller:
             return
         self._descriptions[member] = Description.read(message.text)
         self._refuse_half()
-        if len(self._descriptions) < len(run.live):
-            check_size(self._descriptions[member], self._protocol.num_pushes)
+        check_size(self._descriptions[member], self._protocol.num_pushes)
+        self._begin_if_all_described()
+
+    def _begin_if_all_described(self) -> None:
+        run = self._run
+        if len(self._descriptions) < len(run.live) or not self._descriptions:
             return
         first = self._descriptions[min(self._descriptions)]
         for number, other in self._descriptions.items():
             if difference := first.difference(other):
                 raise ConfigError(f"workers 0 and {run.roster[number].seat} have {difference}")
+        self._refuse_too_few(first)
         run.plan = make_plan(first, self._protocol, run.settings, run.engine.traits)
         identity = first.identity(run.plan, self._protocol)
         if self._origin.resumption is not None:
@@ -333,6 +349,18 @@ class Controller:
         run.tell_all(run.laid(first.arena_bytes, 0, START))
         if self._ends_early:
             self.stop(self._ends_early)
+
+    def _refuse_too_few(self, first: Description) -> None:
+        """Raise AllGone where the workers that an earlier trial has left cannot make all steps."""
+        run, num = self._run, len(self._run.live)
+        is_apart = first.num_optimizers > 1 and self._protocol.is_spmd
+        needs_all = first.is_sticky or first.steps_together or is_apart
+        if needs_all and num < run.settings.workers and not run.settings.dry_run:
+            raise AllGone(
+                f"{num} of {run.settings.workers} workers are left of the trials before, and what "
+                f"trial {self._trial!r} does (sticky parts, closures, or several optimizers under "
+                f"{run.settings.protocol}) all workers do together: begin the search again"
+            )
 
     def _refuse_half(self) -> None:
         """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
