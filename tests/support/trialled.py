@@ -324,9 +324,9 @@ HAPPENS: dict[str, Happen] = {
     "0 dies": _dies(0, 2),
     "1 dies before prepare": _dies(1, -1),
     "1 dies between": _dies(1, -2),
-    "all fail": _fails((0, 1), 2),
-    "1 fails": _fails((1,), 2),
-    "0 fails": _fails((0,), 2),
+    "all fail": _fails((0, 1), 1),
+    "1 fails": _fails((1,), 1),
+    "0 fails": _fails((0,), 1),
     "1 fails before prepare": _fails((1,), -1),
     "lingers": _lingers,
 }

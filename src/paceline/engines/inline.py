@@ -85,9 +85,7 @@ class _Turn(threading.Thread):
             )  # fmt: skip
             worker.start_context(exchange, context)
             program = pickle.loads(self._engine.program)
-            process.perform(
-                lambda: process.run_program(program, context), self, self.spec
-            )
+            process.perform(lambda: process.run_program(program, context), self, self.spec)
         except Perished:
             self.ending = "killed by signal 9"
         finally:

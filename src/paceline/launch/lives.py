@@ -26,9 +26,9 @@ from ..engines.base import MemberSpec
 from ..errors import AllGone, ConfigError
 from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
-from ..report.trials import TrialSummary, has_trials
+from ..report.trials import TrialSummary
 from ..run.describe import choose_path
-from ..run_dir import RunFolder, make_folder
+from ..run_dir import RunFolder, make_folder, refuse_trials
 from ..system.files import OpenFolder
 from ..system.processors import num_cores
 from ..trace import FILE_NAME, Trace, read_trace
@@ -63,11 +63,8 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
             if note := folder.hold():
                 say(note)
             folder.goes_on = path is not None or has_checkpoint(folder.path)
-            if settings.resume is not None and has_trials(folder.path):
-                raise ConfigError(
-                    f"{folder.path} holds the trials of a script (pace.trial()), and --resume goes "
-                    "on with a run that has none: begin the search in another folder"
-                )
+            if settings.resume is not None:
+                refuse_trials(folder.path)
             if settings.resume is not None and not folder.goes_on:
                 say(_set_aside(folder) or "there is no run to go on with yet: a new one begins")
         except FileNotFoundError:

@@ -121,9 +121,7 @@ class TrialRuns:
         main = min(seats, key=lambda member: seats[member][0])
         self._engine.send([(one, OpenTrial(text, one == main)) for one in seats])
 
-    def _ended(
-        self, name: str, controller: Controller, place: OpenFolder, trace: Trace
-    ) -> None:
+    def _ended(self, name: str, controller: Controller, place: OpenFolder, trace: Trace) -> None:
         """It is over, in whatever way: its report, and what does not come again in the next."""
         settings = self._settings
         left = FaultPlan.parse(settings.fault, settings.workers).without(controller.happened)
@@ -138,9 +136,7 @@ class TrialRuns:
         try:
             summary = write_report(place.path, trace.within)
         except OSError as error:
-            self._observer.note(
-                f"the report cannot be written to {place.path}: {error.strerror}"
-            )
+            self._observer.note(f"the report cannot be written to {place.path}: {error.strerror}")
             summary = summarize(place.path)
         failure = controller.outcome.failure
         lives.trials.append(TrialSummary(name=name, failure=failure, summary=summary))

@@ -25,6 +25,7 @@ from ..protocols import parse
 from ..report.forecast import Forecast
 from ..report.live import QuietObserver
 from ..report.ranking import Advice, RankedProtocol, Standing, Target
+from ..report.summary import Summary
 from ..simulation.timing import TimingRun
 from ..system.processors import num_cores
 from ..workloads import load_task

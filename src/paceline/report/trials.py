@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..run_dir import TRIALS
 from ..system.files import OpenFolder, open_to_read, read_text
 from .summary import Summary, summarize
 from .text import format_duration, or_dash, table
 
-TRIALS_NAME = "trials.json"
 _MOST_BYTES = 1 << 24
 
 
@@ -69,12 +69,12 @@ def _row(one: TrialSummary) -> Sequence[str]:
 def write_trials(place: OpenFolder, trials: Sequence[TrialSummary]) -> None:
     """Write down which they are."""
     names = [{"name": one.name, "failure": one.failure} for one in trials]
-    place.replace(TRIALS_NAME, json.dumps({"trials": names}, indent=2).encode() + b"\n")
+    place.replace(TRIALS, json.dumps({"trials": names}, indent=2).encode() + b"\n")
 
 
 def has_trials(run_dir: Path) -> bool:
     """Whether a script has made trials in this folder."""
-    return (run_dir / TRIALS_NAME).is_file()
+    return (run_dir / TRIALS).is_file()
 
 
 def read_trials(run_dir: Path) -> TrialsSummary:
@@ -83,7 +83,7 @@ def read_trials(run_dir: Path) -> TrialsSummary:
     Raises:
         ConfigError: what was written of them is damaged.
     """
-    path = run_dir / TRIALS_NAME
+    path = run_dir / TRIALS
     try:
         with closing(OpenFolder.open(run_dir)):
             rows = json.loads(read_text(open_to_read(path), _MOST_BYTES))["trials"]

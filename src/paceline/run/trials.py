@@ -1,14 +1,14 @@
 """Trials: several runs of the same members, one after another, in the midst of one script.
 
-    the outer run     TrialBegins (each) -> all there? -> OpenTrial ... TrialOver -> the script goes on
-    the trial's own       Describe -> ... epochs ... -> TrialEnds (each)       a controller of its own
+    the outer run     TrialBegins (each) -> all there? -> OpenTrial ... TrialOver (each)
+    the trial         Describe -> ... epochs ... -> TrialEnds (each)    a controller of its own
 
     script     ---- with pace.trial("a"): ---------- with pace.trial("b"): -------- end
     outer run  waits |                    | waits    |                    | waits
     trials           [ a: plan ... summary ]         [ b: plan ... summary ]
 
-While a trial goes the outer run hears nothing: who dies meanwhile, and whose script ends, it is told
-of afterwards. This module must not know folders, reports, or what a trial does.
+While a trial goes the outer run hears nothing: who dies meanwhile, and whose script ends, it is
+told of afterwards. This module must not know folders, reports, or what a trial does.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,15 +73,19 @@ class Trials:
         return member in self._names
 
     def begins(self, member: int, message: TrialBegins) -> None:
-        """The script of this member is there. ConfigError: it is another one than others wait for."""
+        """The script of this member is there.
+
+        Raises:
+            ConfigError: others wait for another one, or this run can have none.
+        """
         settings = self._run.settings
         if self._carry_out is None:
             raise ConfigError("pace.trial() cannot be had here: a trial takes a run by launch")
         for flag, is_given in (("resume", settings.resume), ("respawn", settings.respawn)):
             if is_given:
                 raise ConfigError(
-                    f"--{flag} is for a script that trains once, and this one has pace.trial(): who "
-                    "comes later has no part in the trials before; leave it out"
+                    f"--{flag} is for a script that trains once, and this one has pace.trial(): "
+                    "who comes later has no part in the trials before; leave it out"
                 )
         for other, name in self._names.items():
             if name != message.name:
@@ -105,10 +109,12 @@ class Trials:
         waiting, name = next(iter(self._names.items()))
         over = [one.seat for one in roster.members.values() if one.is_over]
         if over or num_described:
-            who = f"worker {over[0]}'s script ended" if over else "another worker calls prepare()"
+            who = "another worker calls prepare()"
+            if over:
+                who = f"worker {over[0]}'s script ended"
             raise ConfigError(
-                f"{who} without pace.trial({name!r}), in which worker {roster[waiting].seat} waits: "
-                "enter the same trials in all workers, in the same order"
+                f"{who} without pace.trial({name!r}), in which worker {roster[waiting].seat} "
+                "waits: enter the same trials in all workers, in the same order"
             )
 
     def carry_out_if_due(self, stopped: str) -> TrialOutcome | None:

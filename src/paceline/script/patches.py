@@ -6,7 +6,8 @@
     loss.backward              the loss is noted for the report
     next() of other loaders    a second one inside the loop is noted
 
-At the end of a trial all of it is put back (`Originals`, `unlisten`). The objects stay the user's. This module must not know how an exchange carries anything.
+At the end of a trial all of it is put back (`Originals`, `unlisten`). The objects stay the user's.
+This module must not know how an exchange carries anything.
 """
 
 import threading

@@ -435,10 +435,10 @@ class Pace:
         it gives alone, wherever it stands, and what is seeded or drawn between them counts. What is
         to differ from trial to trial is drawn before the block.
 
-        An exception that leaves the block ends the trial in all workers, and the block raises one of
-        its class in each, so whoever catches it goes on in all alike. Ctrl-C and
-        signals end the whole run: trials that come later do not train. A worker that dies is
-        missing in those after it.
+        An exception that leaves the block ends the trial in all workers, and the block raises one
+        of its class in each, so whoever catches it goes on in all alike. Ctrl-C and signals end the
+        whole run: trials that come later do not train. A worker that dies is missing in those
+        after it.
 
         Args:
             name: of the trial, and of its folder in the run's; None: trial-1, trial-2, ...
