@@ -109,7 +109,7 @@ class TrialRuns:
                 controller.stop(stopped)
             self._tell(name, seats, context_of(program, settings, protocol, place))
             try:
-                controller.run(seats)
+                controller.run(dict(seats))
             except BaseException as error:
                 controller.fail(ending(error))
                 raise

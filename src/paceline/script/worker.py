@@ -461,8 +461,8 @@ class Pace:
         """
         name = self._name_of_trial(name)
         outside, before = vars(self).copy(), _here.exchange
-        if self.device.type == "cuda":
-            torch.cuda.init()  # type: ignore[no-untyped-call]  its random state is kept, too
+        if self.device.type == "cuda":  # its random state is kept, too
+            torch.cuda.init()  # type: ignore[no-untyped-call]
         with kept_random_state(), kept_process():
             exchange, context = self._open_trial(name)
             self._begin(exchange, context)
