@@ -23,7 +23,7 @@ from ..errors import ConfigError
 from ..fields import count, real
 from ..passes import ScriptPlace, stream_place
 from ..protocols.base import SyncProtocol
-from ..run_dir import RUNS
+from ..run_dir import RUNS, refuse_trials
 from ..trace import read_header, refuse_other_format
 from .folder import FOLDER, Checkpoint, CheckpointFolder, damaged
 
@@ -242,6 +242,7 @@ def _itself(folder: Path) -> Path:
 
 def _named(text: str) -> Path:
     for folder in (Path(text), RUNS / text):
+        refuse_trials(folder)
         if (folder / "trace.jsonl").is_file():
             return _itself(folder)
     raise ConfigError(

@@ -161,7 +161,12 @@ def report(
         return
     from ..report.summary import summarize
     from ..report.terminal import render_summary
+    from ..report.trials import has_trials, read_trials
 
+    if has_trials(run):
+        trials = read_trials(run)
+        show(json, trials.to_json, trials.render)
+        return
     summary = summarize(run)
     show(json, summary.to_json, lambda: render_summary(summary, num_columns()))
 

@@ -52,6 +52,12 @@ def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
         _installed.append(register_module_forward_pre_hook(_check_layer))
 
 
+def unwatch_forward(model: nn.Module) -> None:
+    """Nothing is called before its layers any more; what lies on a compiled one is the caller's."""
+    for module in model.modules():
+        _checks.pop(module, None)
+
+
 def _watch_wrapper(model: nn.Module, check: Callable[[], None]) -> None:
     """Torch's wrapper of a compiled model leaves its ``forward`` behind when it is copied."""
     forward: Any = model.forward

@@ -85,6 +85,15 @@ class Replica:
             found = zlib.crc32(rows.view(torch.uint8).numpy(), found)
         return found
 
+    def release(self) -> None:
+        """Parameters, buffers and gradients have memory of their own again, and what they hold."""
+        self._drop_hooks()
+        for tensor in (*self.parameters, *self.model.buffers()):
+            tensor.data = tensor.detach().clone()
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
+
     # -- gradients ------------------------------------------------------------------------------
 
     def push_into(self, slot: Tensor, check: Callable[[], None]) -> None:

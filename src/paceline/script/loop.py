@@ -64,6 +64,7 @@ class TrainingLoop:
         push_steps: of several optimizers, what a block pushes when it ends.
         accumulation: of an update that several steps of the loop make; None: each makes one.
         beside: further loaders, each with a batch for each mini-batch.
+        is_released: whether its trial is over: its loaders are the user's own again.
         batch, given_back: of the only worker, the last one, and those that it left undone.
     """
 
@@ -93,7 +94,7 @@ class TrainingLoop:
         self.beside: list[Beside] = []
         self.batch: Any = None
         self.given_back: list[Any] = []
-        self._has_left = False
+        self._has_left = self.is_released = False
         self._error: ConfigError | WorkerError | None = None
         self._has_accumulated = False
         """Whether something lay in ``.grad`` when the last block ended; a gradient may be zero."""
@@ -315,6 +316,20 @@ class TrainingLoop:
         if self.is_iterating and iteration is not None:
             iteration.close()
         self.finish_leaving()
+
+    def abandon(self) -> None:
+        """An exception has left it, and the trial with it: what is at work counts for nothing."""
+        member, self.is_failing = self._member, True
+        iteration = None if self.iteration is None else self.iteration()
+        if self.is_iterating and iteration is not None:
+            iteration.close()
+        if member is None:
+            return
+        self._has_left, self._error = False, None
+        self._forget()
+        if member.grant() is not None:
+            member.leave_epoch((), is_look=False)
+        self.holding.follow(None)
 
     def check_leaving(self) -> None:
         """Raise what was met when the loop was left, where it could not be raised."""

@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, parameter_table, watch_forward
+from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
@@ -47,7 +47,7 @@ from .gradients import LocalGradients
 from .holding import KeptPart
 from .loop import TrainingLoop
 from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
-from .patches import clone_state, note_batches, note_losses, sort_out
+from .patches import clone_state, leave_state, note_batches, note_losses, sort_out
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
@@ -88,6 +88,7 @@ class Prepared:
     ) -> None:
         self._exchange = exchange
         self._member = exchange.shared
+        self._replica: Replica | None = None
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=closures, has_others=self._member is not None
@@ -297,7 +298,7 @@ class Prepared:
             rule = torch.optim.SGD(moving, lr=1.0)
         self._keeper.load(self.model, self.optimizer, is_difference=self._context.is_difference)
         self._remember()
-        replica = Replica(self.model, self.optimizer, rule)
+        self._replica = replica = Replica(self.model, self.optimizer, rule)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
         self.loop.leased.seeds_between = exchange.num_workers > 1
@@ -446,6 +447,15 @@ class Prepared:
         if self.warmup is not None:
             notes.append(note_of_warmup(self.warmup, self._context))
         return notes
+
+    def release(self) -> None:
+        """The trial is over: models are plain ones with what they came to, loaders the user's."""
+        self.loop.is_released = True
+        self.loop.leased.close()
+        if self._replica is not None:
+            self._replica.release()
+        leave_state(self.model)
+        unwatch_forward(self.model)
 
     def tell_settings(self) -> None:
         """What learning rates and schedules are, for a worker that comes later, if one may."""
