@@ -133,7 +133,7 @@ def collectives_picture() -> str:
             size = 2.0 ** (10 + step / 4)
             took_s = member.formula_s(Operation.ALL_REDUCE, size, link)
             moved = 2 * (num_ranks - 1) / num_ranks * size
-            points.append(Point(step / 4, moved / took_s / 1e6))
+            points.append(Point(t=step / 4, value=moved / took_s / 1e6))
         curves.append(Curve(name=text, points=tuple(points)))
     return draw_chart(
         "An all-reduce between eight ranks, by the closed formulas",

@@ -18,8 +18,9 @@ from ..engines.base import Engine
 from ..errors import ConfigError
 from ..program import Program
 from ..protocols import parse
-from ..report.files import open_log, write_report
+from ..report.files import write_report
 from ..report.live import Observer
+from ..report.logs import open_log
 from ..report.summary import summarize
 from ..report.trials import TrialSummary, write_trials
 from ..run.controller import Controller
@@ -94,7 +95,7 @@ class TrialRuns:
         protocol = parse(settings.protocol, settings.workers, settings.staleness)  # it has a state
         with ExitStack() as ends:
             log = None
-            if settings.log:
+            if settings.log and not settings.dry_run:
                 log = ends.enter_context(closing(open_log(settings.log, place)))
             controller = self._now = Controller(
                 self._engine, protocol, settings, trace, self._observer, log, self._tail,

@@ -10,7 +10,8 @@ Passes of one round read one tree, and what one changes may stand inside of anot
     a process group            ->  nothing (group.py), where the group is made in any case
 
 Where the group is made under an ``if``, that branch stays as it is: `launch` sets no RANK for such
-a script, so it runs as by plain ``python``. This module must not know where a script lies.
+a script, so it runs as by plain ``python``. Above 300 lines, since all passes of one round are read
+together. This module must not know where a script lies.
 """
 
 import re
@@ -149,8 +150,7 @@ def connect(script: SourceTree, edits: TreeEdits) -> None:
         for text in ("import paceline", "\npace = paceline.connect()"):
             edits.insert(lines[max(first) + 1], text, is_before=True)
         return
-    for at in first:
-        del tops[at]
+    tops = {at: one for at, one in tops.items() if at not in first}
     if not tops:
         raise CannotDerive
     last = min(tops)

@@ -52,7 +52,7 @@ from .respawn import Beginners, Newcomers
 from .roster import RosterEntry
 from .shutdown import EarlyStop, Shutdown
 from .state import RunState
-from .trials import CarryOut, TrialOutcome, Trials
+from .trials import CarryOut, TrialBook, TrialOutcome
 
 _TICK_S = 0.1
 _FOUR_LINES = """\
@@ -113,7 +113,7 @@ class Controller:
         self._departures = Departures(
             self._run, self._borders, self._peers, self._calls, output, self._begin_again
         )
-        self._trials = Trials(self._run, self._departures, carry_out)
+        self._trials = TrialBook(self._run, self._departures, carry_out)
         self._liveness = Liveness(self._run, self._peers, self._is_resting)
         self._run.liveliest = self._liveness.liveliest
         self._shutdown = Shutdown(self._run, self._peers, self._holds_up)

@@ -53,7 +53,7 @@ CarryOut: TypeAlias = Callable[[str, Seats, str], TrialOutcome]
 """Carries out the trial of this name; a text says why it is to stop as soon as it has begun."""
 
 
-class Trials:
+class TrialBook:
     """The trials of one run, from outside.
 
     Args:

@@ -2,7 +2,8 @@
 
 The memory is a memfd: it has no name, so nothing is left in /dev/shm after any end, and no small
 container limit holds for it. Where memfd or futex do not exist (macOS) an unlinked temporary file
-and a short sleep take their place. This module must not know what is stored in the memory.
+and a short sleep take their place. Above 300 lines, since each kind of memory stands beside its
+fallback. This module must not know what is stored in the memory.
 """
 
 import ctypes
