@@ -116,8 +116,12 @@ def _run_as_rank(
     from ..engines.local.process import run_program
     from ..launch.ranks import run_as_rank
 
-    resolved = resolve(command.given(flags), config)
-    run_as_rank(rank, program, resolved, lambda context: run_program(program, context))
+    run_as_rank(
+        rank,
+        program,
+        lambda: resolve(command.given(flags), config),
+        lambda context: run_program(program, context),
+    )
 
 
 def _run_program(program: Program, settings: RunSettings, notes: Sequence[str] = ()) -> None:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from ..checkpoints.resumption import adopt
 from ..conditions.faults import FaultPlan, Kind
@@ -26,7 +26,7 @@ from ..context import Context
 from ..engines.base import Engine
 from ..engines.torchrun.engine import RankZero, TorchrunEngine
 from ..engines.torchrun.life import RankLife, say, unseeded
-from ..engines.torchrun.post import Asked, ControllerPost, Hello, Meet, Over
+from ..engines.torchrun.post import Asked, ControllerPost, Hello, Lost, Meet, Over
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError, Interrupted, LinkError, PacelineError, WorkerError
 from ..program import Program, ScriptProgram
@@ -45,6 +45,8 @@ _OF_RANK_0 = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "che
 """Settings that no other rank reads."""
 _NOT_HERE = ("respawn", "stall_after")
 
+Settle: TypeAlias = Callable[[], Resolved]
+
 _joined: list[RankLife] = []
 """This process's life as a rank; there is one."""
 
@@ -60,32 +62,32 @@ def join_once(rank: RankOfWorld) -> None:
         raise ConfigError(
             "paceline.connect() was called in two threads; call it once, and hand pace on"
         )
-    join(rank, _this_script(), resolve({}))
+    join(rank, _this_script(), lambda: resolve({}))
 
 
 def run_as_rank(
-    rank: RankOfWorld, program: Program, resolved: Resolved, run: Callable[[Context], None]
+    rank: RankOfWorld, program: Program, read: Settle, run: Callable[[Context], None]
 ) -> NoReturn:
     """This process was begun as a rank, and its program is ours to run; ends the process."""
-    context = join(rank, program, resolved)
+    context = join(rank, program, read)
     _joined[0].perform(lambda: run(context))
 
 
-def join(rank: RankOfWorld, program: Program, resolved: Resolved) -> Context:
+def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
     """Become one of the members; what it was told of the run.
+
+    What is wrong with a rank's settings is said by the one controller, once.
 
     Args:
         program: what runs, for the trace and for whoever goes on with it.
-        resolved: the settings as they were given to this rank.
+        read: the settings as they were given to this rank.
     """
-    settings = _of_ranks(resolved, rank)
     life = RankLife(rank)
     _joined.append(life)
-    life.watch_the_script()
-    life.hear_signals()
+    life.begin_to_talk()
     if rank.rank == 0:
-        RunThread(life, program, resolved, settings).start()
-    life.meet(_said(settings))
+        RunThread(life, program, read).start()
+    life.meet(_said(_of_ranks(read(), rank)))
     return life.begin()
 
 
@@ -192,19 +194,18 @@ class RunThread(threading.Thread):
     """The controller of the run, in a thread of rank 0.
 
     Args:
-        resolved: settings and where they came from: those of a run that goes on fill in the rest.
+        read: settings and where they came from: those of a run that goes on fill in the rest.
     """
 
-    def __init__(
-        self, life: RankLife, program: Program, resolved: Resolved, settings: RunSettings
-    ) -> None:
+    def __init__(self, life: RankLife, program: Program, read: Settle) -> None:
         super().__init__(name="paceline-controller", daemon=True)
-        self._life, self._program = life, program
-        self._resolved, self._settings = resolved, settings
+        self._life, self._program, self._read = life, program, read
+        self._is_json = False
         self._post = ControllerPost(life.place, life.rank.size)
         self._stop_softly: Callable[[int], bool] = lambda number: False
         self._asked: int | None = None
         self._where: dict[int, tuple[str, int]] = {}
+        self._lost: set[int] = set()
         self._folder = JobFolder(life.rank)
 
     def run(self) -> None:
@@ -213,7 +214,7 @@ class RunThread(threading.Thread):
             code = self._run_to_its_end()
         except PacelineError as error:
             say(f"error: {error}")
-            if self._settings.json:
+            if self._is_json:
                 said = {"kind": type(error).__name__, "message": str(error)}
                 print(json.dumps({"error": said}), flush=True)  # noqa: T201
             code = 2 if isinstance(error, ConfigError) else 1
@@ -226,7 +227,9 @@ class RunThread(threading.Thread):
             self._end_all(code)
 
     def _run_to_its_end(self) -> int:
-        settings = self._folder.found(self._resolved, self._settings)
+        resolved = self._read()
+        self._is_json = resolved.settings.json
+        settings = self._folder.found(resolved, _of_ranks(resolved, self._life.rank))
         observer = choose_observer(settings.json)
         try:
             self._meet(observer.note)
@@ -282,6 +285,7 @@ class RunThread(threading.Thread):
             post=self._post,
             memory=lambda: (life.carrier.arena, life.carrier.control),
             where=self._where,
+            lost=self._lost,
             asked=self._hear_signal,
             began=self._folder.began,
         ))  # fmt: skip
@@ -300,14 +304,15 @@ class RunThread(threading.Thread):
 
     def _end_all(self, code: int) -> None:
         """Tell all ranks, this one last: with it the meeting place may go."""
-        others = set(range(1, self._post.size))
+        others = set(range(1, self._post.size)) - self._lost
         with contextlib.suppress(LinkError):
             for seat in sorted(others):
                 self._post.tell(seat, [Over(code)])
             end_s = time.monotonic() + _BYE_S
             while others and time.monotonic() < end_s:
-                for seat, _ in self._post.hear(0.1):
-                    others.discard(seat)
+                for seat, one in self._post.hear(0.1):
+                    others -= {seat, one.seat if isinstance(one, Lost) else seat}
+        self._post.close()
         with contextlib.suppress(LinkError):
             self._post.tell(0, [Over(code)])
 

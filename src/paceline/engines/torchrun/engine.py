@@ -24,6 +24,7 @@ class RankZero:
     Attributes:
         control: its words, from when its groups are made; called once the store is laid out.
         where: process and machine of each rank, in words; and the process's number.
+        lost: ranks that have died; filled in here.
         asked: a rank has got a signal that asks for the end.
         began: the folder of the run is known.
     """
@@ -31,6 +32,7 @@ class RankZero:
     post: ControllerPost
     memory: Callable[[], tuple[SharedMemory, Control]]
     where: Mapping[int, tuple[str, int]]
+    lost: set[int]
     asked: Callable[[int], None]
     began: Callable[[str], None]
 
@@ -60,7 +62,6 @@ class TorchrunEngine(Engine):
         self._members: dict[int, int] = {}
         """By seat."""
         self._seats: dict[int, int] = {}
-        self._lost: set[int] = set()
 
     def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
         """Let the ranks' scripts go on; a rank that is not needed (a dry run) ends."""
@@ -86,9 +87,9 @@ class TorchrunEngine(Engine):
         return events
 
     def _left(self, seat: int) -> list[Event]:
-        if seat in self._lost:
+        if seat in self._zero.lost:
             return []
-        self._lost.add(seat)
+        self._zero.lost.add(seat)
         return [(self._members[seat], ProcessLeft(f"{self._zero.where[seat][0]} is gone"))]
 
     def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
@@ -96,7 +97,7 @@ class TorchrunEngine(Engine):
         for member, message in messages:
             outbox.setdefault(self._seats[member], []).append(message)
         for seat, its in outbox.items():
-            if seat not in self._lost:
+            if seat not in self._zero.lost:
                 self._zero.post.tell(seat, its)
 
     def cancel(self, member: int, serial: int) -> None:

@@ -70,8 +70,9 @@ class RankLife:
 
     def __init__(self, rank: RankOfWorld) -> None:
         self.rank = rank
-        self.place = MeetingPlace(rank)
         self._pid = os.getpid()
+        self._say_shortly()
+        self.place = MeetingPlace(rank)
         self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
         self._over = threading.Event()
         self._code = 0
@@ -85,8 +86,12 @@ class RankLife:
 
     # -- the beginning --------------------------------------------------------------------------
 
-    def hear_signals(self) -> None:
-        """A batch system sends them to every process: the controller decides when the run ends."""
+    def begin_to_talk(self) -> None:
+        """Hear how the script ends, and signals.
+
+        A batch system sends them to every process: the controller decides when the run ends.
+        """
+        atexit.register(self._leave)
         if threading.current_thread() is not threading.main_thread():
             return
 
@@ -98,9 +103,8 @@ class RankLife:
                 signal.signal(number, ask)
                 signal.siginterrupt(number, False)  # else a library's read or wait fails
 
-    def watch_the_script(self) -> None:
-        """Hear how it ends."""
-        atexit.register(self._leave)
+    def _say_shortly(self) -> None:
+        """What the script raises is told to the controller, which says why once."""
         before = sys.excepthook
 
         def failed(
@@ -204,7 +208,10 @@ class RankLife:
     # -- the end --------------------------------------------------------------------------------
 
     def _tell_failure(self, error: BaseException) -> bool:
-        """Whether the controller says why the script has failed."""
+        """Whether somebody says why the script has failed."""
+        if not hasattr(self, "channel"):  # it has reached nobody
+            say(f"error: {error}")
+            return True
         self._is_leaving = self._has_failed = True
         if self._spec is not None and self._exchange is not None:
             process.tell_end(error, self.channel, self._spec, self._exchange)

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -27,8 +28,9 @@ from ...wire.codec import Codec
 from ...wire.messages import FromMember, Rounds, ToMember
 from .world import RankOfWorld
 
-_REACH_S = 30.0
-"""Within which the meeting place must answer."""
+_REACH_S = 25.0
+"""Within which the meeting place must answer; half a minute with what comes before."""
+_NOTHING = b""
 _FOR_EVER = datetime.timedelta(days=365)
 _SEAT = struct.Struct("<i")
 
@@ -121,6 +123,8 @@ class MeetingPlace:
 
     def _connect(self, *, hosts: bool) -> dist.TCPStore:
         rank = self._rank
+        if not (hosts or _is_reached(rank)):
+            raise LinkError(_unreached(rank, hosts=hosts, error=""))
         try:
             return dist.TCPStore(
                 rank.address, rank.port, None, hosts,
@@ -128,12 +132,25 @@ class MeetingPlace:
                 wait_for_workers=False, multi_tenant=True,
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
-            raise LinkError(_unreached(rank, hosts=hosts, error=error)) from None
+            raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
 
 
-def _unreached(rank: RankOfWorld, *, hosts: bool, error: Exception) -> str:
-    first = str(error).strip().splitlines()[0]
+def _is_reached(rank: RankOfWorld) -> bool:
+    """Whether the meeting place takes connections; torch's own try writes its stack where not."""
+    end_s = time.monotonic() + _REACH_S
+    while (left_s := end_s - time.monotonic()) > 0:
+        try:
+            socket.create_connection((rank.address, rank.port), timeout=min(5.0, left_s)).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return True
+    return False
+
+
+def _unreached(rank: RankOfWorld, *, hosts: bool, error: str) -> str:
     if hosts:
+        first = error.strip().partition("\n")[0]
         return (
             f"worker 0 cannot open {rank.place}, where all workers meet ({first}): another process "
             "may have that port; set MASTER_PORT to a free one"
@@ -262,8 +279,8 @@ class ControllerPost:
         self.size = size
         self._store = place.client()
         self._said: queue.SimpleQueue[tuple[int, list[FromMember | Up]]] = queue.SimpleQueue()
-        reader = threading.Thread(target=self._read, args=(place.client(),), daemon=True)
-        reader.start()
+        self._reader = threading.Thread(target=self._read, args=(place.client(),), daemon=True)
+        self._reader.start()
 
     def hear(self, timeout_s: float) -> list[tuple[int, FromMember | Up]]:
         """What was said, with who said it, in one order; [] after ``timeout_s``."""
@@ -285,11 +302,19 @@ class ControllerPost:
         for seat in range(self.size):
             self.tell(seat, [message])
 
+    def close(self) -> None:
+        """Hear nothing more: a thread in the midst of the store's code would end a process badly."""
+        with contextlib.suppress(RuntimeError):
+            self._store.queue_push("up", _NOTHING)
+        self._reader.join(1.0)
+
     def _read(self, store: dist.Store) -> None:
         while True:
             try:
                 frame = store.queue_pop("up")
             except RuntimeError:
+                return
+            if frame == _NOTHING:
                 return
             (seat,) = _SEAT.unpack_from(frame)
             self._said.put((seat, UP.decode(frame[_SEAT.size :])))
