@@ -73,8 +73,8 @@ class RunSettings:
     )
     engine: Literal["local", "inline", "torchrun"] = _setting(
         "local",
-        "Where workers run: processes of this machine, or one process for debugging; torchrun where "
-        "that began them.",
+        "Where workers run: processes of this machine, or one process for debugging; torchrun "
+        "where that began them.",
     )
     batch_size: int | None = _setting(
         None, "Samples an update averages, over all workers.", least=1

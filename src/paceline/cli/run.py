@@ -111,7 +111,7 @@ def _check(program: ScriptProgram, flags: command.Flags, config: Path | None) ->
 def _run_as_rank(
     rank: RankOfWorld, program: Program, flags: command.Flags, config: Path | None
 ) -> NoReturn:
-    """This command was itself begun as one of several, by torchrun or its like: it is one worker."""
+    """This command was itself begun as one of several, by torchrun or its like: one worker."""
     from ..config import resolve
     from ..engines.local.process import run_program
     from ..launch.ranks import run_as_rank

@@ -154,7 +154,7 @@ class MemberSide:
         self.seat, self.number = seat, number
         self.num_workers, self._beats = control.num_seats, control.beats[seat]
         self.writes_version = seat == 0 or not carrier.is_shared
-        """Whether this member notes in its words what peers came to; of several that share them one does."""
+        """Whether this member notes what peers came to; of several that share words one does."""
         self.clock, self.hooks = Clock(), ScriptHooks()
         self.snapshots = Snapshot(channel, self.hooks)
         self.jobs = JobQueue(control, seat, self.hooks, self._pin, self.clock)

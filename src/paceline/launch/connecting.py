@@ -4,8 +4,7 @@
     by torchrun, srun, mpirun      it becomes one here (ranks.py)
     by python                      it is alone
 
-This module must not know what a member is. What the ranks of another launcher need is imported where
-there are any.
+What ranks need is imported where there are any. This module must not know what a member is.
 """
 
 import os
@@ -18,9 +17,9 @@ from ..script.worker import Pace
 def connect() -> Pace:
     """Find out how this script was started and take part in its run.
 
-    Started by ``paceline launch`` or ``train``, by ``torchrun``, ``srun`` or ``mpirun``, it is one of
-    several workers; started plainly by ``python`` it is the only one, at no cost. Calling it again
-    gives the same object.
+    Started by ``paceline launch`` or ``train``, by ``torchrun``, ``srun`` or ``mpirun``, it is one
+    of several workers; started plainly by ``python`` it is the only one, at no cost. Calling it
+    again gives the same object.
 
     Raises:
         ConfigError: the script was started by another launcher with several processes.

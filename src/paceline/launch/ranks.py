@@ -1,11 +1,10 @@
 """A run among the ranks that torchrun, srun or mpirun began.
 
     every rank   connect: environment -> settings -> meeting place -> Hello | Meet | Begin -> Pace
-    rank 0       a thread: Hellos compared -> launch_run over the engine -> said -> Over -> all end
+    rank 0       a thread: Hellos compared -> launch_run over the engine -> said -> RunOver
 
-Settings come from a file and the environment, since the command line is the other launcher's. A
-rank that was begun again goes on in the folder of the job's first start. This module must not know
-how ranks reach each other, or what a script does.
+Settings come from a file and the environment, since the command line is the other launcher's
+(job.py). This module must not know how ranks reach each other, or what a script does.
 """
 
 import contextlib
@@ -16,34 +15,27 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from typing import NoReturn, TypeAlias
 
-from ..checkpoints.resumption import adopt
-from ..conditions.faults import FaultPlan, Kind
-from ..config import PREFIX, Resolved, RunSettings, resolve
+from ..config import PREFIX, Resolved, resolve
 from ..context import Context
 from ..engines.base import Engine
 from ..engines.torchrun.engine import RankZero, TorchrunEngine
 from ..engines.torchrun.life import RankLife, say, unseeded
-from ..engines.torchrun.post import Asked, ControllerPost, Hello, Lost, Meet, Over
+from ..engines.torchrun.post import Asked, ControllerPost, Hello, Lost, Meet, RunOver
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError, Interrupted, LinkError, PacelineError, WorkerError
 from ..program import Program, ScriptProgram
-from ..protocols import parse
 from ..report.live import choose_observer
-from ..run_dir import RUNS
 from ..system.signals import SignalInterrupt
 from ..wire.messages import Failed
+from .job import JobFolder, said_of, settings_of_ranks
 from .launcher import Host, launch_run
 
 _SAY_S, _GIVE_UP_S = 30.0, 600.0
 """So long a rank may take to its ``connect`` before it is named; before all are given up."""
 _BYE_S = 5.0
 """Within which ranks say that they have heard of the end."""
-_OF_RANK_0 = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "checkpoint_every"))
-"""Settings that no other rank reads."""
-_NOT_HERE = ("respawn", "stall_after")
 
 Settle: TypeAlias = Callable[[], Resolved]
 
@@ -87,7 +79,7 @@ def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
     life.begin_to_talk()
     if rank.rank == 0:
         RunThread(life, program, read).start()
-    life.meet(_said(_of_ranks(read(), rank)))
+    life.meet(said_of(settings_of_ranks(read(), rank)))
     return life.begin()
 
 
@@ -96,98 +88,6 @@ def _this_script() -> ScriptProgram:
     spec = getattr(main, "__spec__", None)
     path = spec.name if spec is not None else getattr(main, "__file__", None) or "script"
     return ScriptProgram(path=path, args=tuple(sys.argv[1:]), is_module=spec is not None)
-
-
-# -- settings -----------------------------------------------------------------------------------
-
-
-def _of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
-    """The settings of a run with a worker a rank.
-
-    Raises:
-        ConfigError: one asks for what ranks cannot carry.
-    """
-    given, size = resolved.settings, rank.size
-    if resolved.origins["workers"] != "default" and given.workers != size:
-        raise ConfigError(
-            f"workers {given.workers} ({resolved.origins['workers']}): there are {size} processes, "
-            "and each is a worker; leave the setting out"
-        )
-    if given.engine not in ("local", "torchrun"):
-        raise ConfigError(
-            f"engine {given.engine!r} ({resolved.origins['engine']}): this process was begun as one "
-            "of several; leave the setting out"
-        )
-    settings = replace(given, workers=size, engine="torchrun")
-    protocol = parse(settings.protocol, size, settings.staleness)
-    instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
-    if not protocol.is_spmd:
-        raise ConfigError(
-            f"protocol {settings.protocol} decides after each push, which engine torchrun cannot "
-            f"carry: it carries full-sync and local-sgd:H. On one machine: {instead}"
-        )
-    if settings.path not in ("auto", "collective"):
-        raise ConfigError(
-            f"path {settings.path!r} is shared memory, which processes of torchrun have not: leave "
-            f"the setting out. On one machine: {instead}"
-        )
-    for name in _NOT_HERE:
-        if getattr(settings, name):
-            raise ConfigError(
-                f"{name} is not carried by engine torchrun, where a worker that is lost ends the "
-                "run: torchrun --max-restarts N begins all again, from the newest checkpoint"
-            )
-    if settings.on_worker_error == "continue":
-        raise ConfigError(
-            "on_worker_error 'continue' is not carried by engine torchrun: all workers are needed "
-            f"for each update. On one machine: {instead}"
-        )
-    _refuse_faults(settings)
-    return settings if rank.restarts == 0 else replace(settings, fault=())
-
-
-def _refuse_faults(settings: RunSettings) -> None:
-    for one in FaultPlan.parse(settings.fault, settings.workers).faults:
-        if one.worker is None or one.at_s is not None or one.kind is Kind.DROP:
-            raise ConfigError(
-                f"fault {str(one)!r} is not carried by engine torchrun, whose workers may be on "
-                "other machines: 'kill worker 1 at update 100' comes from within"
-            )
-
-
-def _said(settings: RunSettings) -> str:
-    values = {name: value for name, value in asdict(settings).items() if name not in _OF_RANK_0}
-    return json.dumps(values)
-
-
-def _compare(hellos: Sequence[Hello]) -> None:
-    """Raise ConfigError where two ranks were started with different settings."""
-    first = json.loads(hellos[0].settings)
-    for rank, hello in enumerate(hellos):
-        its = json.loads(hello.settings)
-        for name in first.keys() | its.keys():
-            if first.get(name) != its.get(name):
-                raise ConfigError(
-                    f"workers 0 and {rank} ({hellos[0].host} and {hello.host}) were started with "
-                    f"different settings: {name} is {first.get(name)!r} and {its.get(name)!r}; set "
-                    f"{PREFIX}{name.upper()}, or paceline.toml, alike on all machines"
-                )
-
-
-def _refuse_traps(hellos: Sequence[Hello]) -> None:
-    """Raise ConfigError where gloo would bind to what other machines do not reach."""
-    if len({one.host for one in hellos}) < 2:
-        return
-    for rank, hello in enumerate(hellos):
-        if hello.trap:
-            raise ConfigError(
-                f"worker {rank} on {hello.host}: {hello.trap}, where gloo would wait for the other "
-                "machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief address lists "
-                "the names), or give it its address in /etc/hosts"
-            )
-
-
-# -- rank 0 -------------------------------------------------------------------------------------
 
 
 class RunThread(threading.Thread):
@@ -229,7 +129,7 @@ class RunThread(threading.Thread):
     def _run_to_its_end(self) -> int:
         resolved = self._read()
         self._is_json = resolved.settings.json
-        settings = self._folder.found(resolved, _of_ranks(resolved, self._life.rank))
+        settings = self._folder.found(resolved, settings_of_ranks(resolved, self._life.rank))
         observer = choose_observer(settings.json)
         try:
             self._meet(observer.note)
@@ -267,9 +167,9 @@ class RunThread(threading.Thread):
                 note(f"worker {missing[0]} has not come to paceline.connect() in {_SAY_S:.0f} s")
             if missing and waited_s > _GIVE_UP_S:
                 raise LinkError(
-                    f"worker {missing[0]} has not come to paceline.connect() in {_GIVE_UP_S:.0f} s: "
-                    "was it started on all machines, with this MASTER_ADDR and MASTER_PORT, and do "
-                    "all call it?"
+                    f"worker {missing[0]} has not come to paceline.connect() in "
+                    f"{_GIVE_UP_S:.0f} s: was it started on all machines, with this MASTER_ADDR "
+                    "and MASTER_PORT, and do all call it?"
                 )
         ordered = [hellos[seat] for seat in range(size)]
         _compare(ordered)
@@ -307,46 +207,38 @@ class RunThread(threading.Thread):
         others = set(range(1, self._post.size)) - self._lost
         with contextlib.suppress(LinkError):
             for seat in sorted(others):
-                self._post.tell(seat, [Over(code)])
+                self._post.tell(seat, [RunOver(code)])
             end_s = time.monotonic() + _BYE_S
             while others and time.monotonic() < end_s:
                 for seat, one in self._post.hear(0.1):
                     others -= {seat, one.seat if isinstance(one, Lost) else seat}
         self._post.close()
         with contextlib.suppress(LinkError):
-            self._post.tell(0, [Over(code)])
+            self._post.tell(0, [RunOver(code)])
 
 
-class JobFolder:
-    """Which folder a job's run has, so that its restarts go on there.
+def _compare(hellos: Sequence[Hello]) -> None:
+    """Raise ConfigError where two ranks were started with different settings."""
+    first = json.loads(hellos[0].settings)
+    for rank, hello in enumerate(hellos):
+        its = json.loads(hello.settings)
+        for name in first.keys() | its.keys():
+            if first.get(name) != its.get(name):
+                raise ConfigError(
+                    f"workers 0 and {rank} ({hellos[0].host} and {hello.host}) were started with "
+                    f"different settings: {name} is {first.get(name)!r} and {its.get(name)!r}; set "
+                    f"{PREFIX}{name.upper()}, or paceline.toml, alike on all machines"
+                )
 
-    ``runs/.job-ID`` names it from when it is known until the run has come to its end.
-    """
 
-    def __init__(self, rank: RankOfWorld) -> None:
-        self._rank = rank
-        self._path = RUNS / f".job-{rank.job}" if rank.job else None
-
-    def found(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
-        """The settings with the folder that the first start had, and with what its run had."""
-        if self._rank.restarts and self._path is not None and self._path.is_file():
-            folder = self._path.read_text()
-            settings = replace(settings, resume="auto", run_dir=folder, name=None)
-        elif self._rank.restarts and (settings.run_dir or settings.name):
-            settings = replace(settings, resume="auto")
-        origins = {**resolved.origins, **dict.fromkeys(("workers", "engine"), "the launcher")}
-        if settings.fault != resolved.settings.fault:
-            origins["fault"] = "the launcher"
-        return adopt(Resolved(settings=settings, origins=origins))
-
-    def began(self, folder: str) -> None:
-        """The run lies there."""
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.parent.mkdir(exist_ok=True)
-                self._path.write_text(folder)
-
-    def forget(self) -> None:
-        """It has come to its end."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+def _refuse_traps(hellos: Sequence[Hello]) -> None:
+    """Raise ConfigError where gloo would bind to what other machines do not reach."""
+    if len({one.host for one in hellos}) < 2:
+        return
+    for rank, hello in enumerate(hellos):
+        if hello.trap:
+            raise ConfigError(
+                f"worker {rank} on {hello.host}: {hello.trap}, where gloo would wait for the other "
+                "machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief address lists "
+                "the names), or give it its address in /etc/hosts"
+            )

@@ -192,8 +192,8 @@ class Departures:
         if not (one.is_done or run.engine.traits.has_store):
             self._note_end(one.number)
             raise AllGone(
-                f"worker {one.seat} ended: {one.end}, and engine {run.engine.traits.name} cannot go "
-                "on without it: torchrun --max-restarts 3 begins all again, from the newest "
+                f"worker {one.seat} ended: {one.end}, and engine {run.engine.traits.name} cannot "
+                "go on without it: torchrun --max-restarts 3 begins all again, from the newest "
                 "checkpoint"
             )
         heirs = [other for other in run.roster.live if other.has_joined and not other.is_done]

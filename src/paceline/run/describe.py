@@ -276,8 +276,9 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
             f"and {why}; use --protocol local-sgd:1, or what has peers: --path peers, --device cpu"
         )
     if is_by_store and not traits.has_store:
+        why = wrong[0] if wrong else "path 'store' was asked for"
         raise ConfigError(
-            f"engine {traits.name} averages between its workers, and {(*wrong, 'path is store')[0]}; "
+            f"engine {traits.name} averages between its workers, and {why}; "
             f"on one machine paceline launch --workers {settings.workers} carries it"
         )
     if is_by_store:

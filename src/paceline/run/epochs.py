@@ -264,9 +264,9 @@ class EpochBorders:
         needs_store = run.needs_store and not run.steps_together and has_store
         if not (is_whole or has_store):
             raise ConfigError(
-                "the checkpoint was taken when samples had been handed out one by one, which engine "
-                f"{run.engine.traits.name} cannot finish: go on to the end of that epoch with "
-                f"paceline launch --resume {run.trace.path.parent}"
+                "the checkpoint was taken when samples had been handed out one by one, which "
+                f"engine {run.engine.traits.name} cannot finish: go on to the end of that epoch "
+                f"with paceline launch --resume {run.trace.path.parent}"
             )
         by_peers = run.plan.path != "store" and is_whole and not needs_store
         run.go_by(run.plan.path if by_peers else "store")

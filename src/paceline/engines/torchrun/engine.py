@@ -14,7 +14,7 @@ from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...wire.messages import ToMember
 from ..base import Engine, Event, MemberSpec, ProcessLeft, StoreView, Traits
-from .post import Asked, Begin, Bye, CallOff, ControllerPost, Hello, Lost, Over
+from .post import Asked, Begin, Bye, CallOff, ControllerPost, Hello, Lost, RunOver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class TorchrunEngine(Engine):
         self._seats = {one.member: one.seat for one in specs}
         zero.began(str(specs[0].context["run_dir"]))
         for seat in set(range(zero.post.size)) - self._members.keys():
-            zero.post.tell(seat, [Over(0)])
+            zero.post.tell(seat, [RunOver(0)])
         for one in specs:
             zero.post.tell(one.seat, [Begin(json.dumps(asdict(one)))])
         return {one.member: (one.seat, zero.where[one.seat][1]) for one in specs}

@@ -1,6 +1,6 @@
 """The groups of one rank: torch's own, made beside any that the script makes.
 
-    words, bytes of a CPU   gloo         bytes of a GPU   NCCL         who is there   gloo, a receive
+    words, bytes of a CPU   gloo        bytes of a GPU   NCCL        who is there   gloo, a receive
 
     rank 0  <--  rank 1  <--  rank 2  <--  rank 0     each waits for a word that the next one sends
                                                       as it leaves in order; a death breaks the wait
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import LinkError
-from .post import MeetingPlace
+from .place import MeetingPlace
 from .world import RankOfWorld
 
 _MEET_S = 30.0

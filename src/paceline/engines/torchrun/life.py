@@ -1,11 +1,11 @@
 """One rank from ``connect`` to the end of its process.
 
-    connect -> place -> Hello | Meet -> group | Begin -> exchange -> script ... -> Done | Over -> exit
-                                                            raises -> Failed    |
+    connect -> place -> Hello | Meet -> group | Begin -> exchange -> script -> Done | RunOver -> end
+                                                         raises -> Failed    |
 
 What ends a rank: its script does (then it waits until all have ended); its script raises (the
-controller is told, says why once, and tells all); `Over` comes while it does something else. Nobody
-waits for a process that hangs in a collective: it is left where it is. This module must not know
+controller is told, says why once, and tells all); `RunOver` comes while it does something else.
+Nobody waits for a process that hangs in a collective: it is left where it is. This module must not know
 what runs.
 """
 
@@ -38,6 +38,7 @@ from ..base import MemberSpec
 from ..local import process
 from .group import RankGroup, trap
 from .member import RankAveraging, RankCarrier
+from .place import MeetingPlace
 from .post import (
     DOWN,
     Asked,
@@ -48,8 +49,7 @@ from .post import (
     Hello,
     Lost,
     Meet,
-    MeetingPlace,
-    Over,
+    RunOver,
     StoreChannel,
 )
 from .world import RankOfWorld
@@ -121,9 +121,7 @@ class RankLife:
         Args:
             settings: that this rank was started with.
         """
-        self.channel.say(
-            Hello(socket.gethostname(), self._pid, settings, random_digests(), trap())
-        )
+        self.channel.say(Hello(socket.gethostname(), self._pid, settings, random_digests(), trap()))
         heard = self._news.get()
         assert isinstance(heard, Meet)
         self._seeds = heard.seeds
@@ -164,12 +162,12 @@ class RankLife:
         if isinstance(message, CallOff):
             control = self.carrier.control
             control.set_and_wake(control.cancelled[self.rank.rank], message.serial + 1)
-        elif isinstance(message, Over):
+        elif isinstance(message, RunOver):
             self._end_with(message)
         else:
             self._news.put(message)
 
-    def _end_with(self, message: Over) -> None:
+    def _end_with(self, message: RunOver) -> None:
         self._code = message.code
         if message.said:
             say(message.said)
@@ -203,7 +201,7 @@ class RankLife:
         with suppress(RuntimeError):
             for other in range(1, self.rank.size):
                 said = text if other == self.rank.rank else ""
-                post.queue_push(f"down/{other}", DOWN.encode([Over(1, said)]))
+                post.queue_push(f"down/{other}", DOWN.encode([RunOver(1, said)]))
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -242,8 +240,8 @@ class RankLife:
             return
         if exchange.grant() is not None and not exchange.is_stopped:
             text = (
-                f"worker {self.rank.rank}: the script ended itself in the middle of an epoch; leave "
-                "the loop over the loader in all workers alike, or call pace.stop()"
+                f"worker {self.rank.rank}: the script ended itself in the middle of an epoch; "
+                "leave the loop over the loader in all workers alike, or call pace.stop()"
             )
             self._has_failed = True
             self.channel.send(Failed(text, "worker"))
@@ -276,7 +274,6 @@ def random_digests() -> tuple[str, ...]:
     states.append(torch.get_rng_state().tolist())
     digests = [hashlib.sha256(repr(one).encode()).hexdigest()[:16] for one in states]
     return (*digests, str(torch.initial_seed()))
-
 
 
 _NEAR = 1 << 32

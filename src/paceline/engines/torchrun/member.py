@@ -102,7 +102,7 @@ class RankCarrier:
     def __init__(self, num_seats: int, seat: int, group: RankGroup, words: dist.Store) -> None:
         self.page = SharedMemory.create(control_bytes(num_seats))
         self.arena = SharedMemory.create()
-        """Of rank 0 the controller makes it as large as it must be, and writes checkpoints of it."""
+        """Of rank 0 the controller gives it its size, and writes checkpoints from it."""
         self._group, self._seat = group, seat
         control = RankControl(self.page, num_seats, words)
         control.carrier = self
@@ -218,8 +218,9 @@ class GatheredLines(Barrier):
             self._page[_bytes_of(control.offers[seat], _OFFER_WORDS)] = line[at:end]
             present = self._carrier.present(seat)
             present[:] = line[self._num_lines : self._num_lines + len(present)]
-            differ |= line[schedules - WORD_BYTES : self._num_lines] != (
-                self._own[schedules - WORD_BYTES : self._num_lines]
+            differ |= (
+                line[schedules - WORD_BYTES : self._num_lines]
+                != (self._own[schedules - WORD_BYTES : self._num_lines])
             )
         if differ:
             self._merge(schedules)
@@ -235,7 +236,7 @@ class GatheredLines(Barrier):
         for number in range(MOST_SCHEDULES):
             rhythm, count = 1 + number, 1 + MOST_SCHEDULES + number
             end, argument = count + MOST_SCHEDULES, count + 2 * MOST_SCHEDULES
-            best = max(lines, key=lambda line: (line[count], line[rhythm]))  # noqa: B023
+            best = max(lines, key=lambda line: (line[count], line[rhythm]))
             is_other = any(line[rhythm] == _OTHER_RHYTHM for line in lines)
             control[RHYTHMS + number] = _OTHER_RHYTHM if is_other else best[rhythm]
             control[COUNTS + number] = best[count]

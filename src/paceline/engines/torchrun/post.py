@@ -5,19 +5,16 @@
 
 Each thread has a connection of its own, since one that waits keeps its connection. Nobody's step
 waits for a message on its way: who sends hands it to the teller. A rank that cannot be reached any
-more is told of by another one (`Lost`), and the end of all by `Over`. This module must not know
+more is told of by another one (`Lost`), and the end of all by `RunOver`. This module must not know
 what a message leads to.
 """
 
 import contextlib
-import datetime
 import os
 import queue
 import signal
-import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -26,12 +23,10 @@ import torch.distributed as dist
 from ...errors import LinkError
 from ...wire.codec import Codec
 from ...wire.messages import FromMember, Rounds, ToMember
-from .world import RankOfWorld
+from .place import MeetingPlace
 
-_REACH_S = 25.0
-"""Within which the meeting place must answer; half a minute with what comes before."""
+_FLUSH_S = 10.0
 _NOTHING = b""
-_FOR_EVER = datetime.timedelta(days=365)
 _SEAT = struct.Struct("<i")
 
 
@@ -89,7 +84,7 @@ class CallOff(NamedTuple):
     serial: int
 
 
-class Over(NamedTuple):
+class RunOver(NamedTuple):
     """Down: the run is over; the exit code, and what only this rank can say of it."""
 
     code: int
@@ -97,83 +92,16 @@ class Over(NamedTuple):
 
 
 Up: TypeAlias = Hello | Lost | Asked | Bye
-Down: TypeAlias = Meet | Begin | CallOff | Over
+Down: TypeAlias = Meet | Begin | CallOff | RunOver
 UP: Final[Codec[Any]] = Codec(FromMember | Up)
 DOWN: Final[Codec[Any]] = Codec(ToMember | Down)
-
-
-class MeetingPlace:
-    """The store that all ranks reach.
-
-    Raises:
-        LinkError: this rank cannot reach it, or rank 0 cannot open it.
-    """
-
-    def __init__(self, rank: RankOfWorld) -> None:
-        self._rank = rank
-        hosts = rank.rank == 0 and not rank.is_hosted
-        self._root = self._connect(hosts=hosts)
-        """It may be the one that all others connect to: it lives as long as this process."""
-
-    def client(self, name: str = "") -> dist.Store:
-        """A connection of its own, for keys of ours alone."""
-        store = self._connect(hosts=False)
-        store.set_timeout(_FOR_EVER)
-        return dist.PrefixStore(f"paceline/{self._rank.restarts}/{name}", store)
-
-    def _connect(self, *, hosts: bool) -> dist.TCPStore:
-        rank = self._rank
-        if not (hosts or _is_reached(rank)):
-            raise LinkError(_unreached(rank, hosts=hosts, error=""))
-        try:
-            return dist.TCPStore(
-                rank.address, rank.port, None, hosts,
-                timeout=datetime.timedelta(seconds=_REACH_S),
-                wait_for_workers=False, multi_tenant=True,
-            )  # fmt: skip
-        except (RuntimeError, ValueError) as error:
-            raise LinkError(_unreached(rank, hosts=hosts, error=str(error))) from None
-
-
-def _is_reached(rank: RankOfWorld) -> bool:
-    """Whether the meeting place takes connections; torch's own try writes its stack where not."""
-    end_s = time.monotonic() + _REACH_S
-    while (left_s := end_s - time.monotonic()) > 0:
-        try:
-            socket.create_connection((rank.address, rank.port), timeout=min(5.0, left_s)).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return True
-    return False
-
-
-def _unreached(rank: RankOfWorld, *, hosts: bool, error: str) -> str:
-    if hosts:
-        first = error.strip().partition("\n")[0]
-        return (
-            f"worker 0 cannot open {rank.place}, where all workers meet ({first}): another process "
-            "may have that port; set MASTER_PORT to a free one"
-        )
-    try:
-        socket.getaddrinfo(rank.address, rank.port)
-    except OSError as unknown:
-        return (
-            f"worker {rank.rank} cannot find {rank.address} of {rank.place}, where all workers meet "
-            f"({unknown.strerror}): set MASTER_ADDR to an address of worker 0's machine"
-        )
-    return (
-        f"worker {rank.rank} cannot reach {rank.place}, where all workers meet, within "
-        f"{_REACH_S:.0f} s: worker 0 must run there (MASTER_ADDR, MASTER_PORT), and no firewall "
-        "stand between"
-    )
 
 
 class StoreChannel:
     """The member's end of the talk; see ``wire.channel.Channel``.
 
     Args:
-        heard: is given what is of no member: `Meet`, `Begin`, `CallOff`, `Over`.
+        heard: is given what is of no member: `Meet`, `Begin`, `CallOff`, `RunOver`.
         lost: is told that the meeting place is gone.
     """
 
@@ -216,11 +144,11 @@ class StoreChannel:
         done.wait(within_s)
 
     def die(self) -> None:
-        self.flush(_REACH_S)
+        self.flush(_FLUSH_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def halt(self) -> None:
-        self.flush(_REACH_S)
+        self.flush(_FLUSH_S)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _tell(self, store: dist.Store) -> None:
@@ -256,8 +184,8 @@ class StoreChannel:
                 return
             messages: list[ToMember] = []
             for one in DOWN.decode(frame):
-                if isinstance(one, Meet | Begin | CallOff | Over):
-                    self._is_over |= isinstance(one, Over)
+                if isinstance(one, Meet | Begin | CallOff | RunOver):
+                    self._is_over |= isinstance(one, RunOver)
                     self._heard(one)
                 else:
                     messages.append(one)
@@ -303,7 +231,7 @@ class ControllerPost:
             self.tell(seat, [message])
 
     def close(self) -> None:
-        """Hear nothing more: a thread in the midst of the store's code would end a process badly."""
+        """Hear nothing more: a process must not end with a thread in the midst of torch's code."""
         with contextlib.suppress(RuntimeError):
             self._store.queue_push("up", _NOTHING)
         self._reader.join(1.0)
