@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -51,7 +51,7 @@ class RankGroup:
         self._place, self._rank, self._lost = place, rank, lost
         self._store = place.client("gloo")
         try:
-            self._gloo = dist.ProcessGroupGloo(
+            self._gloo: Any = dist.ProcessGroupGloo(
                 self._store, rank.rank, rank.size, datetime.timedelta(seconds=_MEET_S)
             )
         except RuntimeError as error:
@@ -62,7 +62,7 @@ class RankGroup:
                 "the names here)"
             ) from None
         self._gloo._set_default_timeout(_LONGEST)
-        self._nccl: dist.ProcessGroupNCCL | None = None
+        self._nccl: Any = None
         self._is_leaving = False
         self._watch = threading.Thread(target=self._watch_next, daemon=True)
         self._watch.start()
@@ -79,9 +79,10 @@ class RankGroup:
 
     def begin_to_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> dist.Work:
         """The same, under way: ``finish`` waits for it. All begin theirs in one order."""
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
-        return self._of(tensor).allreduce([_plain(tensor)], options)
+        work: dist.Work = self._of(tensor).allreduce([_plain(tensor)], options)
+        return work
 
     def finish(self, work: dist.Work) -> None:
         """It is done."""
@@ -91,9 +92,10 @@ class RankGroup:
         """Rank 0's bytes for all, on a CPU; the others' become those."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        return self._gloo.broadcast([tensor], options)
+        work: dist.Work = self._gloo.broadcast([tensor], options)
+        return work
 
-    def _of(self, tensor: Tensor) -> dist.ProcessGroup:
+    def _of(self, tensor: Tensor) -> Any:
         if tensor.device.type == "cpu":
             return self._gloo
         if self._nccl is None:

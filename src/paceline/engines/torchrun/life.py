@@ -5,7 +5,7 @@
 
 What ends a rank: its script does (then it waits until all have ended); its script raises (the
 controller is told, says why once, and tells all); `RunOver` comes while it does something else.
-Nobody waits for a process that hangs in a collective: it is left where it is. This module must not know
+Nobody waits for a process that hangs in a collective: it is left there. This module must not know
 what runs.
 """
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ...errors import ConfigError
 from ...exchange.base import Clock, ScriptHooks
@@ -63,7 +64,7 @@ class RankControl(Control):
 
     carrier: "RankCarrier"
 
-    def __init__(self, page: SharedMemory, num_seats: int, words: dist.Store) -> None:
+    def __init__(self, page: SharedMemory, num_seats: int, words: Store) -> None:
         super().__init__(page, num_seats)
         self._words = words
 
@@ -99,7 +100,7 @@ class RankCarrier:
 
     is_shared = False
 
-    def __init__(self, num_seats: int, seat: int, group: RankGroup, words: dist.Store) -> None:
+    def __init__(self, num_seats: int, seat: int, group: RankGroup, words: Store) -> None:
         self.page = SharedMemory.create(control_bytes(num_seats))
         self.arena = SharedMemory.create()
         """Of rank 0 the controller gives it its size, and writes checkpoints from it."""

@@ -9,7 +9,7 @@ import datetime
 import socket
 import time
 
-import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ...errors import LinkError
 from .world import RankOfWorld
@@ -32,18 +32,18 @@ class MeetingPlace:
         self._root = self._connect(hosts=hosts)
         """It may be the one that all others connect to: it lives as long as this process."""
 
-    def client(self, name: str = "") -> dist.Store:
+    def client(self, name: str = "") -> Store:
         """A connection of its own, for keys of ours alone."""
         store = self._connect(hosts=False)
         store.set_timeout(_FOR_EVER)
-        return dist.PrefixStore(f"paceline/{self._rank.restarts}/{name}", store)
+        return PrefixStore(f"paceline/{self._rank.restarts}/{name}", store)
 
-    def _connect(self, *, hosts: bool) -> dist.TCPStore:
+    def _connect(self, *, hosts: bool) -> TCPStore:
         rank = self._rank
         if not (hosts or _is_reached(rank)):
             raise LinkError(_unreached(rank, hosts=hosts, error=""))
         try:
-            return dist.TCPStore(
+            return TCPStore(
                 rank.address, rank.port, None, hosts,
                 timeout=datetime.timedelta(seconds=_REACH_S),
                 wait_for_workers=False, multi_tenant=True,

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ...errors import LinkError
 from ...wire.codec import Codec
@@ -151,7 +151,7 @@ class StoreChannel:
         self.flush(_FLUSH_S)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _tell(self, store: dist.Store) -> None:
+    def _tell(self, store: Store) -> None:
         while True:
             frame = self._outbox.get()
             if isinstance(frame, threading.Event):
@@ -175,7 +175,7 @@ class StoreChannel:
             raise ConnectionResetError("the coordinator is gone")
         return messages
 
-    def _listen(self, store: dist.Store) -> None:
+    def _listen(self, store: Store) -> None:
         while not self._is_over:
             try:
                 frame = store.queue_pop(f"down/{self._seat}")
@@ -236,7 +236,7 @@ class ControllerPost:
             self._store.queue_push("up", _NOTHING)
         self._reader.join(1.0)
 
-    def _read(self, store: dist.Store) -> None:
+    def _read(self, store: Store) -> None:
         while True:
             try:
                 frame = store.queue_pop("up")
