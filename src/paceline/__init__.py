@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from .data.order import epoch_order
     from .errors import ConfigError, LinkError, PacelineError, ProtocolError, WorkerError
     from .kvstore.kvstore import KVStore
+    from .launch.connecting import connect
     from .launch.launcher import train
     from .replica.seeding import step_seed
     from .report.summary import Summary
-    from .script.worker import connect
     from .workloads.base import Splits, Task
 
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "Summary": "report.summary",
     "Task": "workloads.base",
     "WorkerError": "errors",
-    "connect": "script.worker",
+    "connect": "launch.connecting",
     "epoch_order": "data.order",
     "step_seed": "replica.seeding",
     "train": "launch.launcher",

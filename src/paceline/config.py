@@ -71,8 +71,10 @@ class RunSettings:
         "What a stale gradient is worth: none (all of it), inverse (1 / (staleness + 1)), "
         "distance:C (a step of at most C / squared distance), drop:S (nothing beyond S versions).",
     )
-    engine: Literal["local", "inline"] = _setting(
-        "local", "Where workers run: processes of this machine, or one process for debugging."
+    engine: Literal["local", "inline", "torchrun"] = _setting(
+        "local",
+        "Where workers run: processes of this machine, or one process for debugging; torchrun "
+        "where that began them.",
     )
     batch_size: int | None = _setting(
         None, "Samples an update averages, over all workers.", least=1

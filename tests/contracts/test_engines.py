@@ -125,9 +125,11 @@ def test_what_is_resumed_ends_where_it_would_have(
 
 
 def test_the_table_has_what_the_setting_offers() -> None:
-    with pytest.raises(ConfigError, match="engine must be one of local, inline, got 'nowhere'"):
+    with pytest.raises(
+        ConfigError, match="engine must be one of local, inline, torchrun, got 'nowhere'"
+    ):
         RunSettings(engine="nowhere")
-    assert sorted(ENGINES) == ["inline", "local"]
+    assert sorted(ENGINES) == ["inline", "local", "torchrun"]
 
 
 def test_the_engine_of_the_page_does_what_it_says(

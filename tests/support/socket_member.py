@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from paceline.context import Context
 from paceline.engines.base import MemberSpec
+from paceline.exchange.base import Clock
+from paceline.exchange.rounds import Barrier
 from paceline.exchange.through_store import StoreExchange
 from paceline.store.control import (
     ARGUMENTS,
@@ -128,6 +130,11 @@ class Mirror:
         self._store: MirroredStore | None = None
 
     # -- the carrier ----------------------------------------------------------------------------
+
+    is_shared = False
+
+    def barrier(self, seat: int, clock: Clock) -> Barrier:
+        return Barrier(self.control, seat, clock)
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         self._arena.grow(num_bytes)

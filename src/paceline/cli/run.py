@@ -1,5 +1,6 @@
 """A run: ``train`` and ``launch`` make one, ``report`` and ``replay`` say what its trace tells."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -7,11 +8,12 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import Parameter
 
 from ..config import RunSettings, flag_of
+from ..engines.torchrun.world import RankOfWorld, find_rank
 from ..errors import ConfigError, Interrupted
 from ..program import Program, ScriptProgram, TaskProgram
 from ..system.signals import ended_by_signals
@@ -33,7 +35,10 @@ def train(task: str, /, *, flags: RunFlags = NO_FLAGS, config: ConfigFile = None
         softmax, mlp, mlp488k, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your
         own: package.module:task.
     """
-    _run_program(TaskProgram(task=task), settings_of(flags, config))
+    program = TaskProgram(task=task)
+    if (rank := find_rank(os.environ)) is not None:
+        _run_as_rank(rank, program, flags, config)
+    _run_program(program, settings_of(flags, config))
 
 
 def launch(
@@ -64,6 +69,8 @@ def launch(
     if check:
         _check(program, flags, config)
         return
+    if (rank := find_rank(os.environ)) is not None:
+        _run_as_rank(rank, program, flags, config)
     settings = settings_of(flags, config)
     found = check_script(program)
     notes = found.notes
@@ -99,6 +106,22 @@ def _check(program: ScriptProgram, flags: command.Flags, config: Path | None) ->
             say(note)
     if verdict.reason:
         sys.exit(1)
+
+
+def _run_as_rank(
+    rank: RankOfWorld, program: Program, flags: command.Flags, config: Path | None
+) -> NoReturn:
+    """This command was itself begun as one of several, by torchrun or its like: one worker."""
+    from ..config import resolve
+    from ..engines.local.process import run_program
+    from ..launch.ranks import run_as_rank
+
+    run_as_rank(
+        rank,
+        program,
+        lambda: resolve(command.given(flags), config),
+        lambda context: run_program(program, context),
+    )
 
 
 def _run_program(program: Program, settings: RunSettings, notes: Sequence[str] = ()) -> None:

@@ -3,6 +3,7 @@
     base      the contract: six verbs, and processes where members can be lost
     inline    the whole run in one process, for tests and debuggers
     local     processes on this machine, shared memory between them
+    torchrun  processes that torchrun, srun or mpirun began, on any number of machines
 
 They must not know protocols or plans. docs/add-an-engine.md shows a third one.
 """
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # the fork server imports this package first, and says what i
 ENGINES: Final = {
     "inline": "paceline.engines.inline:InlineEngine",
     "local": "paceline.engines.local.engine:LocalEngine",
+    "torchrun": "paceline.engines.torchrun.engine:TorchrunEngine",
 }
 """By what ``--engine`` is told. As text, since the inline one imports torch."""
 

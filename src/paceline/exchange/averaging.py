@@ -188,8 +188,12 @@ class Averaging(abc.ABC):
 
     # -- the way out ----------------------------------------------------------------------------
 
-    def refuse(self, what: str) -> None:
-        """Raise ConfigError where ``what`` cannot be had between peers, nor the store asked."""
+    def refuse(self, what: str, *, is_over: bool = False) -> None:
+        """Raise ConfigError where ``what`` cannot be had between peers, nor the store asked.
+
+        Args:
+            is_over: whether this member's loop is over, so that it needs no work from elsewhere.
+        """
         return
 
     def give_up(self, work: Work, *, is_updating: bool) -> None:

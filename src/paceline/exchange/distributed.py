@@ -81,7 +81,7 @@ class DistributedAveraging(Averaging):
         if self._copy.is_difference:
             self.begin_again()
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str, *, is_over: bool = False) -> None:
         raise ConfigError(f"{what} is not carried by path 'collective'; use --path store")
 
     # -- one round ------------------------------------------------------------------------------

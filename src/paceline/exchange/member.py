@@ -39,6 +39,7 @@ from .averaging import Averaging
 from .base import Clock, ScriptHooks, Shape, Stopped
 from .inbox import POLL_S, Inbox, JobQueue
 from .model_copy import ModelCopy
+from .rounds import Barrier
 
 
 class Carrier(Protocol):
@@ -49,9 +50,12 @@ class Carrier(Protocol):
 
     Attributes:
         control: words that members see of each other: versions, jobs, who is called off.
+        is_shared: whether a word or byte that one writes is there for all; else each writes what
+            all come to by itself.
     """
 
     control: Control
+    is_shared: bool
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         """The parameters and the slots, as this member sees them.
@@ -59,6 +63,9 @@ class Carrier(Protocol):
         Args:
             num_bytes: that they take in all, as the coordinator has said.
         """
+
+    def barrier(self, seat: int, clock: Clock) -> Barrier:
+        """Where peers meet, as the member on this seat uses it."""
 
 
 class MemoryCarrier:
@@ -68,6 +75,8 @@ class MemoryCarrier:
         arena: the store's; the engine gives it its size when the layout is known.
     """
 
+    is_shared = True
+
     def __init__(self, control: Control, arena: Memory) -> None:
         self.control = control
         self._arena = arena
@@ -75,6 +84,9 @@ class MemoryCarrier:
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         self._arena.renew()  # it may have grown since an earlier trial
         return SharedStore(layout, self._arena.tensor(), self.control)
+
+    def barrier(self, seat: int, clock: Clock) -> Barrier:
+        return Barrier(self.control, seat, clock)
 
 
 class Snapshot:
@@ -142,12 +154,15 @@ class MemberSide:
         self.control = control = carrier.control
         self.seat, self.number = seat, number
         self.num_workers, self._beats = control.num_seats, control.beats[seat]
+        self.writes_version = seat == 0 or not carrier.is_shared
+        """Whether this member notes what peers came to; of several that share words one does."""
         self.clock, self.hooks = Clock(), ScriptHooks()
         self.snapshots = Snapshot(channel, self.hooks)
         self.jobs = JobQueue(control, seat, self.hooks, self._pin, self.clock)
         self.mail = Inbox(
             channel, self.jobs, self.clock, self._copy_out, self.hooks, is_main=is_main
         )
+        self.barrier = carrier.barrier(seat, self.clock)
         self.averaging: Averaging | None = None
         self.grant: Grant | None = None
         self.serial = self.step = -1

@@ -24,7 +24,7 @@ from .averaging import Averaging, MakeAveraging
 from .base import Stopped, Work
 from .lockstep import DIED_TOGETHER, Lockstep, Stage
 from .member import MemberSide
-from .rounds import Barrier, GivenUp, Line, RoundsTold
+from .rounds import GivenUp, Line, RoundsTold
 
 _NEVER_CANCELLED = 2**62
 """A serial between peers: they never call each other off, only the run's end does."""
@@ -39,7 +39,7 @@ class PeerRounds:
 
     def __init__(self, member: MemberSide, make: MakeAveraging | None) -> None:
         self._member, self._make = member, make
-        self._barrier = Barrier(member.control, member.seat, member.clock)
+        self._barrier = member.barrier
         self.lockstep = Lockstep(member, self._barrier)
 
     @property
@@ -188,7 +188,7 @@ class PeerRounds:
         )
         if member.copy.is_difference:
             self._averaging.begin_again()
-        if member.seat == 0:
+        if member.writes_version:
             control[VERSION] = 2 * (version + 1) + self._averaging.block
         told = [lines[seat].entry(int(lines[seat].fault) or fault) for seat in self._seats]
         self._round += 1
@@ -234,7 +234,7 @@ class PeerRounds:
             return
         member = self._member
         if what:
-            self._averaging.refuse(what)
+            self._averaging.refuse(what, is_over=is_over)
             if not is_over:
                 self.refuse_in_lockstep(what)
         member.copy.unedited.check()  # what is on the block goes along

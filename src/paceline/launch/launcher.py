@@ -8,8 +8,9 @@ This module must not know how orders are carried out or how a summary is compute
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +24,7 @@ from ..conditions.slowness import parse_slowness
 from ..config import MOST_PROCESSES, RunSettings, resolve
 from ..data.fetch import choose
 from ..engines import make_engine
-from ..engines.base import RENDEZVOUS
+from ..engines.base import RENDEZVOUS, Engine
 from ..errors import AllGone, ConfigError, FileError, Interrupted, LinkError, WorkerError
 from ..program import Program, TaskProgram
 from ..protocols import parse
@@ -88,12 +89,23 @@ def train(
     return summary
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a run is made in: the engine by its name and its workers, and who hears signals."""
+
+    make: Callable[[str, int], Engine] = make_engine
+    signals: Callable[[Callable[[int], bool]], AbstractContextManager[None]] = ended_by_signals
+
+
 def launch_run(
-    program: Program, settings: RunSettings, observer: Observer
+    program: Program, settings: RunSettings, observer: Observer, host: Host | None = None
 ) -> Summary | TrialsSummary | None:
     """Run ``program``; the summary of what came of it, None after a dry run.
 
     Of a script that trains in trials those of all of them.
+
+    Args:
+        host: None: this process begins the workers, and hears signals.
 
     Raises:
         ConfigError: something asked for does not exist or cannot work.
@@ -102,6 +114,7 @@ def launch_run(
         KeyboardInterrupt: the user ended the run; its files are whole. ``Interrupted`` where it
             had begun. One that had not, or was refused, leaves no folder.
     """
+    host = host or Host()
     if settings.workers > MOST_PROCESSES:
         raise ConfigError(
             f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
@@ -119,21 +132,25 @@ def launch_run(
             tempfile.TemporaryDirectory(prefix="paceline-") as scratch,
             closing(OpenFolder.open(Path(scratch))) as place,
         ):
-            _run(program, Lives(settings, origin, place), observer)
+            _run(program, Lives(settings, origin, place), observer, host)
         return None
     with closing(claim(settings, program.name, observer.note)) as folder:
-        return _launch(program, settings, observer, folder)
+        return _launch(program, settings, observer, folder, host)
 
 
 def _launch(
-    program: Program, settings: RunSettings, observer: Observer, folder: RunFolder
+    program: Program,
+    settings: RunSettings,
+    observer: Observer,
+    folder: RunFolder,
+    host: Host,
 ) -> Summary | TrialsSummary:
     """Run in a folder that is held; what is refused there leaves it as it was."""
     found = folder.path if folder.goes_on else None
     origin = _origin(program, settings, observer, found)
     lives = Lives(settings, origin, folder.place)
     try:
-        _live(program, lives, observer)
+        _live(program, lives, observer, host)
         if not lives.has_begun:
             raise ConfigError("no trial of the script called prepare(): there was nothing to train")
     except BaseException as error:
@@ -223,13 +240,13 @@ def _find_data(program: Program, observer: Observer) -> None:
             choose(entry.data_set, fetch_missing=True, say=observer.note)
 
 
-def _live(program: Program, lives: Lives, observer: Observer) -> None:
+def _live(program: Program, lives: Lives, observer: Observer, host: Host) -> None:
     """Run, and where all workers are lost, again, as far as ``--respawn`` wants that."""
-    while (end := _run(program, lives, observer)) is not None:
+    while (end := _run(program, lives, observer, host)) is not None:
         observer.note(lives.go_on(*end))
 
 
-def _run(program: Program, lives: Lives, observer: Observer) -> AllLost | None:
+def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllLost | None:
     """One life of a run; where all workers were lost that end, how far it came, and its faults."""
     settings, origin, place = lives.settings, lives.origin, lives.place
     protocol = parse(settings.protocol, settings.workers, settings.staleness)
@@ -249,13 +266,13 @@ def _run(program: Program, lives: Lives, observer: Observer) -> AllLost | None:
         return True
 
     with ExitStack() as ends:
-        ends.enter_context(ended_by_signals(stop_softly))
+        ends.enter_context(host.signals(stop_softly))
         specs = list(member_specs(program, settings, protocol, place, origin.resumption))
         trace = ends.enter_context(closing(_open_trace(lives)))
         log = _open_log(lives, ends)
         tail = Tail([Path(spec.log) for spec in specs], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
-        engine = ends.enter_context(closing(make_engine(settings.engine, settings.workers)))
+        engine = ends.enter_context(closing(host.make(settings.engine, settings.workers)))
         trials = TrialRuns(program, lives, engine, observer, tail)
         controller = Controller(
             engine, protocol, settings, trace, observer, log, tail, origin,

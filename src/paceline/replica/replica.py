@@ -2,8 +2,8 @@
 
 The user's objects stay what they are; only the memory under them is moved, so that a pull is one
 copy and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while
-it is still warm. Above 300 lines with what it refuses. This module must not know where the slot leads
-to.
+it is still warm. Above 300 lines with what it refuses. This module must not know where the slot
+leads to.
 """
 
 import zlib

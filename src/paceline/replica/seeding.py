@@ -7,6 +7,7 @@ same augmentation; another epoch sees others. This module must not know leases o
 import os
 import random
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,13 +79,24 @@ def step_seed(seed: int, epoch: int, position: int, *, is_loading: bool = False)
     return mix(seed, epoch, position, _FETCH_SALT if is_loading else _STEP_SALT)
 
 
+GENERATORS = ("python", "numpy", "torch")
+"""Of random numbers, those that every program has."""
+
+
+def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
+    """Seed these of them; torch's also of accelerators that nobody has touched yet."""
+    if "python" in names:
+        random.seed(seed)
+    if "numpy" in names and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    if "torch" in names:
+        torch.manual_seed(seed)
+
+
 def seed_host(seed: int) -> None:
     """Seed Python, NumPy (where it is loaded) and torch's generator of the CPU."""
-    random.seed(seed)
+    seed_generators(seed, ("python", "numpy"))
     torch.default_generator.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 def seed_all(seed: int) -> None:

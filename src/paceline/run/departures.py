@@ -216,6 +216,13 @@ class Departures:
     def _refuse_to_go_on_without(self, one: RosterEntry) -> None:
         """Raise AllGone where it had begun an update and those who are left never joined."""
         run = self._run
+        if not (one.is_done or run.engine.traits.has_store):
+            self._note_end(one.number)
+            raise AllGone(
+                f"worker {one.seat} ended: {one.end}, and engine {run.engine.traits.name} cannot "
+                "go on without it: torchrun --max-restarts 3 begins all again, from the newest "
+                "checkpoint"
+            )
         heirs = [other for other in run.roster.live if other.has_joined and not other.is_done]
         if run.live and not heirs and run.dispatch.holds_next_job(one.number):
             self._note_end(one.number)

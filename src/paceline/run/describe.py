@@ -281,13 +281,24 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
             "workers that make each step together (LBFGS, closures, hooks) average between peers, "
             f"and {why}; use --protocol local-sgd:1, or what has peers: --path peers, --device cpu"
         )
+    if is_by_store and not traits.has_store:
+        why = wrong[0] if wrong else "path 'store' was asked for"
+        raise ConfigError(
+            f"engine {traits.name} averages between its workers, and {why}; "
+            f"on one machine paceline launch --workers {settings.workers} carries it"
+        )
     if is_by_store:
         return "store"
     return "collective" if choose_path(settings, protocol) == "collective" else "peers"
 
 
 def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """``collective`` where every worker of a protocol between peers has its own accelerator."""
+    """``collective`` where every worker of a protocol between peers has its own accelerator.
+
+    Also where workers share no memory.
+    """
+    if settings.engine == "torchrun":
+        return "collective"
     is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
     if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
         return "collective"

@@ -260,7 +260,14 @@ class EpochBorders:
         run.watch.opened(run.now_s(), epoch, self._until(batch_ends, position))
         orders = run.coordinator.open_epoch(run.now_s(), batch_ends)
         is_whole = position is not None and len(live) == run.plan.workers
-        needs_store = run.needs_store and not run.steps_together  # they have left, and come back
+        has_store = run.engine.traits.has_store
+        needs_store = run.needs_store and not run.steps_together and has_store
+        if not (is_whole or has_store):
+            raise ConfigError(
+                "the checkpoint was taken when samples had been handed out one by one, which "
+                f"engine {run.engine.traits.name} cannot finish: go on to the end of that epoch "
+                f"with paceline launch --resume {run.trace.path.parent}"
+            )
         by_peers = run.plan.path != "store" and is_whole and not needs_store
         run.go_by(run.plan.path if by_peers else "store")
         seats = tuple(run.roster[number].seat for number in live)

@@ -91,7 +91,12 @@ class Liveness:
     # -- for others who choose among members ----------------------------------------------------
 
     def liveliest(self, members: Sequence[int]) -> int:
-        """The first of them that waits for others or gets on; else the one that did last."""
+        """The first of them that waits for others or gets on; else the one that did last.
+
+        Where the store is each member's own, the one whose memory checkpoints are written from.
+        """
+        if not self._run.engine.traits.has_store:
+            return members[0]
         waiting = [one for one in members if self._is_resting(one) and one not in self._stopped]
         members = waiting or members
         last = {number: self._last_sign_s(number) for number in members}

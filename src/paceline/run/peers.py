@@ -156,8 +156,12 @@ class Peers:
         assert rounds is not None
         peers = self.members
         self._end()
-        run.trace.note(run.now_s(), "peers go on through the store")
-        run.go_by("store")
+        has_store = run.engine.traits.has_store
+        if has_store:
+            run.trace.note(run.now_s(), "peers go on through the store")
+            run.go_by("store")
+        elif rounds.pending() and not run.ending:
+            raise ConfigError(self._left_alone(rounds.pending()[0][0]))
         for number in peers:
             ticket = run.roster[number].ticket
             run.dispatch.tell(number, Resume(ticket.serial if ticket else -1))
@@ -180,6 +184,15 @@ class Peers:
         self._hear_the_dead()
         if run.owes_stop:  # somebody was late with the local steps that all others have pushed
             run.send_stop()
+
+    def _left_alone(self, member: int) -> str:
+        """Some have left their loop, and this one has not."""
+        return (
+            f"worker {self._run.roster[member].seat} has stepped on a mini-batch of a batch that "
+            "another worker left its loop at, which only a store can carry: under torchrun leave "
+            "the loop in all workers alike, by what is the same in all (pace.version, "
+            "pace.sum(value) between epochs), or call pace.stop()"
+        )
 
     def _hear_the_dead(self) -> None:
         """Who died while peers ran by themselves; until now nothing could follow from it."""

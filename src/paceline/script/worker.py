@@ -40,7 +40,13 @@ from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer
 from ..passes import Passes
-from ..replica.seeding import be_deterministic, kept_random_state, mix, seed_host
+from ..replica.seeding import (
+    GENERATORS,
+    be_deterministic,
+    kept_random_state,
+    mix,
+    seed_generators,
+)
 from ..stopping import rule_of
 from ..system.processors import find_device
 from ..tuning.allocator import kept_process
@@ -74,16 +80,25 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def start_context(exchange: StoreExchange, context: Context) -> None:
+def start_context(
+    exchange: StoreExchange, context: Context, seeds: Sequence[str] = GENERATORS
+) -> None:
     """Called once in a member before the script runs: what ``connect`` will find.
 
     From here on all members draw the same random numbers, until the script seeds otherwise.
+
+    Args:
+        seeds: the generators that the script has not seeded by itself already.
     """
     if context.deterministic and context.is_own_process:
         be_deterministic()
-    seed_host(context.seed)
-    torch.manual_seed(context.seed)  # also of accelerators that nobody has touched yet
+    seed_generators(context.seed, seeds)
     _here.exchange, _here.context, _here.pace = exchange, context, None
+
+
+def is_started() -> bool:
+    """Whether this process is a member, or has called ``connect``."""
+    return _here.exchange is not None or _here.pace is not None
 
 
 def connect() -> "Pace":
@@ -118,7 +133,8 @@ def _refuse_other_launchers() -> None:
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdigit() and int(size) > 1:
         raise ConfigError(
-            f"the script was started with WORLD_SIZE={size} by another launcher; start it with "
+            f"the script was started with WORLD_SIZE={size} by another launcher, which has set no "
+            "RANK and MASTER_ADDR, where all meet; set them, or start it with "
             f"paceline launch --workers {size} SCRIPT"
         )
 

@@ -106,39 +106,46 @@ def exchange_in_shared_memory(
 
 
 def perform(run: Callable[[], None], channel: Channel, spec: MemberSpec) -> int:
-    """Run, and tell the coordinator how it ended.
-
-    Code that cannot do without batches fails where a stop has left a pass over the loader empty:
-    that is no failure of the run.
-    """
+    """Run, and tell the coordinator how it ended; the exit code."""
     from ...script import worker
 
     try:
         _run_to_its_end(run)
-    except Stopped:
-        return 0
-    except SystemExit as end:
-        channel.send(Failed(_exit_words(end, spec), "worker"))
-        return 1
-    except (BrokenPipeError, ConnectionResetError):
-        return 1
-    except Perished:
-        raise
     except BaseException as error:
-        exchange = worker.current()
-        if exchange.is_cut_short and isinstance(error, Exception):
-            exchange.say(_words_of_cut(error, spec.seat))
-            channel.send(Done())
-            return 0
-        report = Path(spec.log).with_suffix(".error")
-        with suppress(OSError), _logs_of(spec) as logs:  # what it says goes to the launcher, too
-            logs.write(report.name, traceback.format_exc().encode(errors="replace"))
-        kinds = {ConfigError: "you", AllGone: "all"}
-        whose = next((word for kind, word in kinds.items() if isinstance(error, kind)), "worker")
-        channel.send(Failed(last_words(error, spec.seat, report), whose))
-        return 1
+        return tell_end(error, channel, spec, worker.current())
     channel.send(Done())
     return 0
+
+
+def tell_end(
+    error: BaseException, channel: Channel, spec: MemberSpec, exchange: StoreExchange
+) -> int:
+    """Tell the coordinator of what came out of a member's program; the exit code.
+
+    Code that cannot do without batches fails where a stop has left a pass over the loader empty:
+    that is no failure of the run.
+    """
+    if isinstance(error, Stopped):
+        return 0
+    if isinstance(error, SystemExit):
+        channel.send(Failed(_exit_words(error, spec), "worker"))
+        return 1
+    if isinstance(error, BrokenPipeError | ConnectionResetError):
+        return 1
+    if isinstance(error, Perished):
+        raise error
+    if exchange.is_cut_short and isinstance(error, Exception):
+        exchange.say(_words_of_cut(error, spec.seat))
+        channel.send(Done())
+        return 0
+    report = Path(spec.log).with_suffix(".error")
+    with suppress(OSError), _logs_of(spec) as logs:  # what it says goes to the launcher, too
+        text = "".join(traceback.format_exception(error))
+        logs.write(report.name, text.encode(errors="replace"))
+    kinds = {ConfigError: "you", AllGone: "all"}
+    whose = next((word for kind, word in kinds.items() if isinstance(error, kind)), "worker")
+    channel.send(Failed(last_words(error, spec.seat, report), whose))
+    return 1
 
 
 def _run_to_its_end(run: Callable[[], None]) -> None:

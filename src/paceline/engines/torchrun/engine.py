@@ -1,0 +1,113 @@
+"""The torchrun engine: its members were begun by another launcher, one a rank.
+
+A thread of rank 0 runs the controller over it. What is begun, ended or begun again is the
+launcher's: this engine has no `Processes`. A rank that dies is told of by the one before it
+(group.py), and ends the run. This module must not know protocols or plans.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ...errors import ConfigError
+from ...store.control import Control
+from ...store.memory import SharedMemory
+from ...wire.messages import ToMember
+from ..base import Engine, Event, MemberSpec, ProcessLeft, StoreView, Traits
+from .post import Asked, Begin, Bye, CallOff, ControllerPost, Hello, Lost, RunOver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankZero:
+    """What the controller's thread has of the rank that it runs in.
+
+    Attributes:
+        control: its words, from when its groups are made; called once the store is laid out.
+        where: process and machine of each rank, in words; and the process's number.
+        lost: ranks that have died; filled in here.
+        asked: a rank has got a signal that asks for the end.
+        began: the folder of the run is known.
+    """
+
+    post: ControllerPost
+    memory: Callable[[], tuple[SharedMemory, Control]]
+    where: Mapping[int, tuple[str, int]]
+    lost: set[int]
+    asked: Callable[[int], None]
+    began: Callable[[str], None]
+
+
+class TorchrunEngine(Engine):
+    """The ranks of one launcher.
+
+    Args:
+        num_seats: ranks.
+        zero: of this process; None: nobody began it as a rank.
+
+    Raises:
+        ConfigError: this process is no rank.
+    """
+
+    traits = Traits(
+        name="torchrun", cancels=False, loses_members=False, has_store=False, is_spmd=True
+    )
+
+    def __init__(self, num_seats: int, zero: RankZero | None = None) -> None:
+        if zero is None:
+            raise ConfigError(
+                "engine 'torchrun' is not begun by a setting: write torchrun --nproc-per-node "
+                f"{num_seats} SCRIPT, and leave the setting out"
+            )
+        self._zero = zero
+        self._members: dict[int, int] = {}
+        """By seat."""
+        self._seats: dict[int, int] = {}
+
+    def start(self, specs: Sequence[MemberSpec], program: bytes) -> dict[int, tuple[int, int]]:
+        """Let the ranks' scripts go on; a rank that is not needed (a dry run) ends."""
+        zero = self._zero
+        self._members = {one.seat: one.member for one in specs}
+        self._seats = {one.member: one.seat for one in specs}
+        zero.began(str(specs[0].context["run_dir"]))
+        for seat in set(range(zero.post.size)) - self._members.keys():
+            zero.post.tell(seat, [RunOver(0)])
+        for one in specs:
+            zero.post.tell(one.seat, [Begin(json.dumps(asdict(one)))])
+        return {one.member: (one.seat, zero.where[one.seat][1]) for one in specs}
+
+    def events(self, timeout_s: float) -> Sequence[Event]:
+        events: list[Event] = []
+        for seat, message in self._zero.post.hear(timeout_s):
+            if isinstance(message, Asked):
+                self._zero.asked(message.number)
+            elif isinstance(message, Lost):
+                events += self._left(message.seat)
+            elif not isinstance(message, Hello | Bye):
+                events.append((self._members[seat], message))
+        return events
+
+    def _left(self, seat: int) -> list[Event]:
+        if seat in self._zero.lost:
+            return []
+        self._zero.lost.add(seat)
+        return [(self._members[seat], ProcessLeft(f"{self._zero.where[seat][0]} is gone"))]
+
+    def send(self, messages: Sequence[tuple[int, ToMember]]) -> None:
+        outbox: dict[int, list[ToMember]] = {}
+        for member, message in messages:
+            outbox.setdefault(self._seats[member], []).append(message)
+        for seat, its in outbox.items():
+            if seat not in self._zero.lost:
+                self._zero.post.tell(seat, its)
+
+    def cancel(self, member: int, serial: int) -> None:
+        self._zero.post.tell(self._seats[member], [CallOff(serial)])
+
+    def lay_out(self, num_bytes: int) -> StoreView:
+        """Rank 0's own: it pins checkpoints, and its lines show all others what is asked here."""
+        memory, control = self._zero.memory()
+        memory.grow(num_bytes)
+        return StoreView(memory, control)
+
+    def close(self) -> None:
+        """The ranks are told that all is over when that has been said (launch/ranks.py)."""

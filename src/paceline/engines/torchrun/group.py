@@ -1,0 +1,170 @@
+"""The groups of one rank: torch's own, made beside any that the script makes.
+
+    words, bytes of a CPU   gloo        bytes of a GPU   NCCL        who is there   gloo, a receive
+
+    rank 0  <--  rank 1  <--  rank 2  <--  rank 0     each waits for a word that the next one sends
+                                                      as it leaves in order; a death breaks the wait
+
+A process that ends closes its connections, so a death is known within milliseconds, also while the
+script computes. The groups are made without a name of torch's: ``init_process_group`` and
+``destroy_process_group`` of the script's own touch none of them. This module must not know what the
+bytes are.
+"""
+
+import datetime
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import LinkError
+from .place import MeetingPlace
+from .world import RankOfWorld
+
+_MEET_S = 30.0
+_LONGEST = datetime.timedelta(days=30)
+"""Others may wait for a rank that evaluates or saves by itself; who has died is told of at once."""
+_TOLD_S = 10.0
+"""Within which the end of the run is told after a connection has broken."""
+_LEAVE_S = 5.0
+_TAG: Final = 7001
+"""Of the words by which ranks leave; the script's own sends are in other groups."""
+
+
+class RankGroup:
+    """What this rank does together with all others.
+
+    Args:
+        lost: is told of the next rank where it has died.
+
+    Raises:
+        LinkError: they do not reach each other.
+    """
+
+    def __init__(self, place: MeetingPlace, rank: RankOfWorld, lost: Callable[[int], None]) -> None:
+        self._place, self._rank, self._lost = place, rank, lost
+        self._store = place.client("gloo")
+        try:
+            self._gloo: Any = dist.ProcessGroupGloo(
+                self._store, rank.rank, rank.size, datetime.timedelta(seconds=_MEET_S)
+            )
+        except RuntimeError as error:
+            raise LinkError(
+                f"worker {rank.rank} ({socket.gethostname()}) was not connected to all others "
+                f"within {_MEET_S:.0f} s ({_first_line(error)}): gloo may be bound to an interface "
+                "that they do not reach; export GLOO_SOCKET_IFNAME=eth0 (ip -brief address lists "
+                "the names here)"
+            ) from None
+        self._gloo._set_default_timeout(_LONGEST)
+        self._nccl: Any = None
+        self._is_leaving = False
+        self._watch = threading.Thread(target=self._watch_next, daemon=True)
+        self._watch.start()
+
+    # -- what all do together -------------------------------------------------------------------
+
+    def gather(self, mine: Tensor, out: Tensor) -> None:
+        """``out`` becomes what all have, by rank: ``(size * n,)`` of ``(n,)``, on a CPU."""
+        self._wait(self._gloo._allgather_base(out, mine))
+
+    def reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> None:
+        """In place: the sum of all, or the maximum; the same bits in all."""
+        self._wait(self.begin_to_reduce(tensor, is_maximum=is_maximum))
+
+    def begin_to_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> dist.Work:
+        """The same, under way: ``finish`` waits for it. All begin theirs in one order."""
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
+        work: dist.Work = self._of(tensor).allreduce([_plain(tensor)], options)
+        return work
+
+    def finish(self, work: dist.Work) -> None:
+        """It is done."""
+        self._wait(work)
+
+    def begin_to_share(self, tensor: Tensor) -> dist.Work:
+        """Rank 0's bytes for all, on a CPU; the others' become those."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        work: dist.Work = self._gloo.broadcast([tensor], options)
+        return work
+
+    def _of(self, tensor: Tensor) -> Any:
+        if tensor.device.type == "cpu":
+            return self._gloo
+        if self._nccl is None:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = _LONGEST
+            self._nccl = dist.ProcessGroupNCCL(
+                self._place.client("nccl"), self._rank.rank, self._rank.size, options
+            )
+        return self._nccl
+
+    def _wait(self, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self._break(error)
+
+    def _break(self, error: RuntimeError) -> NoReturn:
+        """A rank has died. Whoever hears of it first says so, and the process ends meanwhile."""
+        time.sleep(_TOLD_S)
+        raise LinkError(
+            f"worker {self._rank.rank} has lost the others ({_first_line(error)})"
+        ) from None
+
+    # -- who is there ---------------------------------------------------------------------------
+
+    def _watch_next(self) -> None:
+        following = (self._rank.rank + 1) % self._rank.size
+        word = torch.zeros(1, dtype=torch.uint8)
+        try:
+            self._gloo.recv([word], following, _TAG).wait()
+        except RuntimeError:
+            if not self._is_leaving:
+                self._lost(following)
+
+    def leave(self) -> bool:
+        """In order, with all others; whether they do, too."""
+        self._is_leaving = True
+        before = (self._rank.rank - 1) % self._rank.size
+        try:
+            self._gloo.send([torch.ones(1, dtype=torch.uint8)], before, _TAG).wait()
+        except RuntimeError:
+            return False
+        self._watch.join(_LEAVE_S)
+        return not self._watch.is_alive()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """As numbers that a group knows."""
+    if tensor.dtype is torch.bool:
+        return tensor.view(torch.uint8)
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return text[0].rpartition("] ")[2][:120] or text[0][:120]
+
+
+def trap() -> str:
+    """Why another machine would not reach this one by gloo, which takes what its name leads to.
+
+    "": it would, as far as can be seen here.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return ""
+    name = socket.gethostname()
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return f"its own name {name!r} leads to no address"
+    is_inner = all(one.startswith("127.") or one == "::1" for one in found)
+    return f"its own name {name!r} leads to {sorted(found)[0]}" if is_inner else ""

@@ -1,0 +1,295 @@
+"""One rank from ``connect`` to the end of its process.
+
+    connect -> place -> Hello | Meet -> group | Begin -> exchange -> script -> Done | RunOver -> end
+                                                         raises -> Failed    |
+
+What ends a rank: its script does (then it waits until all have ended); its script raises (the
+controller is told, says why once, and tells all); `RunOver` comes while it does something else.
+Nobody waits for a process that hangs in a collective: it is left there. This module must not know
+what runs.
+"""
+
+import atexit
+import hashlib
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+import torch
+
+from ...context import Context
+from ...errors import ConfigError, PacelineError
+from ...exchange.through_store import StoreExchange
+from ...replica.seeding import GENERATORS
+from ...script import worker
+from ...system.signals import REASONS
+from ...wire.messages import Done, Failed
+from ..base import MemberSpec
+from ..local import process
+from .group import RankGroup, trap
+from .member import RankAveraging, RankCarrier
+from .place import MeetingPlace
+from .post import (
+    DOWN,
+    Asked,
+    Begin,
+    Bye,
+    CallOff,
+    Down,
+    Hello,
+    Lost,
+    Meet,
+    RunOver,
+    StoreChannel,
+)
+from .world import RankOfWorld
+
+_OVER_S = 60.0
+"""Within which the end of all is told to a rank whose script has ended wrongly."""
+
+
+class RankLife:
+    """This process as one rank; there is one in a process.
+
+    Args:
+        rank: which.
+
+    Raises:
+        LinkError: the meeting place cannot be reached.
+    """
+
+    def __init__(self, rank: RankOfWorld) -> None:
+        self.rank = rank
+        self._pid = os.getpid()
+        self._say_shortly()
+        self.place = MeetingPlace(rank)
+        self._news: queue.SimpleQueue[Meet | Begin] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._code = 0
+        self._is_leaving = self._has_failed = False
+        self.carrier: RankCarrier
+        self._spec: MemberSpec | None = None
+        self._exchange: StoreExchange | None = None
+        self._group: RankGroup | None = None
+        self.channel = StoreChannel(self.place, rank.rank, self._heard, self._unreachable)
+        self._context: Context | None = None
+
+    # -- the beginning --------------------------------------------------------------------------
+
+    def begin_to_talk(self) -> None:
+        """Hear how the script ends, and signals.
+
+        A batch system sends them to every process: the controller decides when the run ends.
+        """
+        atexit.register(self._leave)
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.channel.say(Asked(number))
+
+        for number in REASONS:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, ask)
+                signal.siginterrupt(number, False)  # else a library's read or wait fails
+
+    def _say_shortly(self) -> None:
+        """What the script raises is told to the controller, which says why once."""
+        before = sys.excepthook
+
+        def failed(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            if os.getpid() != self._pid or not self._tell_failure(error.with_traceback(trace)):
+                before(kind, error, trace)
+
+        sys.excepthook = failed
+
+    def meet(self, settings: str) -> None:
+        """Meet all others, and make the groups.
+
+        Args:
+            settings: that this rank was started with.
+        """
+        self.channel.say(Hello(socket.gethostname(), self._pid, settings, random_digests(), trap()))
+        heard = self._news.get()
+        assert isinstance(heard, Meet)
+        self._seeds = heard.seeds
+        self._group = RankGroup(self.place, self.rank, self._lost)
+
+    def begin(self) -> Context:
+        """Become a member of the run: what ``worker.connect`` finds from now on."""
+        heard = self._news.get()
+        assert isinstance(heard, Begin)
+        assert self._group is not None
+        self._spec = spec = MemberSpec(**json.loads(heard.spec))
+        self._context = context = replace(Context.read(spec.context), is_own_process=True)
+        group, seat = self._group, spec.seat
+        self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
+        self._exchange = StoreExchange(
+            self.channel, self.carrier, seat=seat, member=spec.member,
+            averaging=lambda copy, barrier, hooks: RankAveraging(group, copy, barrier, hooks),
+        )  # fmt: skip
+        if context.threads is not None:  # else as torchrun, or the user's OMP_NUM_THREADS, says
+            torch.set_num_threads(context.threads)
+        worker.start_context(self._exchange, context, seeds=self._seeds)
+        return context
+
+    _seeds: tuple[str, ...] = ()
+
+    def perform(self, run: Callable[[], None]) -> NoReturn:
+        """Run this as the script, to the end of the process."""
+        assert self._spec is not None
+        assert self._exchange is not None
+        self._is_leaving = True
+        code = process.perform(run, self.channel, self._spec)
+        self._await_over(code)
+        self._exit(code or self._code)
+
+    # -- what is heard from the controller, in the listener's thread ------------------------------
+
+    def _heard(self, message: Down) -> None:
+        if isinstance(message, CallOff):
+            control = self.carrier.control
+            control.set_and_wake(control.cancelled[self.rank.rank], message.serial + 1)
+        elif isinstance(message, RunOver):
+            self._end_with(message)
+        else:
+            self._news.put(message)
+
+    def _end_with(self, message: RunOver) -> None:
+        self._code = message.code
+        if message.said:
+            say(message.said)
+        self.channel.say(Bye())
+        self.channel.flush(1.0)
+        self._over.set()
+        if not self._is_leaving:  # it waits for somebody, or computes: nobody needs it any more
+            self._exit(message.code)
+
+    def _unreachable(self) -> None:
+        """The meeting place is gone: rank 0, or torchrun itself, has ended without a word."""
+        if self.rank.rank == 1 and not self._over.is_set():
+            say(f"error: {self.rank.place}, where all workers met, is gone: worker 0, or torchrun")
+        self._code = self._code or 1
+        self._over.set()
+        if not self._is_leaving:
+            self._exit(1)
+
+    def _lost(self, seat: int) -> None:
+        """The next rank has died; in the watch's thread."""
+        if self._over.is_set():
+            return
+        if seat:
+            self.channel.say(Lost(seat))
+            return
+        text = (
+            "error: worker 0 ended: its process is gone, and the controller of the run with it; "
+            "torchrun --max-restarts 3 begins all again, from the newest checkpoint"
+        )
+        post = self.place.client()
+        with suppress(RuntimeError):
+            for other in range(1, self.rank.size):
+                said = text if other == self.rank.rank else ""
+                post.queue_push(f"down/{other}", DOWN.encode([RunOver(1, said)]))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _tell_failure(self, error: BaseException) -> bool:
+        """Whether somebody says why the script has failed."""
+        if not hasattr(self, "channel"):  # it has reached nobody
+            say(f"error: {error}")
+            return True
+        self._is_leaving = self._has_failed = True
+        if self._spec is not None and self._exchange is not None:
+            process.tell_end(error, self.channel, self._spec, self._exchange)
+            return True
+        if isinstance(error, PacelineError):
+            whose = "you" if isinstance(error, ConfigError) else "worker"
+            self.channel.send(Failed(str(error), whose))
+            return True
+        self.channel.send(Failed(f"worker {self.rank.rank} failed before prepare(): {error!r}", ""))
+        return False
+
+    def _leave(self) -> None:
+        """The script is over, or has failed; it may be a process that the script has forked."""
+        if os.getpid() != self._pid:
+            return
+        self._is_leaving = True
+        if not self._has_failed and self._exchange is not None:
+            self._finish(self._exchange)
+        self._await_over(int(self._has_failed))
+        if self._has_failed or self._code or self._group is None or not self._group.leave():
+            self._exit(self._code or int(self._has_failed))
+
+    def _finish(self, exchange: StoreExchange) -> None:
+        try:
+            worker.finish()
+        except BaseException as error:
+            self._tell_failure(error)
+            return
+        if exchange.grant() is not None and not exchange.is_stopped:
+            text = (
+                f"worker {self.rank.rank}: the script ended itself in the middle of an epoch; "
+                "leave the loop over the loader in all workers alike, or call pace.stop()"
+            )
+            self._has_failed = True
+            self.channel.send(Failed(text, "worker"))
+            return
+        self.channel.send(Done())
+
+    def _await_over(self, code: int) -> None:
+        """Until all have come to their ends."""
+        self._over.wait(_OVER_S if code else None)
+
+    def _exit(self, code: int) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def say(text: str) -> None:
+    """To the user, whatever became of the stream."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def random_digests() -> tuple[str, ...]:
+    """Of the states of Python's, NumPy's and torch's random numbers, and torch's seed."""
+    states: list[object] = [random.getstate()]
+    numpy = sys.modules.get("numpy")
+    states.append("" if numpy is None else [*map(str, numpy.random.get_state())])
+    states.append(torch.get_rng_state().tolist())
+    digests = [hashlib.sha256(repr(one).encode()).hexdigest()[:16] for one in states]
+    return (*digests, str(torch.initial_seed()))
+
+
+_NEAR = 1 << 32
+"""Seeds that lie so near each other were given by the script, as its own and the rank's number."""
+
+
+def unseeded(digests: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """Of the ranks' states: which random numbers the script has not seeded before ``connect``.
+
+    Unseeded, every process begins with others. What the script has seeded stays as it is.
+    """
+    found = []
+    for number, name in enumerate(GENERATORS):
+        if len({one[number] for one in digests}) > 1:
+            found.append(name)
+    seeds = [int(one[-1]) for one in digests]
+    if max(seeds) - min(seeds) < _NEAR and "torch" in found:
+        found.remove("torch")
+    return tuple(found)

@@ -1,0 +1,278 @@
+"""A rank's side of the exchange: words and a store of its own, lines that all gather.
+
+    LAYOUT         main: its words and its block -> broadcast -> all others
+    ONCE           main: a key of the meeting place        others look for it
+    lines          one all-gather a round: a rank's numbers, its loss scale, which gradients it has,
+                   and what its schedulers have come to
+    ALARM, SNAPSHOT   rank 0's page is the controller's, too; all others read them in its line
+
+An all-gather ends when all have come, so it is the barrier; what nobody has shown anything for is
+none. Members never write into each other's memory, so all that a second barrier guards elsewhere is
+safe here. This module must not know messages or protocols.
+"""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from ...errors import ConfigError
+from ...exchange.base import Clock, ScriptHooks
+from ...exchange.distributed import DistributedAveraging
+from ...exchange.model_copy import ModelCopy
+from ...exchange.rounds import Barrier, Line
+from ...store.control import (
+    ALARM,
+    ARGUMENTS,
+    COUNTS,
+    HAS_SCALE,
+    LAYOUT,
+    MOST_SCHEDULES,
+    ONCE,
+    RHYTHMS,
+    SCALE,
+    SKIPPED,
+    VERSION,
+    Control,
+    control_bytes,
+)
+from ...store.layout import Layout
+from ...store.memory import WORD_BYTES, SharedMemory
+from ...store.parameter_store import SharedStore
+from .group import RankGroup
+
+_LINE_WORDS, _OFFER_WORDS = 16, 6
+_LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(one + i for one in SCALE for i in range(6)))
+"""Words that go with the main member's block."""
+_SCHEDULES = ((RHYTHMS, MOST_SCHEDULES), (COUNTS, 2 * MOST_SCHEDULES), (ARGUMENTS, MOST_SCHEDULES))
+_OTHER_RHYTHM = 1
+"""See ``script/shared_schedule.py``."""
+
+
+class RankControl(Control):
+    """The words of one rank.
+
+    Args:
+        words: where the main member tells what it has gone through first.
+
+    Attributes:
+        carrier: shares what was laid out.
+    """
+
+    carrier: "RankCarrier"
+
+    def __init__(self, page: SharedMemory, num_seats: int, words: Store) -> None:
+        super().__init__(page, num_seats)
+        self._words = words
+
+    def set_and_wake(self, index: int, value: int) -> None:
+        super().set_and_wake(index, value)
+        if index == LAYOUT:
+            self.carrier.share()
+        elif index == ONCE:
+            self._words.set(f"once/{value}", "")
+
+    def wait_while(
+        self,
+        index: int,
+        is_early: Any,
+        timeout_s: float,
+        *,
+        is_soon: bool = True,
+    ) -> bool:
+        if index == LAYOUT and is_early(self[LAYOUT]):
+            self.carrier.take()
+        elif index == ONCE:
+            while self._words.check([f"once/{self[ONCE] + 1}"]):
+                self[ONCE] += 1
+        return super().wait_while(index, is_early, timeout_s, is_soon=is_soon)
+
+
+class RankCarrier:
+    """Words and a store of this rank's own; see ``exchange.member.Carrier``.
+
+    Args:
+        words: a connection to the meeting place.
+    """
+
+    is_shared = False
+
+    def __init__(self, num_seats: int, seat: int, group: RankGroup, words: Store) -> None:
+        self.page = SharedMemory.create(control_bytes(num_seats))
+        self.arena = SharedMemory.create()
+        """Of rank 0 the controller gives it its size, and writes checkpoints from it."""
+        self._group, self._seat = group, seat
+        control = RankControl(self.page, num_seats, words)
+        control.carrier = self
+        self.control: Control = control
+        self._store: SharedStore | None = None
+        self._under_way: tuple[dist.Work, Tensor] | None = None
+
+    def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
+        if self._seat:
+            self.arena.grow(num_bytes)
+        self._store = SharedStore(layout, self.arena.tensor(), self.control, has_peers=False)
+        return self._store
+
+    def barrier(self, seat: int, clock: Clock) -> Barrier:
+        """The lines of all, gathered."""
+        return GatheredLines(self.control, seat, clock, self._group, self)
+
+    def present(self, seat: int) -> memoryview:
+        """Which gradients this seat's push has; before there is a store none."""
+        return memoryview(bytearray()) if self._store is None else self._store.present(seat)
+
+    # -- what the main member has laid out ------------------------------------------------------
+
+    def share(self) -> None:
+        """It goes to all others as soon as they come for it."""
+        assert self._store is not None
+        if self._under_way is not None:
+            self._group.finish(self._under_way[0])
+        words = torch.tensor([self.control[one] for one in _LAID])
+        block = self._store.blocks[self._store.current]
+        data = torch.cat([words.view(torch.uint8), block])
+        self._under_way = self._group.begin_to_share(data), data
+
+    def take(self) -> None:
+        """What the main member shares next becomes this one's."""
+        assert self._store is not None
+        num_words = len(_LAID) * WORD_BYTES
+        data = torch.empty(num_words + len(self._store.blocks[0]), dtype=torch.uint8)
+        self._group.finish(self._group.begin_to_share(data))
+        words = data[:num_words].view(torch.int64).tolist()
+        self._store.blocks[words[_LAID.index(VERSION)] & 1].copy_(data[num_words:])
+        for index, value in zip(_LAID, words, strict=True):
+            self.control[index] = value
+
+
+class GatheredLines(Barrier):
+    """The lines of one run, as the rank at ``seat`` shows and reads them."""
+
+    def __init__(
+        self, control: Control, seat: int, clock: Clock, group: RankGroup, carrier: RankCarrier
+    ) -> None:
+        super().__init__(control, seat, clock)
+        self._group, self._carrier = group, carrier
+        self._page = memoryview(carrier.page.buffer)
+        own = [(control.numbers[seat], _LINE_WORDS), (control.offers[seat], _OFFER_WORDS)]
+        self._parts = [_bytes_of(*one) for one in (*own, (HAS_SCALE, 1), *_SCHEDULES)]
+        self._num_lines = sum(part.stop - part.start for part in self._parts)
+        self._has_shown = False
+        self._size = -1
+
+    def begin(self, phase: int) -> None:
+        """An epoch opens, at the same round in all: words that were written since the last one."""
+        if self._seat:  # the first one's was put down by the controller, which may ask anew by now
+            self._control[ALARM] = 0
+        self.arrive()
+
+    def show(self, line: Line) -> None:
+        super().show(line)
+        self._has_shown = True
+
+    def _set(self, column: int, value: float) -> None:
+        super()._set(column, value)
+        self._has_shown = True
+
+    def wait(self) -> None:
+        if self._has_shown:
+            self.arrive()
+
+    def arrive(self) -> int:
+        """Show what is new, and have what all others show; returns when all have come."""
+        start = time.perf_counter()
+        self._has_shown = False
+        present = self._carrier.present(self._seat)
+        self._make_room(len(present))
+        at = 0
+        for part in self._parts:
+            size = part.stop - part.start
+            self._own[at : at + size] = self._page[part]
+            at += size
+        self._own[at : at + len(present)] = present
+        self._group.gather(self._mine, self._all)
+        self._take()
+        self._clock.wait_s += time.perf_counter() - start
+        return 0
+
+    def _make_room(self, num_present: int) -> None:
+        size = -(-(self._num_lines + num_present) // WORD_BYTES) * WORD_BYTES
+        if size != self._size:
+            self._size = size
+            self._mine = torch.zeros(size, dtype=torch.uint8)
+            self._all = torch.zeros(self._control.num_seats * size, dtype=torch.uint8)
+            self._own, self._every = (_view(one) for one in (self._mine, self._all))
+
+    def _take(self) -> None:
+        control, size = self._control, self._size
+        schedules = self._num_lines - 4 * MOST_SCHEDULES * WORD_BYTES
+        differ = False
+        for seat in range(control.num_seats):
+            line = self._every[seat * size : (seat + 1) * size]
+            at = _LINE_WORDS * WORD_BYTES
+            self._page[_bytes_of(control.numbers[seat], _LINE_WORDS)] = line[:at]
+            end = at + _OFFER_WORDS * WORD_BYTES
+            self._page[_bytes_of(control.offers[seat], _OFFER_WORDS)] = line[at:end]
+            present = self._carrier.present(seat)
+            present[:] = line[self._num_lines : self._num_lines + len(present)]
+            differ |= (
+                line[schedules - WORD_BYTES : self._num_lines]
+                != (self._own[schedules - WORD_BYTES : self._num_lines])
+            )
+        if differ:
+            self._merge(schedules)
+
+    def _merge(self, start: int) -> None:
+        """Loss scales and schedulers: who has stepped more often knows better."""
+        control, size = self._control, self._size
+        lines = [
+            self._every[seat * size + start - WORD_BYTES : seat * size + self._num_lines].cast("q")
+            for seat in range(control.num_seats)
+        ]
+        control[HAS_SCALE] = max(line[0] for line in lines)
+        for number in range(MOST_SCHEDULES):
+            rhythm, count = 1 + number, 1 + MOST_SCHEDULES + number
+            end, argument = count + MOST_SCHEDULES, count + 2 * MOST_SCHEDULES
+            best = max(lines, key=lambda line: (line[count], line[rhythm]))
+            is_other = any(line[rhythm] == _OTHER_RHYTHM for line in lines)
+            control[RHYTHMS + number] = _OTHER_RHYTHM if is_other else best[rhythm]
+            control[COUNTS + number] = best[count]
+            control[COUNTS + MOST_SCHEDULES + number] = max(line[end] for line in lines)
+            control[ARGUMENTS + number] = best[argument]
+
+
+def _bytes_of(first: int, num_words: int) -> slice:
+    return slice(first * WORD_BYTES, (first + num_words) * WORD_BYTES)
+
+
+def _view(tensor: Tensor) -> memoryview:
+    array: Any = tensor.numpy()
+    return memoryview(array)
+
+
+class RankAveraging(DistributedAveraging):
+    """Peers whose gradients are averaged over the ranks' own group."""
+
+    def __init__(
+        self, group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+    ) -> None:
+        self._group = group
+        super().__init__(copy, barrier, hooks, "")
+
+    def _start_group(self, rendezvous: str) -> None:
+        return
+
+    def refuse(self, what: str, *, is_over: bool = False) -> None:
+        if not is_over:
+            raise ConfigError(
+                f"{what} is not carried by engine torchrun, where workers share no memory; start "
+                f"it on one machine: paceline launch --workers {self._store.control.num_seats} "
+                "SCRIPT"
+            )
+
+    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
+        self._group.reduce(tensor, is_maximum=is_maximum)

@@ -1,0 +1,248 @@
+"""Messages between ranks, through the store at which torch's own process groups meet.
+
+    rank K   send -> teller ------ queue "up" -------> reader -> events      rank 0
+             receive <- listener <- queue "down/K" <-- tell                  (the controller)
+
+Each thread has a connection of its own, since one that waits keeps its connection. Nobody's step
+waits for a message on its way: who sends hands it to the teller. A rank that cannot be reached any
+more is told of by another one (`Lost`), and the end of all by `RunOver`. This module must not know
+what a message leads to.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from ...errors import LinkError
+from ...wire.codec import Codec
+from ...wire.messages import FromMember, Rounds, ToMember
+from .place import MeetingPlace
+
+_FLUSH_S = 10.0
+_NOTHING = b""
+_SEAT = struct.Struct("<i")
+
+
+class Hello(NamedTuple):
+    """Up: this rank is there.
+
+    Attributes:
+        settings: that it was started with, as JSON.
+        random: digests of its random states, see ``life.unseeded``.
+        trap: why no other machine reaches it, "" where one does.
+    """
+
+    host: str
+    pid: int
+    settings: str
+    random: tuple[str, ...]
+    trap: str
+
+
+class Lost(NamedTuple):
+    """Up: the connection to the rank on this seat broke."""
+
+    seat: int
+
+
+class Asked(NamedTuple):
+    """Up: this rank has got a signal that asks for the end."""
+
+    number: int
+
+
+class Bye(NamedTuple):
+    """Up: it has heard that all is over."""
+
+
+class Meet(NamedTuple):
+    """Down: all are there, and make their groups.
+
+    Attributes:
+        seeds: the random numbers that begin with the run's seed: the script had seeded no others.
+    """
+
+    seeds: tuple[str, ...]
+
+
+class Begin(NamedTuple):
+    """Down: the member that this rank is, `MemberSpec` as JSON."""
+
+    spec: str
+
+
+class CallOff(NamedTuple):
+    """Down: leave the step, if it works on no later serial than this one."""
+
+    serial: int
+
+
+class RunOver(NamedTuple):
+    """Down: the run is over; the exit code, and what only this rank can say of it."""
+
+    code: int
+    said: str = ""
+
+
+Up: TypeAlias = Hello | Lost | Asked | Bye
+Down: TypeAlias = Meet | Begin | CallOff | RunOver
+UP: Final[Codec[Any]] = Codec(FromMember | Up)
+DOWN: Final[Codec[Any]] = Codec(ToMember | Down)
+
+
+class StoreChannel:
+    """The member's end of the talk; see ``wire.channel.Channel``.
+
+    Args:
+        heard: is given what is of no member: `Meet`, `Begin`, `CallOff`, `RunOver`.
+        lost: is told that the meeting place is gone.
+    """
+
+    def __init__(
+        self,
+        place: MeetingPlace,
+        seat: int,
+        heard: Callable[[Down], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._seat, self._heard, self._lost = seat, heard, lost
+        self._held: list[FromMember] = []
+        self._outbox: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[list[ToMember] | None] = queue.SimpleQueue()
+        self._is_over = False
+        for work in (self._tell, self._listen):
+            thread = threading.Thread(target=work, args=(place.client(),), daemon=True)
+            thread.start()
+
+    # -- what a member says ---------------------------------------------------------------------
+
+    def send(self, message: FromMember) -> None:
+        messages, self._held = [*self._held, message], []
+        if self._seat:  # the first one tells of rounds, by the clock that the controller reads
+            messages = [one for one in messages if not isinstance(one, Rounds)]
+        if messages:
+            self._outbox.put(_SEAT.pack(self._seat) + UP.encode(messages))
+
+    def hold(self, message: FromMember) -> None:
+        self._held.append(message)
+
+    def say(self, message: Up) -> None:
+        """Of this rank, beside what its member says; from any thread, and a signal's handler."""
+        self._outbox.put(_SEAT.pack(self._seat) + UP.encode([message]))
+
+    def flush(self, within_s: float) -> None:
+        """Return when all that was sent is on its way."""
+        done = threading.Event()
+        self._outbox.put(done)
+        done.wait(within_s)
+
+    def die(self) -> None:
+        self.flush(_FLUSH_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def halt(self) -> None:
+        self.flush(_FLUSH_S)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _tell(self, store: Store) -> None:
+        while True:
+            frame = self._outbox.get()
+            if isinstance(frame, threading.Event):
+                frame.set()
+                continue
+            try:
+                store.queue_push("up", frame)
+            except RuntimeError:
+                self._fail()
+                return
+
+    # -- what it hears --------------------------------------------------------------------------
+
+    def receive(self, is_blocking: bool = True) -> list[ToMember]:
+        try:
+            messages = self._inbox.get(is_blocking)
+        except queue.Empty:
+            return []
+        if messages is None:
+            self._inbox.put(None)  # for who asks again
+            raise ConnectionResetError("the coordinator is gone")
+        return messages
+
+    def _listen(self, store: Store) -> None:
+        while not self._is_over:
+            try:
+                frame = store.queue_pop(f"down/{self._seat}")
+            except RuntimeError:
+                self._fail()
+                return
+            messages: list[ToMember] = []
+            for one in DOWN.decode(frame):
+                if isinstance(one, Meet | Begin | CallOff | RunOver):
+                    self._is_over |= isinstance(one, RunOver)
+                    self._heard(one)
+                else:
+                    messages.append(one)
+            if messages:
+                self._inbox.put(messages)
+        self._inbox.put(None)
+
+    def _fail(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._inbox.put(None)
+            self._lost()
+
+
+class ControllerPost:
+    """Rank 0's other end: what all ranks say, and what each of them is told."""
+
+    def __init__(self, place: MeetingPlace, size: int) -> None:
+        self.size = size
+        self._store = place.client()
+        self._said: queue.SimpleQueue[tuple[int, list[FromMember | Up]]] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, args=(place.client(),), daemon=True)
+        self._reader.start()
+
+    def hear(self, timeout_s: float) -> list[tuple[int, FromMember | Up]]:
+        """What was said, with who said it, in one order; [] after ``timeout_s``."""
+        said: list[tuple[int, FromMember | Up]] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                seat, messages = self._said.get(timeout=0.0 if said else timeout_s)
+                said += [(seat, one) for one in messages]
+        return said
+
+    def tell(self, seat: int, messages: Sequence[ToMember | Down]) -> None:
+        """To this rank, in order. LinkError: the meeting place is gone."""
+        try:
+            self._store.queue_push(f"down/{seat}", DOWN.encode(messages))
+        except RuntimeError as error:
+            raise LinkError(f"the place where all workers meet is gone: {error}") from None
+
+    def tell_all(self, message: Down) -> None:
+        for seat in range(self.size):
+            self.tell(seat, [message])
+
+    def close(self) -> None:
+        """Hear nothing more: a process must not end with a thread in the midst of torch's code."""
+        with contextlib.suppress(RuntimeError):
+            self._store.queue_push("up", _NOTHING)
+        self._reader.join(1.0)
+
+    def _read(self, store: Store) -> None:
+        while True:
+            try:
+                frame = store.queue_pop("up")
+            except RuntimeError:
+                return
+            if frame == _NOTHING:
+                return
+            (seat,) = _SEAT.unpack_from(frame)
+            self._said.put((seat, UP.decode(frame[_SEAT.size :])))

@@ -1,0 +1,118 @@
+"""Who a process is among those that another launcher began, as the environment tells.
+
+    torchrun    RANK             WORLD_SIZE             LOCAL_RANK
+    srun        SLURM_PROCID     SLURM_NTASKS           SLURM_LOCALID
+    mpirun      OMPI_COMM_WORLD_RANK  .._SIZE           .._LOCAL_RANK      (Open MPI)
+                PMI_RANK         PMI_SIZE               MPI_LOCALRANKID    (MPICH, Intel MPI)
+
+All meet at MASTER_ADDR:MASTER_PORT, which torchrun sets and the others do not: without it those are
+so many scripts, each by itself. This module must not know torch.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...errors import ConfigError
+
+_VARIABLES: Final = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_PORT = 29500
+"""Where nobody names one: torch's own."""
+_MOST_PORTS = 1 << 16
+_START_FIELD = 22 - 3
+"""When a process began, in /proc/PID/stat behind its name: there field 3 is the first (proc(5))."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOfWorld:
+    """One process among ``size``.
+
+    Attributes:
+        rank, local_rank: counted from 0, over all machines and on this one.
+        address, port: where all meet.
+        is_hosted: whether the launcher keeps the meeting place; else rank 0 does.
+        restarts: how often the launcher has begun all of them again.
+        job: what the job's restarts have in common, and no other job; "": it begins none again.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    port: int
+    is_hosted: bool = False
+    restarts: int = 0
+    job: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where all meet, in words."""
+        return f"{self.address}:{self.port}"
+
+
+def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
+    """Who this process is among several; None: it is alone, or nobody says where they meet.
+
+    Raises:
+        ConfigError: the variables do not fit each other.
+    """
+    if not env.get("MASTER_ADDR"):
+        return None
+    for names in _VARIABLES:
+        if env.get(names[0]) and env.get(names[1]):
+            rank, size = (_whole(env, name) for name in names[:2])
+            break
+    else:
+        return None
+    if size < 2:
+        return None
+    if not 0 <= rank < size:
+        raise ConfigError(f"{names[0]}={rank} is no rank below {names[1]}={size}")
+    port = _whole(env, "MASTER_PORT") if env.get("MASTER_PORT") else _PORT
+    if not 0 < port < _MOST_PORTS:
+        raise ConfigError(f"MASTER_PORT must be a port below {_MOST_PORTS}, got {port}")
+    return RankOfWorld(
+        rank=rank,
+        size=size,
+        local_rank=_whole(env, names[2]) if env.get(names[2]) else rank,
+        address=env["MASTER_ADDR"],
+        port=port,
+        is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        restarts=_whole(env, _RESTARTS) if env.get(_RESTARTS) else 0,
+        job=_job(env),
+    )
+
+
+def _whole(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError:
+        raise ConfigError(f"{name} must be a whole number, got {env[name]!r}") from None
+
+
+def _job(env: Mapping[str, str]) -> str:
+    """Of torchrun: its run's id, which is "none" where nobody gave it one; then its process."""
+    name = env.get("TORCHELASTIC_RUN_ID")
+    if name is None:
+        return ""
+    if name == "none":
+        name = f"{os.uname().nodename} {os.getppid()} {_began(os.getppid())}"
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _began(pid: int) -> str:
+    """When this process began, in the kernel's ticks; "": nobody can say."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[_START_FIELD]

@@ -1,0 +1,32 @@
+"""``paceline.connect``: how this script was started, and its part in the run.
+
+    by paceline launch or train    its process was made a member before the script began
+    by torchrun, srun, mpirun      it becomes one here (ranks.py)
+    by python                      it is alone
+
+What ranks need is imported where there are any. This module must not know what a member is.
+"""
+
+import os
+
+from ..engines.torchrun.world import find_rank
+from ..script import worker
+from ..script.worker import Pace
+
+
+def connect() -> Pace:
+    """Find out how this script was started and take part in its run.
+
+    Started by ``paceline launch`` or ``train``, by ``torchrun``, ``srun`` or ``mpirun``, it is one
+    of several workers; started plainly by ``python`` it is the only one, at no cost. Calling it
+    again gives the same object.
+
+    Raises:
+        ConfigError: the script was started by another launcher with several processes.
+        LinkError: one of several cannot reach the others.
+    """
+    if not worker.is_started() and (rank := find_rank(os.environ)) is not None:
+        from .ranks import join_once
+
+        join_once(rank)
+    return worker.connect()

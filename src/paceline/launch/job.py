@@ -1,0 +1,117 @@
+"""What a run of ranks is asked for: settings that ranks can carry, and the folder of its restarts.
+
+    file, environment -> refused by name, or with a worker a rank
+    restart -> runs/.job-ID -> the folder of the first start, and what its run had
+
+This module must not know how ranks are reached.
+"""
+
+import contextlib
+import json
+from dataclasses import asdict, replace
+
+from ..checkpoints.resumption import adopt
+from ..conditions.faults import FaultPlan, Kind
+from ..config import Resolved, RunSettings
+from ..engines.torchrun.world import RankOfWorld
+from ..errors import ConfigError
+from ..protocols import parse
+from ..run_dir import RUNS
+
+_OF_RANK_0 = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "checkpoint_every"))
+"""Settings that no other rank reads."""
+_NOT_HERE = ("respawn", "stall_after")
+
+
+def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
+    """The settings of a run with a worker a rank.
+
+    Raises:
+        ConfigError: one asks for what ranks cannot carry.
+    """
+    given, size = resolved.settings, rank.size
+    if resolved.origins["workers"] != "default" and given.workers != size:
+        raise ConfigError(
+            f"workers {given.workers} ({resolved.origins['workers']}): there are {size} processes, "
+            "and each is a worker; leave the setting out"
+        )
+    if given.engine not in ("local", "torchrun"):
+        raise ConfigError(
+            f"engine {given.engine!r} ({resolved.origins['engine']}): this process was begun as "
+            "one of several; leave the setting out"
+        )
+    settings = replace(given, workers=size, engine="torchrun")
+    protocol = parse(settings.protocol, size, settings.staleness)
+    instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
+    if not protocol.is_spmd:
+        raise ConfigError(
+            f"protocol {settings.protocol} decides after each push, which engine torchrun cannot "
+            f"carry: it carries full-sync and local-sgd:H. On one machine: {instead}"
+        )
+    if settings.path not in ("auto", "collective"):
+        raise ConfigError(
+            f"path {settings.path!r} is shared memory, which processes of torchrun have not: leave "
+            f"the setting out. On one machine: {instead}"
+        )
+    for name in _NOT_HERE:
+        if getattr(settings, name):
+            raise ConfigError(
+                f"{name} is not carried by engine torchrun, where a worker that is lost ends the "
+                "run: torchrun --max-restarts N begins all again, from the newest checkpoint"
+            )
+    if settings.on_worker_error == "continue":
+        raise ConfigError(
+            "on_worker_error 'continue' is not carried by engine torchrun: all workers are needed "
+            f"for each update. On one machine: {instead}"
+        )
+    _refuse_faults(settings)
+    return settings if rank.restarts == 0 else replace(settings, fault=())
+
+
+def _refuse_faults(settings: RunSettings) -> None:
+    for one in FaultPlan.parse(settings.fault, settings.workers).faults:
+        if one.worker is None or one.at_s is not None or one.kind is Kind.DROP:
+            raise ConfigError(
+                f"fault {str(one)!r} is not carried by engine torchrun, whose workers may be on "
+                "other machines: 'kill worker 1 at update 100' comes from within"
+            )
+
+
+def said_of(settings: RunSettings) -> str:
+    values = {name: value for name, value in asdict(settings).items() if name not in _OF_RANK_0}
+    return json.dumps(values)
+
+
+class JobFolder:
+    """Which folder a job's run has, so that its restarts go on there.
+
+    ``runs/.job-ID`` names it from when it is known until the run has come to its end.
+    """
+
+    def __init__(self, rank: RankOfWorld) -> None:
+        self._rank = rank
+        self._path = RUNS / f".job-{rank.job}" if rank.job else None
+
+    def found(self, resolved: Resolved, settings: RunSettings) -> RunSettings:
+        """The settings with the folder that the first start had, and with what its run had."""
+        if self._rank.restarts and self._path is not None and self._path.is_file():
+            folder = self._path.read_text()
+            settings = replace(settings, resume="auto", run_dir=folder, name=None)
+        elif self._rank.restarts and (settings.run_dir or settings.name):
+            settings = replace(settings, resume="auto")
+        origins = {**resolved.origins, **dict.fromkeys(("workers", "engine"), "the launcher")}
+        if settings.fault != resolved.settings.fault:
+            origins["fault"] = "the launcher"
+        return adopt(Resolved(settings=settings, origins=origins))
+
+    def began(self, folder: str) -> None:
+        """The run lies there."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(exist_ok=True)
+                self._path.write_text(folder)
+
+    def forget(self) -> None:
+        """It has come to its end."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

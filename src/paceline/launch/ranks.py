@@ -1,0 +1,244 @@
+"""A run among the ranks that torchrun, srun or mpirun began.
+
+    every rank   connect: environment -> settings -> meeting place -> Hello | Meet | Begin -> Pace
+    rank 0       a thread: Hellos compared -> launch_run over the engine -> said -> RunOver
+
+Settings come from a file and the environment, since the command line is the other launcher's
+(job.py). This module must not know how ranks reach each other, or what a script does.
+"""
+
+import contextlib
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, TypeAlias
+
+from ..config import PREFIX, Resolved, resolve
+from ..context import Context
+from ..engines.base import Engine
+from ..engines.torchrun.engine import RankZero, TorchrunEngine
+from ..engines.torchrun.life import RankLife, say, unseeded
+from ..engines.torchrun.post import Asked, ControllerPost, Hello, Lost, Meet, RunOver
+from ..engines.torchrun.world import RankOfWorld
+from ..errors import ConfigError, Interrupted, LinkError, PacelineError, WorkerError
+from ..program import Program, ScriptProgram
+from ..report.live import choose_observer
+from ..system.signals import SignalInterrupt
+from ..wire.messages import Failed
+from .job import JobFolder, said_of, settings_of_ranks
+from .launcher import Host, launch_run
+
+_SAY_S, _GIVE_UP_S = 30.0, 600.0
+"""So long a rank may take to its ``connect`` before it is named; before all are given up."""
+_BYE_S = 5.0
+"""Within which ranks say that they have heard of the end."""
+
+Settle: TypeAlias = Callable[[], Resolved]
+
+_joined: list[RankLife] = []
+"""This process's life as a rank; there is one."""
+
+
+def join_once(rank: RankOfWorld) -> None:
+    """The script that runs here becomes one of the members.
+
+    Raises:
+        ConfigError: it has called ``connect`` in another thread, or a setting cannot be.
+        LinkError: the others cannot be reached.
+    """
+    if _joined:
+        raise ConfigError(
+            "paceline.connect() was called in two threads; call it once, and hand pace on"
+        )
+    join(rank, _this_script(), lambda: resolve({}))
+
+
+def run_as_rank(
+    rank: RankOfWorld, program: Program, read: Settle, run: Callable[[Context], None]
+) -> NoReturn:
+    """This process was begun as a rank, and its program is ours to run; ends the process."""
+    context = join(rank, program, read)
+    _joined[0].perform(lambda: run(context))
+
+
+def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
+    """Become one of the members; what it was told of the run.
+
+    What is wrong with a rank's settings is said by the one controller, once.
+
+    Args:
+        program: what runs, for the trace and for whoever goes on with it.
+        read: the settings as they were given to this rank.
+    """
+    life = RankLife(rank)
+    _joined.append(life)
+    life.begin_to_talk()
+    if rank.rank == 0:
+        RunThread(life, program, read).start()
+    life.meet(said_of(settings_of_ranks(read(), rank)))
+    return life.begin()
+
+
+def _this_script() -> ScriptProgram:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    path = spec.name if spec is not None else getattr(main, "__file__", None) or "script"
+    return ScriptProgram(path=path, args=tuple(sys.argv[1:]), is_module=spec is not None)
+
+
+class RunThread(threading.Thread):
+    """The controller of the run, in a thread of rank 0.
+
+    Args:
+        read: settings and where they came from: those of a run that goes on fill in the rest.
+    """
+
+    def __init__(self, life: RankLife, program: Program, read: Settle) -> None:
+        super().__init__(name="paceline-controller", daemon=True)
+        self._life, self._program, self._read = life, program, read
+        self._is_json = False
+        self._post = ControllerPost(life.place, life.rank.size)
+        self._stop_softly: Callable[[int], bool] = lambda number: False
+        self._asked: int | None = None
+        self._where: dict[int, tuple[str, int]] = {}
+        self._lost: set[int] = set()
+        self._folder = JobFolder(life.rank)
+
+    def run(self) -> None:
+        code = 1
+        try:
+            code = self._run_to_its_end()
+        except PacelineError as error:
+            say(f"error: {error}")
+            if self._is_json:
+                said = {"kind": type(error).__name__, "message": str(error)}
+                print(json.dumps({"error": said}), flush=True)  # noqa: T201
+            code = 2 if isinstance(error, ConfigError) else 1
+        except KeyboardInterrupt as end:
+            say("interrupted")
+            code = 128 + getattr(end, "signal", 2)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            self._end_all(code)
+
+    def _run_to_its_end(self) -> int:
+        resolved = self._read()
+        self._is_json = resolved.settings.json
+        settings = self._folder.found(resolved, settings_of_ranks(resolved, self._life.rank))
+        observer = choose_observer(settings.json)
+        try:
+            self._meet(observer.note)
+            host = Host(make=self._make, signals=self._heard_by_ranks)
+            summary = launch_run(self._program, settings, observer, host)
+            self._folder.forget()
+            if settings.json:
+                shown = summary if summary is not None else observer.shown_plan
+                assert shown is not None
+                print(json.dumps(shown.to_json(), allow_nan=False), flush=True)  # noqa: T201
+        except Interrupted as end:
+            if settings.json:
+                print(json.dumps(end.summary.to_json(), allow_nan=False), flush=True)  # noqa: T201
+            raise
+        finally:
+            observer.close()
+        return 0
+
+    def _meet(self, note: Callable[[str], None]) -> None:
+        """All ranks are there, and were started alike."""
+        hellos: dict[int, Hello] = {}
+        size, start_s, has_said = self._post.size, time.monotonic(), False
+        while len(hellos) < size:
+            for seat, one in self._post.hear(0.5):
+                if isinstance(one, Hello):
+                    hellos[seat] = one
+                elif isinstance(one, Asked):
+                    raise SignalInterrupt(one.number)
+                elif isinstance(one, Failed):
+                    raise (ConfigError if one.whose == "you" else WorkerError)(one.text)
+            waited_s = time.monotonic() - start_s
+            missing = sorted(set(range(size)) - hellos.keys())
+            if missing and waited_s > _SAY_S and not has_said:
+                has_said = True
+                note(f"worker {missing[0]} has not come to paceline.connect() in {_SAY_S:.0f} s")
+            if missing and waited_s > _GIVE_UP_S:
+                raise LinkError(
+                    f"worker {missing[0]} has not come to paceline.connect() in "
+                    f"{_GIVE_UP_S:.0f} s: was it started on all machines, with this MASTER_ADDR "
+                    "and MASTER_PORT, and do all call it?"
+                )
+        ordered = [hellos[seat] for seat in range(size)]
+        _compare(ordered)
+        _refuse_traps(ordered)
+        self._where |= {
+            seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
+        }
+        self._post.tell_all(Meet(unseeded([one.random for one in ordered])))
+
+    def _make(self, name: str, num_workers: int) -> Engine:
+        life = self._life
+        return TorchrunEngine(num_workers, RankZero(
+            post=self._post,
+            memory=lambda: (life.carrier.arena, life.carrier.control),
+            where=self._where,
+            lost=self._lost,
+            asked=self._hear_signal,
+            began=self._folder.began,
+        ))  # fmt: skip
+
+    @contextmanager
+    def _heard_by_ranks(self, stop_softly: Callable[[int], bool]) -> Iterator[None]:
+        self._stop_softly = stop_softly
+        yield
+
+    def _hear_signal(self, number: int) -> None:
+        """Every rank gets it, and torchrun sends it once more; who waits no longer kills."""
+        if self._asked is None:
+            self._asked = number
+            if not self._stop_softly(number):
+                raise SignalInterrupt(number)
+
+    def _end_all(self, code: int) -> None:
+        """Tell all ranks, this one last: with it the meeting place may go."""
+        others = set(range(1, self._post.size)) - self._lost
+        with contextlib.suppress(LinkError):
+            for seat in sorted(others):
+                self._post.tell(seat, [RunOver(code)])
+            end_s = time.monotonic() + _BYE_S
+            while others and time.monotonic() < end_s:
+                for seat, one in self._post.hear(0.1):
+                    others -= {seat, one.seat if isinstance(one, Lost) else seat}
+        self._post.close()
+        with contextlib.suppress(LinkError):
+            self._post.tell(0, [RunOver(code)])
+
+
+def _compare(hellos: Sequence[Hello]) -> None:
+    """Raise ConfigError where two ranks were started with different settings."""
+    first = json.loads(hellos[0].settings)
+    for rank, hello in enumerate(hellos):
+        its = json.loads(hello.settings)
+        for name in first.keys() | its.keys():
+            if first.get(name) != its.get(name):
+                raise ConfigError(
+                    f"workers 0 and {rank} ({hellos[0].host} and {hello.host}) were started with "
+                    f"different settings: {name} is {first.get(name)!r} and {its.get(name)!r}; set "
+                    f"{PREFIX}{name.upper()}, or paceline.toml, alike on all machines"
+                )
+
+
+def _refuse_traps(hellos: Sequence[Hello]) -> None:
+    """Raise ConfigError where gloo would bind to what other machines do not reach."""
+    if len({one.host for one in hellos}) < 2:
+        return
+    for rank, hello in enumerate(hellos):
+        if hello.trap:
+            raise ConfigError(
+                f"worker {rank} on {hello.host}: {hello.trap}, where gloo would wait for the other "
+                "machines in vain; export GLOO_SOCKET_IFNAME=eth0 there (ip -brief address lists "
+                "the names), or give it its address in /etc/hosts"
+            )

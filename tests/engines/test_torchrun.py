@@ -1,0 +1,275 @@
+"""Scripts among the ranks of torchrun, over real gloo: equal to the local engine, or refused.
+
+Each start costs seconds, so a test makes several claims about one. The script has all that an
+equivalence must carry: tied weights, a frozen one, batch norm, two groups, a clip, a scheduler that
+is stepped in the loop, a last batch with fewer samples than ranks, or batch norm, which needs more.
+"""
+
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.engines.torchrun import place
+from paceline.engines.torchrun.life import unseeded
+from paceline.engines.torchrun.member import GatheredLines, RankControl
+from paceline.engines.torchrun.world import RankOfWorld, find_rank
+from paceline.errors import ConfigError, LinkError
+from paceline.exchange.base import Clock
+from paceline.store.control import ALARM, ARGUMENTS, COUNTS, RHYTHMS, control_bytes
+from paceline.store.memory import SharedMemory
+from paceline.trace.records import Ended as EndedRecord
+from ranks import SCRIPT, Ended, begin, end, free_port, interrupt, run_alone, run_ranks
+from reference import differ
+from runs import Run, assert_each_sample_once, run_script
+
+NUM_SAMPLES = 61
+CLOSE = 1e-9
+
+
+def on_local(folder: Path, workers: int, **settings: Any) -> Run:
+    """The same script by ``paceline launch``."""
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    return run_script(folder / "train.py", folder, workers=workers, path="peers", **settings)
+
+
+def assert_one_cause(ended: Ended, *words: str) -> None:
+    """It was told once, in at most 12 lines, and torchrun sees a failure."""
+    assert ended.code != 0
+    assert len(ended.errors) == 1, ended.said
+    for word in words:
+        assert word in ended.said
+    cause = ended.said[ended.said.index("error: ") :].splitlines()
+    own = [line for line in cause if not line.startswith(("W1", "E1"))]
+    after = next((n for n, line in enumerate(own) if line.startswith("Traceback")), len(own))
+    assert after <= 12, ended.said
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("num_ranks", "protocol", "norm"),
+    [(2, "full-sync", {"NORM": "1"}), (3, "full-sync", {}), (3, "local-sgd:2", {})],
+)
+def test_a_script_comes_to_what_the_local_engine_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_ranks: int,
+    protocol: str,
+    norm: dict[str, str],
+) -> None:
+    ended = run_ranks(tmp_path, num_ranks, PACELINE_PROTOCOL=protocol, **norm)
+    assert ended.code == 0, ended.said
+    run = ended.run
+    assert (run.path, run.num_epochs_ended()) == ("collective", 2)
+    assert_each_sample_once(run, 64 if norm else NUM_SAMPLES, 2)
+    for name, value in norm.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    expected = on_local(tmp_path / "local", num_ranks, protocol=protocol)
+    assert differ(run.state, expected.state) < CLOSE
+    assert [one.ticket.member for one in run.pushes] == [
+        one.ticket.member for one in expected.pushes
+    ]
+    assert ended.said.count("epoch 1 version") == 1  # only one of them prints
+    assert "of 17" in ended.said
+    if protocol == "full-sync":
+        assert f"rate {0.05 * 0.7 ** (run.summary.updates // 4):.6f}" in ended.said
+    assert (tmp_path / "first").read_text().splitlines()[0] == "0"
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_what_is_killed_goes_on_in_the_middle_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    chosen = {
+        "PACELINE_PROTOCOL": protocol,
+        "PACELINE_CHECKPOINT_EVERY": "1 updates",
+        "EPOCHS": "4",
+    }
+    ended = run_ranks(tmp_path, 2, "--max-restarts", "2", MODE="kill 1", **chosen)
+    assert ended.code == 0, ended.said
+    assert "going on with" in ended.said
+    assert len(ended.errors) == 1
+    assert "worker 1 ended: process" in ended.errors[0]
+    assert_each_sample_once(ended.run, NUM_SAMPLES, 4)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EPOCHS", "4")
+    expected = on_local(tmp_path / "local", 2, protocol=protocol)
+    assert differ(ended.run.state, expected.state) < CLOSE
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("raise", ("worker 1 failed at", "ValueError: oh no")),
+        ("kill 0", ("worker 0 ended: its process is gone", "--max-restarts")),
+        ("kill 2", ("worker 2 ended: process", "--max-restarts")),
+        ("skip", ("step.skip()", "paceline launch --workers 3")),
+        ("one leaves", ("another worker left its loop", "pace.stop()")),
+        ("other models", ("different models",)),
+    ],
+)
+def test_an_end_has_one_cause(tmp_path: Path, mode: str, words: tuple[str, ...]) -> None:
+    ended = run_ranks(tmp_path, 3, MODE=mode)
+    assert_one_cause(ended, *words)
+    assert ended.took_s < 60
+
+
+@pytest.mark.timeout(100)
+def test_all_may_leave_their_loops_together(tmp_path: Path) -> None:
+    ended = run_ranks(tmp_path, 2, MODE="all leave", EPOCHS="3")
+    assert ended.code == 0, ended.said
+    assert "epoch 2 version 6" in ended.said
+
+
+@pytest.mark.timeout(100)
+def test_what_ranks_cannot_carry_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    ended = run_ranks(tmp_path, 2, PACELINE_PROTOCOL="k-sync:2")
+    assert_one_cause(ended, "decides after each push", "paceline launch --workers 2")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(100)
+def test_a_signal_stops_softly_with_a_checkpoint(tmp_path: Path) -> None:
+    process = begin(tmp_path, 2, MODE="slow", EPOCHS="1000")
+    trace = tmp_path / "run" / "trace.jsonl"
+    while not trace.is_file() or trace.read_text().count("\n") < 20:
+        assert process.poll() is None
+        time.sleep(0.1)
+    interrupt(process, signal.SIGTERM)
+    ended = end(process, tmp_path)
+    assert ended.took_s < 30
+    last = ended.run.records[-1]
+    assert isinstance(last, EndedRecord)
+    assert last.reason == "interrupted: terminated"
+    assert list((tmp_path / "run" / "checkpoints").glob("*/run.json"))
+
+
+@pytest.mark.timeout(100)
+def test_a_task_is_trained_by_ranks(tmp_path: Path) -> None:
+    words = ("-m", "paceline", "train", "quadratic", "--epochs", "2", "--json")
+    ended = run_ranks(tmp_path, 2, *words)
+    assert ended.code == 0, ended.said
+    assert ended.run.path == "collective"
+    assert '"workers": 2' in ended.said or '"workers":' in ended.said
+
+
+@pytest.mark.timeout(100)
+def test_ranks_of_other_launchers_that_were_started_otherwise_are_named(tmp_path: Path) -> None:
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first = {**meet, "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+    second = {**meet, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    ended = run_alone(tmp_path, [first, {**second, "PACELINE_PROTOCOL": "local-sgd:2"}])
+    assert [one.code for one in ended] == [2, 2]
+    assert "protocol is 'full-sync' and 'local-sgd:2'" in ended[0].said
+    assert ended[1].errors == []
+    good = run_alone(tmp_path, [first, second])
+    assert [one.code for one in good] == [0, 0], good
+
+
+# -- without a process ----------------------------------------------------------------------------
+
+
+def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_REACH_S", 0.3)
+    port = free_port()
+    rank = RankOfWorld(rank=1, size=2, local_rank=1, address="127.0.0.1", port=port)
+    with pytest.raises(LinkError, match=f"worker 1 cannot reach 127.0.0.1:{port}"):
+        place.MeetingPlace(rank)
+    rank = RankOfWorld(rank=1, size=2, local_rank=1, address="no.such.host.invalid", port=port)
+    with pytest.raises(LinkError, match=r"cannot find no\.such\.host\.invalid.*MASTER_ADDR"):
+        place.MeetingPlace(rank)
+
+
+@pytest.mark.parametrize(
+    ("env", "rank"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (1, 2, 0)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}, (3, 4, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2, 0)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, (1, 2, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_a_rank_is_found_in_the_environment(env: dict[str, str], rank: Any) -> None:
+    found = find_rank({"MASTER_ADDR": "node1", "MASTER_PORT": "1234", **env})
+    assert (found and (found.rank, found.size, found.local_rank)) == rank
+    assert find_rank(env) is None  # nobody says where they meet
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is no rank below WORLD_SIZE=2"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number, got 'one'"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT must be a port"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(env: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_rank({"MASTER_ADDR": "node1", **env})
+
+
+def test_what_a_script_has_seeded_stays() -> None:
+    same, mine, other = ("a", "b", "c", "7"), ("x", "b", "y", "8"), ("z", "b", "w", str(2**60))
+    assert unseeded([same, same]) == ()
+    assert unseeded([same, mine]) == ("python",)  # torch by its seed and its rank
+    assert unseeded([same, other]) == ("python", "torch")
+
+
+def lines_of(num_seats: int) -> list[GatheredLines]:
+    """Barriers of ranks in one process; what one gathers is what all have now."""
+    controls = []
+    for _ in range(num_seats):
+        page = SharedMemory.create(control_bytes(num_seats))
+        controls.append((page, RankControl(page, num_seats, None)))  # type: ignore[arg-type]
+    carriers = [
+        SimpleNamespace(page=page, present=lambda seat: memoryview(bytearray()))
+        for page, _ in controls
+    ]
+    all_lines: list[GatheredLines] = []
+
+    class Group:
+        def gather(self, mine: Tensor, out: Tensor) -> None:
+            out.copy_(torch.cat([one._mine for one in all_lines]))
+
+    for seat, (_, control) in enumerate(controls):
+        all_lines.append(
+            GatheredLines(control, seat, Clock(), Group(), carriers[seat])  # type: ignore[arg-type]
+        )
+    for _ in range(2):  # the first time makes what the second one gathers
+        for one in all_lines:
+            one._make_room(0)
+    return all_lines
+
+
+def test_who_has_stepped_a_schedule_more_often_knows_better() -> None:
+    first, second = lines_of(2)
+    first._control[RHYTHMS], first._control[COUNTS] = 2**29, 4
+    second._control[RHYTHMS], second._control[COUNTS] = 2**29 + 2, 5
+    second._control.set_double(ARGUMENTS, 0.25)
+    second.arrive()
+    first.arrive()
+    assert (first._control[RHYTHMS], first._control[COUNTS]) == (2**29 + 2, 5)
+    assert first._control.double(ARGUMENTS) == 0.25
+    second._control[RHYTHMS] = 1  # another rhythm: for good, whoever has found it
+    second.arrive()
+    first.arrive()
+    assert first._control[RHYTHMS] == 1
+
+
+def test_an_alarm_of_the_controller_is_kept_where_an_epoch_opens() -> None:
+    first, second = lines_of(2)
+    for one in (first, second):
+        one._control[ALARM] = 1
+        one.begin(0)
+    assert (first._control[ALARM], second._control[ALARM]) == (1, 0)

@@ -1,0 +1,84 @@
+"""What rank 0 decides before a run of ranks begins: settings, the folder of a job's restarts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.config import Resolved, resolve
+from paceline.engines.torchrun.post import Hello
+from paceline.engines.torchrun.world import RankOfWorld
+from paceline.errors import ConfigError
+from paceline.launch import connecting, job, ranks
+from paceline.script import worker
+
+RANK = RankOfWorld(rank=0, size=2, local_rank=0, address="node1", port=1234, job="abc")
+HELLO = Hello("node1", 7, '{"lr": 0.1}', ("", "", "", "0"), "")
+
+
+def given(**settings: object) -> Resolved:
+    return resolve(settings, env={})
+
+
+def test_connect_is_the_workers_own_where_nobody_began_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert connecting.connect() is worker.connect()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"protocol": "k-sync:2"}, "decides after each push.*paceline launch --workers 2"),
+        ({"protocol": "adaptive-local:2"}, "decides after each push"),
+        ({"path": "store"}, "shared memory.*paceline launch"),
+        ({"path": "peers"}, "shared memory"),
+        ({"respawn": True}, "--max-restarts"),
+        ({"stall_after": 3.0}, "--max-restarts"),
+        ({"on_worker_error": "continue"}, "all workers are needed"),
+        ({"workers": 4}, "there are 2 processes"),
+        ({"engine": "inline"}, "this process was begun as one of several"),
+        ({"fault": ("kill worker 1 at 3s",)}, "comes from within"),
+    ],
+)
+def test_what_ranks_cannot_carry_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        job.settings_of_ranks(given(**settings), RANK)
+
+
+def test_ordered_faults_come_in_the_first_start_only() -> None:
+    resolved = given(fault=("kill worker 1 at update 3",))
+    assert job.settings_of_ranks(resolved, RANK).fault
+    assert job.settings_of_ranks(resolved, replace(RANK, restarts=1)).fault == ()
+
+
+def test_a_restart_goes_on_in_the_folder_of_the_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = job.JobFolder(RANK)
+    settings = job.settings_of_ranks(given(), RANK)
+    assert first.found(given(), settings).run_dir is None
+    first.began("/somewhere/runs/that")
+    again = replace(RANK, restarts=1)
+    found = job.JobFolder(again).found(given(), settings)
+    assert (found.run_dir, found.resume, found.workers) == ("/somewhere/runs/that", "auto", 2)
+    other = replace(again, job="another")
+    assert job.JobFolder(other).found(given(), settings).resume is None
+    first.forget()
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_settings_that_differ_are_named_with_both_machines() -> None:
+    other = HELLO._replace(host="node2", settings='{"lr": 0.2}')
+    with pytest.raises(ConfigError, match=r"0 and 1 \(node1 and node2\).*lr is 0.1 and 0.2.*_LR"):
+        ranks._compare([HELLO, other])
+    ranks._compare([HELLO, HELLO._replace(host="node2")])
+
+
+def test_a_name_that_leads_to_the_machine_itself_matters_between_machines_only() -> None:
+    trapped = HELLO._replace(trap="its own name 'node1' leads to 127.0.1.1")
+    ranks._refuse_traps([trapped, HELLO])
+    with pytest.raises(ConfigError, match=r"127\.0\.1\.1.*GLOO_SOCKET_IFNAME"):
+        ranks._refuse_traps([trapped, HELLO._replace(host="node2")])

@@ -1,0 +1,179 @@
+"""Scripts under torchrun as tests need them: real ranks over gloo, in a folder of their own.
+
+It must not know what a test claims.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.report.summary import summarize
+from runs import Run
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+mode, rank = os.environ.get("MODE", ""), int(os.environ.get("RANK", 0))
+is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+pace = paceline.connect()
+torch.manual_seed(3)
+generator = torch.Generator().manual_seed(1)
+has_norm = "NORM" in os.environ  # which cannot be of one sample
+inputs = torch.randn(64 if has_norm else 61, 6, generator=generator, dtype=torch.float64)
+targets = inputs[:, :3].argmax(1)
+width = 8 + (rank if mode == "other models" else 0)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, width), nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width) if has_norm else nn.Identity()
+        self.out = nn.Linear(width, 3)
+        self.third = nn.Linear(width, width)
+        self.third.weight = self.second.weight
+        self.out.bias.requires_grad_(False)
+        self.double()
+
+    def forward(self, x):
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.out(self.norm(torch.tanh(self.third(x))))
+
+
+model = Tied()
+with pace.once() as is_first:
+    if is_first:
+        time.sleep(0.2)
+        open("first", "a").write(f"{rank}\\n")
+matrices = [one for one in model.parameters() if one.ndim > 1]
+vectors = [one for one in model.parameters() if one.ndim == 1]
+optimizer = torch.optim.Adam([{"params": matrices}, {"params": vectors, "lr": 0.02}], lr=0.05)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.7)
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)
+test = DataLoader(TensorDataset(inputs[:17], targets[:17]), batch_size=4)
+model, optimizer, loader, schedule = pace.prepare(model, optimizer, loader, schedule)
+steps = 0
+for epoch in pace.epochs(int(os.environ.get("EPOCHS", 2))):
+    for i, (x, y) in enumerate(loader):
+        if (mode == "all leave" or mode == "one leaves" and rank == 1) and i == 2:
+            break
+        with pace.step() as step:
+            steps += 1
+            if mode == "slow":
+                time.sleep(0.05)
+            if mode == "raise" and steps == 4 and rank == 1:
+                raise ValueError("oh no")
+            if mode == f"kill {rank}" and steps == 9 and is_first_start:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if mode == "skip":
+                step.skip()
+                continue
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            pace.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        schedule.step()
+
+    def measure(batch):
+        return {"acc": (float((model(batch[0]).argmax(1) == batch[1]).sum()), len(batch[1]))}
+
+    totals = pace.evaluate(measure, test)
+    pace.log({"ranks": pace.sum(rank + 1)})
+    pace.print(f"epoch {epoch} version {pace.version} acc {totals['acc'][0]:.0f} of "
+               f"{totals['acc'][1]:.0f} rate {optimizer.param_groups[0]['lr']:.6f}")
+pace.save()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What came of the processes.
+
+    Attributes:
+        said: their output and torchrun's, in one.
+    """
+
+    folder: Path
+    code: int
+    said: str
+    took_s: float
+
+    @property
+    def errors(self) -> list[str]:
+        """The causes that were told."""
+        return [line for line in self.said.splitlines() if line.startswith("error: ")]
+
+    @property
+    def run(self) -> Run:
+        return Run(folder=self.folder / "run", summary=summarize(self.folder / "run"))
+
+
+def environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """Of a rank, with the folder of the run."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PACELINE_RUN_DIR": str(folder / "run"),
+        **settings,
+    }
+
+
+def begin(folder: Path, num_ranks: int, *words: str, **settings: str) -> "subprocess.Popen[str]":
+    """Start torchrun on ``train.py``.
+
+    Args:
+        words: flags of torchrun, and ``-m MODULE ARGS`` in place of the script.
+        settings: variables of the environment.
+    """
+    (folder / "train.py").write_text(SCRIPT)
+    what = () if "-m" in words else (str(folder / "train.py"),)
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone",
+         "--nproc-per-node", str(num_ranks), *words, *what],
+        cwd=folder, env=environment(folder, settings), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def end(process: "subprocess.Popen[str]", folder: Path, within_s: float = 100.0) -> Ended:
+    start = time.monotonic()
+    said, _ = process.communicate(timeout=within_s)
+    return Ended(folder=folder, code=process.returncode, said=said, took_s=time.monotonic() - start)
+
+
+def run_ranks(folder: Path, num_ranks: int, *words: str, **settings: str) -> Ended:
+    return end(begin(folder, num_ranks, *words, **settings), folder)
+
+
+def interrupt(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    process.send_signal(number)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def run_alone(folder: Path, ranks: list[dict[str, str]]) -> list[Ended]:
+    """Processes as srun or mpirun begins them, each with its own variables."""
+    (folder / "train.py").write_text(SCRIPT)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "train.py"], cwd=folder, env=environment(folder, settings), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for settings in ranks
+    ]  # fmt: skip
+    return [end(one, folder) for one in processes]
