@@ -2,7 +2,8 @@
 
     settings + program -> folder -> engine, members -> controller -> trace -> summary
 
-This module must not know how orders are carried out or how a summary is computed.
+Above 300 lines, since a run is opened and ended in one place. This module must not know how orders
+are carried out or how a summary is computed.
 """
 
 import os

@@ -1,7 +1,7 @@
 """What a member tells about its model and data, and the plan that follows from it.
 
-The plan is shown before the first step; whatever cannot work is refused here. This module must
-not know processes or terminals.
+The plan is shown before the first step; whatever cannot work is refused here. Above 300 lines
+with all that is compared. This module must not know processes or terminals.
 """
 
 import dataclasses

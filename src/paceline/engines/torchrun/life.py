@@ -41,7 +41,7 @@ from .member import RankAveraging, RankCarrier
 from .place import MeetingPlace
 from .post import (
     DOWN,
-    Asked,
+    EndAsked,
     Begin,
     Bye,
     CallOff,
@@ -96,7 +96,7 @@ class RankLife:
             return
 
         def ask(number: int, frame: FrameType | None) -> None:
-            self.channel.say(Asked(number))
+            self.channel.say(EndAsked(number))
 
         for number in REASONS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
