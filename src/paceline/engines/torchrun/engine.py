@@ -14,7 +14,7 @@ from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...wire.messages import ToMember
 from ..base import Engine, Event, MemberSpec, ProcessLeft, StoreView, Traits
-from .post import EndAsked, Begin, Bye, CallOff, ControllerPost, Hello, Lost, RunOver
+from .post import Begin, Bye, CallOff, ControllerPost, EndAsked, Hello, Lost, RunOver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,11 @@ from .member import RankAveraging, RankCarrier
 from .place import MeetingPlace
 from .post import (
     DOWN,
-    EndAsked,
     Begin,
     Bye,
     CallOff,
     Down,
+    EndAsked,
     Hello,
     Lost,
     Meet,
