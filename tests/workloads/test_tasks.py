@@ -79,7 +79,7 @@ def test_the_table_tells_the_data_set_that_a_task_asks_for() -> None:
             return on_digits(wished)
 
         task = load_task(name, 1, None, chooser)
-        assert asked == ([entry.data_set] if entry.data_set else [])
+        assert set(asked) == ({entry.data_set} if entry.data_set else set())
         if asked:
             assert task.notes[0] == NOTE
             assert task.data().source.endswith("scaled up to 28x28)")

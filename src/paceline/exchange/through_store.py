@@ -76,7 +76,9 @@ class StoreExchange(Exchange):
         self.is_over = False
         """Whether the script has no more epochs."""
         self.has_opened = False
-        """Whether its first epoch was opened."""
+        """Whether it has come to its first epoch."""
+        self._are_alike = False
+        """Whether that began, so that all hold the main member's weights."""
         self._is_published = False
         """Whether weights were published since the last epoch."""
         self._owes_stop = False
@@ -143,6 +145,7 @@ class StoreExchange(Exchange):
         if not isinstance(message, said.OpenEpoch):
             self.is_cut_short = isinstance(message, said.Stop)
             return False
+        self._are_alike = True
         if is_first:
             self._beginning.settle(self._loaded)
         if message.is_published:
@@ -393,7 +396,7 @@ class StoreExchange(Exchange):
         self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
     ) -> EvaluationRanges:
         own = tuple(ends) if ends is not None else None
-        may_differ = self.num_workers > 1 and (self._is_published or not self.has_opened)
+        may_differ = self.num_workers > 1 and (self._is_published or not self._are_alike)
         weights = self._own.copy.replica.digest() if may_differ else 0
         self._channel.send(said.Count(num_samples, batch_size, own, digest, weights))
         return SharedRanges(self._channel, self._mail)
