@@ -268,8 +268,9 @@ def x_axis(panel: Panel, label: str, power: Callable[[int], str] | None = None) 
     """
     bottom = panel.bottom
     parts = [rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)]
-    whole = [*range(int(panel.stop * 1.001) + 1)]
-    ticks = nice_ticks(0.0, panel.stop, 6) if power is None else whole
+    ticks: Sequence[float] = nice_ticks(0.0, panel.stop, 6)
+    if power is not None:
+        ticks = range(int(panel.stop * 1.001) + 1)
     for tick in ticks:
         if tick <= panel.stop * 1.001:
             x = panel.x(tick)
