@@ -140,6 +140,7 @@ class StoreExchange(Exchange):
             own.hooks.adopt(message.text)
         if isinstance(message, said.EndEpoch):  # a newcomer that came too late for this epoch
             own.end_at(message)
+            self._are_alike = True  # it has pulled what all others hold
         if isinstance(message, said.SentAway):
             raise Stopped
         if not isinstance(message, said.OpenEpoch):
