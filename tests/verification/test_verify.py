@@ -124,6 +124,7 @@ for epoch in pace.epochs(2):
             {loss}
             loss.backward()
             optimizer.step()
+    open("evaluated.txt", "w").write("behind the updates")
 open("written.txt", "w").write("behind the loop")
 """
 PREPARE = "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
@@ -151,6 +152,7 @@ def test_a_script_is_proved_and_ends_behind_its_loop(
     assert found.is_equal, "\n".join(render_verified(found))
     assert [row.found.sizes[0] for row in found.rows[:5]] == [8, 16, 15, 15, 14]
     assert not (tmp_path / "written.txt").exists()
+    assert not (tmp_path / "evaluated.txt").exists()
 
 
 def test_a_fixed_weight_is_a_mean_of_means(written: Callable[..., str]) -> None:
@@ -175,6 +177,12 @@ def test_a_loss_that_is_a_sum_is_named(written: Callable[..., str]) -> None:
     found = verify(written(SUM), (2,))
     [cause] = found.causes
     assert (cause.kind, cause.what) == ("sum", "the loss")
+
+
+def test_a_loop_that_draws_is_not_blamed_on_its_loss(written: Callable[..., str]) -> None:
+    found = verify(written(f"x = x + torch.randn_like(x)\n{MEAN}"), (2,))
+    [cause] = found.causes
+    assert (cause.kind, cause.what) == ("random", "the loop")
 
 
 def test_what_is_no_layer_and_no_loss_names_the_parameter(written: Callable[..., str]) -> None:

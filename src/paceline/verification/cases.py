@@ -115,6 +115,10 @@ class Verifiable(ABC):
     def breaking_layers(self, case: VerifyCase) -> tuple[BreakingLayer, ...]:
         """Of the model, on its first batch, shared by the workers of the case."""
 
+    def draws(self, case: VerifyCase) -> bool:
+        """Whether a step draws random numbers, also where the case sets layers aside."""
+        return False
+
 
 # -- a model in the case ---------------------------------------------------------------------------
 

@@ -3,11 +3,12 @@
     connect -> prepare is replaced -> the script, as __main__ -> the state of its models
 
 Its models get the number format of the case, its loader small batches whose samples are each drawn
-once. The script ends where its epochs do: what stands behind them (a file that is written, a test)
-is not run. This module must not know runs.
+once. The script ends where the updates of the case are made, or its epochs are over: what stands
+behind them (an evaluation, a file that is written) is not run. This module must not know runs.
 """
 
 import copy
+import random
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from paceline.data.feed import apply
 from paceline.errors import ConfigError
 from paceline.replica.seeding import kept_random_state, seed_all
+from paceline.script.loader import PreparedLoader
 from paceline.script.worker import Pace, connect
 from paceline.verification.cases import cast, freeze, nudge
 from paceline.verification.layers import breaking_layers
@@ -53,15 +55,41 @@ class SeededSamples(Dataset[Any]):
         return getattr(self._data, name)
 
 
+class EndingLoader(PreparedLoader):
+    """A prepared loader that ends the script where the run has ended."""
+
+    watched: "WatchedScript"
+
+    def __iter__(self) -> Iterator[Any]:
+        if not torch.is_grad_enabled():
+            yield from super().__iter__()  # an evaluation over it
+            return
+        for batch in super().__iter__():
+            before = _random_state()
+            yield batch
+            self.watched.draws = self.watched.draws or before != _random_state()
+        if self.watched.pace.is_stopped:
+            raise Enough
+
+
+def _random_state() -> tuple[Any, bytes]:
+    """Of Python and of torch; what draws moves one of them."""
+    return random.getstate(), torch.get_rng_state().numpy().tobytes()
+
+
 class WatchedScript:
     """A script's ``pace``, of which two methods are replaced.
 
     Args:
         pace: what ``connect`` gives, to the script as well.
+
+    Attributes:
+        draws: whether a step has drawn random numbers, in a layer or beside the model.
     """
 
     def __init__(self, pace: Pace, asked: Asked) -> None:
-        self._pace, self._asked = pace, asked
+        self.pace, self._asked = pace, asked
+        self.draws = False
         self._models: list[nn.Module] = []
         self._size = 0
         self._call: tuple[nn.Module, Any, Any, dict[nn.Module, bool]] | None = None
@@ -87,7 +115,12 @@ class WatchedScript:
                 nudge(model)
             model.register_forward_pre_hook(self._called, with_kwargs=True)
         changed = [self._small(one) if isinstance(one, DataLoader) else one for one in objects]
-        return self._prepare(*changed, batch="global", **options)
+        made = self._prepare(*changed, batch="global", **options)
+        for one in made:
+            if isinstance(one, PreparedLoader):
+                one.__class__ = EndingLoader
+                one.watched = self  # type: ignore[attr-defined]
+        return made
 
     def epochs(self, epochs: int | Sequence[int]) -> Iterator[int]:
         """As they are; then the script is over."""
@@ -96,7 +129,7 @@ class WatchedScript:
 
     def write(self) -> None:
         """Put what is left of the models into the folder, once for all workers."""
-        if not self._models or not self._pace.is_main:
+        if not self._models or not self.pace.is_main:
             return
         prefixed = {
             f"{self._prefix(number)}{name}": value
@@ -104,7 +137,9 @@ class WatchedScript:
             for name, value in state_of(model).items()
         }
         layers = self._layers() if self._asked.looks else ()
-        found = {"state": prefixed, "size": self._size, "layers": layers}
+        found = {
+            "state": prefixed, "size": self._size, "layers": layers, "draws": self.draws,
+        }  # fmt: skip
         torch.save(found, Path(self._asked.folder) / FOUND)
 
     def _layers(self) -> Any:

@@ -95,6 +95,10 @@ class ScriptSubject(Verifiable):
         found, _ = self._run(case, 1, looks=True)
         return tuple(found["layers"])
 
+    def draws(self, case: VerifyCase) -> bool:
+        found, _ = self._run(case, 1)
+        return bool(found["draws"])
+
     def _run(
         self, case: VerifyCase, workers: int, *, looks: bool = False
     ) -> tuple[Any, FirstUpdate]:

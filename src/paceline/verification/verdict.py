@@ -16,7 +16,7 @@ ALLOWED: dict[Dtype, float] = {"float64": 1e-12, "float32": CLOSE}
 _OF_ROUNDING = 10.0
 """Times what the last bit of each weight makes of it, where that is more."""
 
-CauseKind = Literal["layer", "mean of means", "sum", "other mean", "unknown"]
+CauseKind = Literal["layer", "random", "mean of means", "sum", "other mean", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,9 +97,20 @@ def _explain(subject: Verifiable, row: VerifyRow) -> tuple[tuple[Cause, ...], Ve
     if layers:
         case = replace(row.case, frozen=tuple(one.name for one in layers))
         aside = row = VerifyRow(case=case, found=subject.compare(case))
-    if not row.is_equal:
+    if not row.is_equal and subject.draws(row.case):
+        causes.append(_DRAWING)
+    elif not row.is_equal:
         causes.append(_cause_of_loss(row) or _unknown(row))
     return tuple(causes), aside
+
+
+_DRAWING = Cause(
+    kind="random",
+    what="the loop",
+    why="a step draws random numbers beside the layers that are named (noise, mixing, sampling), "
+    "others in each worker; nothing else can be told apart from that",
+    fix="nothing, where randomness is meant; for a comparison draw them by sample, in the data set",
+)
 
 
 def _cause_of_layer(layer: BreakingLayer) -> Cause:
