@@ -5,7 +5,7 @@
 Three loops in one process, all cores, batch 256: the four lines over the data set as ``paceline
 train lenet`` opens it (files read and checked, bytes held, batches gathered and converted); the
 same step on one batch that is always there, the ceiling; and the data set through torch's own
-collate, sample by sample, as most scripts have it. Blocks of ten steps in turn. Writes
+collate, sample by sample, as most scripts have it. Blocks of two steps in turn. Writes
 results/loader.md.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from overhead import block_s, ratios
+from overhead import STEPS, bare_s, block_s, ratios
 from paceline.context import Context
 from paceline.data.arrays import collate_batch
 from paceline.exchange.solo import SoloExchange
@@ -83,7 +83,7 @@ def main() -> None:
         "bare": on_a_cached_batch(),
         "files, gathered by the batch": from_files(collate_batch),
         "files, sample by sample": from_files(None),
-        "cached again": on_a_cached_batch(),
+        "bare again": on_a_cached_batch(),
     }
     times: dict[str, list[float]] = {name: [] for name in loops}
     rng = random.Random(0)
@@ -99,8 +99,9 @@ def main() -> None:
         middle, low, high = interval([1 / one for one in ratios(times, name)])
         is_ours = name.endswith("batch")
         rows.append([
-            name, spread([100 * one for one in times[name]]),
-            spread([100 * one for one in times["bare"]]), f"{middle:.4f}",
+            "cached again" if name == "bare again" else name,
+            spread([1000 * one / STEPS for one in times[name]]),
+            spread([1000 * one / STEPS for one in bare_s(times, name)]), f"{middle:.4f}",
             f"{low:.4f} to {high:.4f}", f">= {WANTED}" if is_ours else "",
             ("yes" if middle >= WANTED else "no") if is_ours else "",
         ])  # fmt: skip
@@ -111,8 +112,8 @@ def main() -> None:
     ]  # fmt: skip
     if options.write:
         write_table("loader", "Input against one cached batch, LeNet 256", header, rows,
-                    f"{options.rounds} interleaved blocks of ten steps; median (least to most); "
-                    f"the four lines are part of the input's time. {note}")  # fmt: skip
+                    f"{options.rounds} interleaved blocks of {STEPS} steps; median (least to "
+                    f"most); the four lines are part of the input's time. {note}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -43,6 +43,12 @@ def test_the_page_of_protocols_is_what_the_docstrings_say() -> None:
     assert made.PAGE.read_text() == made.page(), "run python docs/generate.py"
 
 
+def test_the_page_of_collectives_is_what_the_docstrings_say() -> None:
+    made = generator()
+    assert made.COLLECTIVES.read_text() == made.collectives_page(), "run python docs/generate.py"
+    assert made.PICTURE.read_text() == made.collectives_picture(), "run python docs/generate.py"
+
+
 def test_the_page_of_messages_is_what_the_types_say() -> None:
     made = generator()
     assert made.MESSAGES.read_text() == made.messages_page(), "run python docs/generate.py"

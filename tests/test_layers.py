@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("system", "context", "config"),
     ("store",),
     ("replica", "run_dir"),
-    ("kvstore", "data", "conditions", "protocols", "wire"),
+    ("kvstore", "data", "conditions", "protocols", "collectives", "wire"),
     ("core", "trace"),
     ("exchange", "checkpoints", "workloads", "report", "tuning", "theory"),
     ("script", "program"),
@@ -24,15 +24,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engines",),
     ("run", "simulation"),
     ("launch", "replay", "exports"),
-    ("predict", "porting", "lightning"),
+    ("predict", "porting", "lightning", "verification"),
     ("bench",),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides. There is no cycle of folders."""
 
 PURE = (
-    "events", "errors", "core", "protocols", "plan", "fields", "theory", "passes", "stopping",
-    "trace.records", "wire.messages", "wire.codec",
+    "events", "errors", "core", "protocols", "collectives", "plan", "fields", "theory", "passes",
+    "stopping", "trace.records", "wire.messages", "wire.codec",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from paceline.errors import ProtocolError
-from paceline.plan import Plan, format_bytes
+from paceline.plan import LayerParameters, Plan, format_bytes
 
 PLAN = Plan(
     task="lenet", source="Fashion-MNIST (60,000 + 10,000)", workers=2, device="cpu",
@@ -68,3 +68,21 @@ def test_a_plan_without_workers_is_a_bug_of_ours() -> None:
 )
 def test_bytes_are_told_in_binary_units(num_bytes: float, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+def test_the_layers_are_a_table_with_their_sum() -> None:
+    layers = (
+        LayerParameters("norm", "Normalize", "", 0, 0, 0),
+        LayerParameters("net.0", "Linear", "406 x 784, 406", 318_710, 318_710, 1_274_840),
+        LayerParameters("net.2", "Linear", "10 x 406, 10", 4_070, 0, 16_280),
+    )
+    plan = dataclasses.replace(PLAN, parameter_table=layers)
+    assert plan.render()[-6:] == [
+        "",
+        "layer  type       shape           parameters  trainable     MB",
+        "norm   Normalize                           0          0  0.000",
+        "net.0  Linear     406 x 784, 406     318,710    318,710  1.275",
+        "net.2  Linear     10 x 406, 10         4,070          0  0.016",
+        "total                                322,780    318,710  1.291",
+    ]
+    assert plan.to_json()["parameter_table"][0]["kind"] == "Normalize"  # type: ignore[index]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from .errors import ConfigError, unknown
-from .fields import LARGEST, Value, convert
+from .fields import LARGEST, Value, convert, read_length
 from .system.files import read_text
 
 MOST_WORKERS = 1_000_000
@@ -86,6 +86,16 @@ class RunSettings:
         None, "Batches that an update averages, for a loop that steps on each.", least=1
     )
     lr: float | None = _setting(None, "Learning rate.", above=0)
+    scale_lr: Literal["none", "linear", "sqrt"] = _setting(
+        "none",
+        "Scale the learning rate by the samples that an update averages, over those of the batch "
+        "that it was chosen for: the task's or the loader's own.",
+    )
+    warmup: str | None = _setting(
+        None,
+        "Let the learning rate grow to its value for so long, from the one before scaling or from "
+        "0: 5ep (epochs) or 200 (updates).",
+    )
     epochs: int | None = _setting(None, "Stop after so many passes over the data.", least=1)
     updates: int | None = _setting(None, "Stop after so many updates.", least=1)
     seconds: float | None = _setting(None, "Stop after so many seconds.", above=0)
@@ -123,7 +133,12 @@ class RunSettings:
     nonfinite: Literal["error", "skip"] = _setting(
         "error", "A loss or gradient that is not finite ends the run, or the update is skipped."
     )
-    log: Literal["csv", "tensorboard"] | None = _setting(None, "Write the metrics also as this.")
+    parameters: bool = _setting(
+        False, "Show each layer in the plan: type, shapes, parameters, trainable ones, MB."
+    )
+    log: Literal["csv", "tensorboard", "wandb", "mlflow"] | None = _setting(
+        None, "Write the metrics also as this; the last three by their own clients."
+    )
     keep_best: bool = _setting(False, "Keep the parameters of the best test accuracy.")
     run_dir: str | None = _setting(None, "Folder of the run.")
     name: str | None = _setting(None, "Name of the run's folder under runs/.")
@@ -170,6 +185,10 @@ class RunSettings:
             object.__setattr__(self, one.name, check(one.name, getattr(self, one.name)))
         if self.batch_size is not None and self.mini_batch_size is not None:
             raise _both_batches("")
+        try:
+            read_length(self.warmup)
+        except ValueError as error:
+            raise ConfigError(f"warmup must be {error}, got {self.warmup!r}") from None
         if self.deterministic and self.engine == "inline":
             raise ConfigError(
                 "deterministic sets torch's own switches for a whole process, and with engine "

@@ -34,6 +34,7 @@ class Context:
         delay, slow: the stragglers that were asked for, as given.
         fault: what is to go wrong, as given; in a worker's second life what is left of it.
         respawn: whether workers may join later.
+        own_batch_size: samples that the learning rate was chosen for; None: the loader's batch.
         is_own_process: whether this worker's process is there for it alone, begun by an engine.
         is_newcomer: whether this worker joins a run that is under way.
         fast: ``auto``: how to compute is found by measuring; the eight after it choose by hand.
@@ -67,10 +68,14 @@ class Context:
     mini_batch_size: int | None = None
     accumulate: int | None = None
     lr: float | None = None
+    scale_lr: str = "none"
+    warmup: str | None = None
+    own_batch_size: int | None = None
     init: str | None = None
     run_dir: str | None = None
     run_identity: tuple[int, ...] | None = None
     keep_best: bool = False
+    parameters: bool = False
     fast: str = "none"
     threads: int | None = None
     precision: str | None = None

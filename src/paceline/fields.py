@@ -9,10 +9,11 @@ from. This module must not know files, nor which settings there are or what the 
 """
 
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 Value: TypeAlias = str | int | float | bool | tuple[str, ...] | None
@@ -191,3 +192,24 @@ _CONVERTERS: Mapping[Any, tuple[Callable[[object], Value], str]] = {
     str: (_to_str, "a text in UTF-8"),
     tuple: (_to_strings, "a text or a list of texts"),
 }
+
+
+class Length(NamedTuple):
+    """How long something lasts: so many epochs, or so many updates; the other one is 0."""
+
+    epochs: float
+    updates: int
+
+
+def read_length(text: str | None) -> Length | None:
+    """``5ep`` or ``200``; None stays None.
+
+    ValueError: it reads otherwise, or is not above 0.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)(ep)?", text.strip())
+    number = float(match[1]) if match else 0.0
+    if not match or not 0.0 < number <= LARGEST or not (match[2] or number.is_integer()):
+        raise ValueError("5ep (epochs) or 200 (updates), above 0")
+    return Length(number, 0) if match[2] else Length(0.0, int(number))

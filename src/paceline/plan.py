@@ -6,12 +6,35 @@ beyond lines of plain text.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from .errors import ProtocolError
 
 _WAYS = {"peers": "between peers", "collective": "by torch.distributed"}
 """How a path is said, where it is not the store's."""
+
+
+class LayerParameters(NamedTuple):
+    """What one layer holds by itself, without the layers in it.
+
+    Attributes:
+        name: in the model; empty: the model itself.
+        kind: its class.
+        shapes: of its parameters, in their order: ``406 x 784, 406``; of one that an earlier layer
+            has, too, ``shared``.
+        num_parameters: without shared ones.
+        num_trainable: of those.
+        num_bytes: of those.
+    """
+
+    name: str
+    kind: str
+    shapes: str
+    num_parameters: int
+    num_trainable: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +64,7 @@ class Plan:
         shared_bytes: memory that the store takes.
         grain: where work in flight can be abandoned: ``between layers``.
         notes: sentences that the user should read before the run.
+        parameter_table: the layers of the model, where they were asked for.
     """
 
     task: str
@@ -64,6 +88,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     staleness: str = "none"
     accumulate: int = 1
+    parameter_table: tuple[LayerParameters, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):
@@ -100,13 +125,15 @@ class Plan:
         rows = self.rows()
         width = max(len(label) for label, _ in rows)
         lines = [f"{label:<{width}}  {text}" for label, text in rows]
-        return lines + [f"{'note':<{width}}  {note}" for note in self.notes]
+        lines += [f"{'note':<{width}}  {note}" for note in self.notes]
+        return [*lines, *_parameter_lines(self.parameter_table)]
 
     def to_json(self) -> dict[str, object]:
         """The fields under their names; a learning rate that does not exist is null."""
         fields: dict[str, object] = asdict(self)
         fields["lr"] = None if math.isnan(self.lr) else self.lr
         fields["notes"] = list(self.notes)
+        fields["parameter_table"] = [one._asdict() for one in self.parameter_table]
         return fields
 
     def _updates(self) -> str:
@@ -117,6 +144,32 @@ class Plan:
             return ", ".join([*parts, "until the script ends"])
         total = f"{self.updates_total:,}"
         return f"{total} ({', '.join(parts)})" if parts else total
+
+
+def _parameter_lines(layers: tuple[LayerParameters, ...]) -> Iterator[str]:
+    """A row a layer, and their sum."""
+    if not layers:
+        return
+    total = LayerParameters(
+        "total", "", "",
+        sum(one.num_parameters for one in layers),
+        sum(one.num_trainable for one in layers),
+        sum(one.num_bytes for one in layers),
+    )  # fmt: skip
+    rows = [("layer", "type", "shape", "parameters", "trainable", "MB")]
+    rows += [
+        (
+            one.name or "(model)", one.kind, one.shapes, f"{one.num_parameters:,}",
+            f"{one.num_trainable:,}", f"{one.num_bytes / 1e6:.3f}",
+        )
+        for one in (*layers, total)
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield ""
+    for row in rows:
+        left = [f"{cell:<{width}}" for cell, width in zip(row[:3], widths[:3], strict=True)]
+        right = [f"{cell:>{width}}" for cell, width in zip(row[3:], widths[3:], strict=True)]
+        yield "  ".join([*left, *right])
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -224,6 +224,8 @@ def _reason(header: Header) -> str:
         return f"it ran on {device}, and only what a CPU computed comes out equal bit for bit"
     if (number := header.number("accumulate", 1)) > 1:
         return f"it accumulated {number} batches a push, and a replay computes each push in one go"
+    if warmup := header.text("warmup"):
+        return f"its learning rate grew (--warmup {warmup}), and a replay computes at one rate"
     if rounding := header.texts("rounding"):
         return f"it ran with {' and '.join(rounding)}, which rounds otherwise than plain code does"
     return ""

@@ -23,6 +23,8 @@ from .errors import ConfigError, FileError
 from .system.files import OpenFolder
 
 RUNS = Path("runs")
+TRIALS = "trials.json"
+"""In the folder of a script that has made trials, beside theirs."""
 _LOCK, _TRACE = "lock", "trace.jsonl"
 
 
@@ -113,6 +115,15 @@ class RunFolder:
                 folder.rmdir()
 
 
+def refuse_trials(folder: Path) -> None:
+    """Raise ConfigError where a script's trials are in it: no run goes on there."""
+    if (folder / TRIALS).is_file():
+        raise ConfigError(
+            f"{folder} holds the trials of a script (pace.trial()), and --resume goes on with a "
+            "run that has none: begin the search in another folder"
+        )
+
+
 def make_folder(settings: RunSettings, program_name: str, *, is_latest: bool = True) -> RunFolder:
     """The folder that ``--run-dir`` or ``--name`` asks for, else one named after the run.
 
@@ -128,7 +139,7 @@ def make_folder(settings: RunSettings, program_name: str, *, is_latest: bool = T
     may_be_there = settings.resume == "auto"
     if settings.run_dir is not None:
         folder = _make_or_open(Path(settings.run_dir))
-        if folder.place.has(_TRACE) and not may_be_there:
+        if (folder.place.has(_TRACE) or folder.place.has(TRIALS)) and not may_be_there:
             raise ConfigError(f"{folder.path} already holds a run; name another --run-dir")
         return folder
     if settings.name and may_be_there:

@@ -33,7 +33,10 @@ def train_here(spec: str | Task, context: Context) -> None:
     if context.mini_batch_size is not None:
         batch_size = context.mini_batch_size * context.parts
     loader = make_loader(splits.train, batch_size, is_shuffled=True)
-    pace.describe(task=task.name, source=splits.source, notes=task.notes, epochs=task.epochs)
+    pace.describe(
+        task=task.name, source=splits.source, notes=task.notes, epochs=task.epochs,
+        own_batch_size=task.batch_size,
+    )  # fmt: skip
 
     def forward(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return task.loss(model(batch[0]), batch[1])

@@ -12,8 +12,12 @@ from torch import Tensor
 
 import paceline
 from paceline.context import Context
+from paceline.porting.around_step import step_hooks
 from paceline.porting.check import CheckResult, check, judge
+from paceline.porting.parts import Parts
 from paceline.porting.reading import Source
+from paceline.porting.rewrite import port
+from paceline.porting.tree import SourceTree
 from paceline.program import ScriptProgram
 from paceline.replica.seeding import kept_random_state, seed_all
 from paceline.script import worker
@@ -36,6 +40,7 @@ AHEAD = (
 ADDED = {
     "accumulated": 8,
     "by_iterator": 6,
+    "clamped_critic": 12,
     "closure": 7,
     "counted_draws": 7,
     "drawn_batches": 11,
@@ -52,8 +57,8 @@ ADDED = {
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
-    "accumulated", "by_iterator", "closure", "full_batch", "module_level", "next_batch",
-    "own_closure", "streamed", "trainer_class", "two_modules", "two_optimizers",
+    "accumulated", "by_iterator", "clamped_critic", "closure", "full_batch", "module_level",
+    "next_batch", "own_closure", "streamed", "trainer_class", "two_modules", "two_optimizers",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 
@@ -216,3 +221,112 @@ def test_what_accelerate_counts_otherwise_is_noted() -> None:
     notes = " ".join(judge(Source(text), "train.py").notes)
     assert 'batch="per-worker"' in notes
     assert "asks for mixed_precision=args.mixed_precision, which is not carried over" in notes
+
+
+TWO_LOADERS = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8)
+other = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8)
+for epoch in range(2):
+    it = iter(other)
+    for (x,) in loader:
+        (u,) = next(it)
+        optimizer.zero_grad()
+        (model(x) - model(u)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+"""
+
+
+def test_a_second_loader_that_the_lines_leave_as_it_is_is_named() -> None:
+    (note,) = judge(Source(TWO_LOADERS), "train.py").notes
+    assert note.startswith("train.py:12 takes from other by next(), and these lines do not prepare")
+    assert note.endswith("other = pace.prepare(other)")
+
+
+def test_clipping_behind_the_step_stays_torchs() -> None:
+    diff = judge(Source(TWO_LOADERS), "train.py").diff
+    assert "pace.clip_grad_norm_(model.parameters(), 1.0)" in diff
+    assert "pace.clip_grad_norm_(model.parameters(), 2.0)" not in diff
+    turned = TWO_LOADERS.replace("        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "")
+    turned = turned.replace("        optimizer.zero_grad()\n", "        optimizer.step()\n")
+    turned = turned.replace(".backward()\n        optimizer.step()\n", ".backward()\n")
+    assert "pace.clip_grad_norm_(model.parameters(), 2.0)" in judge(Source(turned), "t.py").diff
+
+
+CLAMPED = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8)
+limit = 1.0
+for epoch in range(2):
+    for i, (x,) in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        for p in model.parameters():
+            p.data.clamp_(-limit, limit)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_moved"),
+    [
+        ("", "", True),
+        ("-limit, limit", "-limit, limit / (1 + epoch)", False),
+        ("-limit, limit", "-limit, float(x.max())", False),
+        (
+            "        optimizer.step()",
+            "        limit = limit * 0.9\n        optimizer.step()",
+            False,
+        ),
+        (
+            "            p.data.clamp_(-limit, limit)",
+            "            print(p.data.clamp_(-1, 1))",
+            False,
+        ),
+        ("p.data.clamp_", "p.grad.clamp_", False),
+    ],
+)
+def test_weights_that_are_changed_behind_a_step_go_into_its_hook(
+    old: str, new: str, *, is_moved: bool
+) -> None:
+    diff = judge(Source(CLAMPED.replace(old, new, 1)), "train.py").diff
+    assert ("register_step_post_hook" in diff) == is_moved
+
+
+def test_a_hook_has_the_lines_and_the_comment_above_them() -> None:
+    commented = CLAMPED.replace("        for p", "        # bounded\n        for p")
+    ((lines, text),) = step_hooks(Parts(SourceTree(commented)))
+    assert len(lines) == 1
+    assert text == (
+        "def behind_step(*_):\n    # bounded\n    for p in model.parameters():\n"
+        "        p.data.clamp_(-limit, limit)\n",
+        "optimizer.register_step_post_hook(behind_step)",
+    )
+
+
+IMPORTS = (
+    "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+)
+
+
+@pytest.mark.parametrize("is_under_try", [False, True])
+def test_an_import_from_the_future_stays_first(*, is_under_try: bool) -> None:
+    imports = IMPORTS
+    if is_under_try:
+        rows = "".join(f"    {row}\n" for row in IMPORTS.splitlines())
+        imports = f"try:\n{rows}except ImportError:\n    raise\n"
+    text = CLAMPED.replace(IMPORTS, f"from __future__ import annotations\n\n{imports}", 1)
+    assert text != CLAMPED
+    compile(port(text), "train.py", "exec")

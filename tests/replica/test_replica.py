@@ -94,7 +94,7 @@ def test_what_no_exchange_carries_is_named() -> None:
     with pytest.raises(ConfigError, match=r"module '' \(Embedding\) makes sparse"):
         refuse_what_cannot_be_carried(embedding, [optimizer])
     optimizer.register_step_post_hook(lambda *_: None)
-    with pytest.raises(ConfigError, match="SGD has step hooks"):
+    with pytest.raises(ConfigError, match="SGD has step hooks since prepare"):
         refuse_hooks(optimizer)
 
 

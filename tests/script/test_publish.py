@@ -31,6 +31,7 @@ for epoch in pace.epochs(4):
         with torch.no_grad():
             model[2].weight.mul_(0.5 + pace.worker)
         pace.publish(model)
+        {then}
     for x, y in loader:
         with pace.step():
             optimizer.zero_grad()
@@ -40,9 +41,12 @@ pace.save()
 """
 
 
-def run(folder: Path, who: str = "True", **settings: object) -> Run:
+EVALUATE = "pace.evaluate(lambda b: {'e': ((model(b[0]) - b[1]).sum(), len(b[0]))}, loader)"
+
+
+def run(folder: Path, who: str = "True", then: str = "", **settings: object) -> Run:
     folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(SCRIPT.format(who=who))
+    (folder / "train.py").write_text(SCRIPT.format(who=who, then=then))
     return run_script(folder / "train.py", folder, workers=2, **settings)
 
 
@@ -59,6 +63,30 @@ def test_the_main_workers_weights_are_what_all_get(protocol: str, tmp_path: Path
 def test_another_than_the_main_worker_cannot_publish_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker 1 has called pace\.publish"):
         run(tmp_path / "run", "not pace.is_main")
+
+
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2", "async"])
+def test_an_evaluation_of_other_weights_in_each_worker_is_refused(
+    protocol: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="workers evaluate different weights"):
+        run(tmp_path / "run", then=EVALUATE, protocol=protocol)
+
+
+def test_an_evaluation_is_of_what_all_workers_have_changed_alike(tmp_path: Path) -> None:
+    run(tmp_path / "run", then=f"model[2].weight.data.fill_(1.0); {EVALUATE}")
+
+
+@pytest.mark.parametrize("who", ["pace.is_main", "True"])
+def test_before_the_first_epoch_all_evaluate_the_same_weights(who: str, tmp_path: Path) -> None:
+    text = SCRIPT.format(who="False", then="")
+    change = f"if {who}: model[2].weight.data.fill_(1.0)\n{EVALUATE}\nfor epoch in"
+    (tmp_path / "train.py").write_text(text.replace("for epoch in", change))
+    if who == "True":
+        run_script(tmp_path / "train.py", tmp_path, workers=2)
+        return
+    with pytest.raises(ConfigError, match="workers evaluate different weights"):
+        run_script(tmp_path / "train.py", tmp_path, workers=2)
 
 
 @pytest.mark.parametrize("stop", [16, 20], ids=["before it", "after it, in the epoch"])

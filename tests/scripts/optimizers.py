@@ -202,6 +202,20 @@ def step_hook(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def passes(
+    model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor
+) -> Callable[[], Tensor]:
+    """The closure that everybody writes."""
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    return closure
+
+
 def lbfgs(record: Record) -> None:
     """LBFGS, which calls the model several times."""
     pace = paceline.connect()
@@ -210,13 +224,7 @@ def lbfgs(record: Record) -> None:
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         for inputs, targets in loader:
-
-            def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-                optimizer.zero_grad()
-                loss = loss_of(model(inputs), targets)
-                loss.backward()
-                return loss
-
+            closure = passes(model, optimizer, inputs, targets)
             with pace.step():
                 record.step(loss=optimizer.step(closure).detach())
     record.state(model)
@@ -230,15 +238,9 @@ def closure_of_sgd(record: Record) -> None:
     model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(points(), batch_size=8))
     for _ in pace.epochs(3):
         for inputs, targets in loader:
-
-            def again(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-                optimizer.zero_grad()
-                loss = loss_of(model(inputs), targets)
-                loss.backward()
-                return loss
-
+            closure = passes(model, optimizer, inputs, targets)
             with pace.step():
-                optimizer.step(again)
+                optimizer.step(closure)
     record.state(model, optimizer)
 
 
@@ -273,15 +275,9 @@ def sam_closure(record: Record) -> None:
     model, optimizer, loader = pace.prepare(model, optimizer, loader, closures=True)
     for _ in pace.epochs(3):
         for inputs, targets in loader:
-
-            def again(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-                optimizer.zero_grad()
-                loss = loss_of(model(inputs), targets)
-                loss.backward()
-                return loss
-
+            closure = passes(model, optimizer, inputs, targets)
             with pace.step():
-                record.step(loss=optimizer.step(again).detach())
+                record.step(loss=optimizer.step(closure).detach())
     record.state(model, optimizer)
 
 
@@ -486,7 +482,7 @@ SCRIPTS = (
     Script(tensor_rate),
     Script(own_optimizer),
     Script(subclass_of_sgd),
-    Script(step_hook, refused=several("hook", is_sure=False)),
+    Script(step_hook, refused=loose("step hooks", is_early=True)),
     Script(lbfgs, refused=loose("LBFGS", is_early=True)),
     Script(closure_of_sgd),
     Script(sam_closure, refused=loose("closures=True", is_early=True)),

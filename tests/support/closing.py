@@ -92,6 +92,7 @@ class Loop:
         clips: whether the closure clips what it has computed.
         has_two: whether the last layer has an optimizer of its own.
         steps_each: how often a block steps.
+        is_given: whether ``step`` is given the closure; else it is called before.
     """
 
     make: Callable[[Any], Optimizer]
@@ -102,6 +103,26 @@ class Loop:
     has_two: bool = False
     steps_each: int = 1
     has_block: bool = True
+    is_given: bool = True
+
+
+def _hooked(params: Any) -> Optimizer:
+    """Clips the whole gradient before its step; shrinks and clamps weights behind it."""
+    optimizer = SGD(params, lr=0.1, momentum=0.9)
+
+    def held(one: Optimizer) -> list[nn.Parameter]:
+        return [each for group in one.param_groups for each in group["params"]]
+
+    def behind(one: Optimizer, *_: Any) -> None:
+        for each in held(one):
+            each.data.mul_(0.98).clamp_(-0.3, 0.3)
+
+    def before(one: Optimizer, *_: Any) -> None:
+        nn.utils.clip_grad_norm_(held(one), 0.5)
+
+    optimizer.register_step_post_hook(behind)
+    optimizer.register_step_pre_hook(before)
+    return optimizer
 
 
 def _lbfgs(params: Any) -> Optimizer:
@@ -127,6 +148,9 @@ CASES = {
     "sam, clipped": Loop(lambda params: Sam(params, lr=0.05), closures=True, clips=True),
     "holding": Loop(lambda params: Holding(params, lr=0.05), closures=True),
     "sgd": Loop(lambda params: SGD(params, lr=0.1, momentum=0.9)),
+    "hooks": Loop(_hooked, is_given=False),
+    "hooks and sgd": Loop(_hooked, is_given=False, has_two=True),
+    "hooks, scheduled": Loop(_hooked, is_given=False, is_scheduled=True),
     "sgd, together": Loop(lambda params: SGD(params, lr=0.1, momentum=0.9), closures=True),
 }
 FIRST_ORDER = ["sgd"]
@@ -205,7 +229,11 @@ def train(
                     def closure(optimizer: Optimizer = optimizer) -> Tensor:
                         return evaluated(inputs, targets, optimizer)  # noqa: B023  called at once
 
-                    losses.append(optimizer.step(closure).item())
+                    if loop.is_given:
+                        losses.append(optimizer.step(closure).item())
+                        continue
+                    losses.append(closure().item())
+                    optimizer.step()
             for one in schedules:
                 one.step()
             after_step(len(losses))

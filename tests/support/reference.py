@@ -7,62 +7,18 @@ nothing else; gradients, averages and steps are its own. It must not use session
 engines.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from paceline.data.arrays import collate_batch
-from paceline.data.loader import LeasedLoader
 from paceline.events import Apply, Lease, Ticket
-from paceline.replica.seeding import seed_all
 from paceline.trace.records import Handed, Ordered, Record
+from paceline.verification.plain import Order, State, differ, fresh, plain_loop, state_of
 from paceline.workloads.base import Task
 from runs import leases_of
 
-State = dict[str, Tensor]
-
-
-class Order:
-    """The order of the samples of each epoch, as the run's seed draws it."""
-
-    def __init__(self, task: Task, seed: int = 0) -> None:
-        self.dataset = task.data().train
-        loader = DataLoader(self.dataset, task.batch_size, shuffle=True, collate_fn=collate_batch)
-        self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
-
-    def batch(self, lease: Lease) -> tuple[Tensor, Tensor]:
-        """The samples at the positions of a lease."""
-        self._leased.order.draw(lease.epoch)
-        indices = list(self._leased.order.indices)[lease.start : lease.stop]
-        return collate_batch([self.dataset[index] for index in indices])
-
-
-def fresh(task: Task, learning_rate: float | None = None) -> tuple[nn.Module, Optimizer]:
-    """The model as every worker begins with it, and its optimizer."""
-    seed_all(0)
-    model = task.model()
-    return model, task.optimizer(model.parameters(), learning_rate or task.learning_rate)
-
-
-def plain_loop(task: Task, *, batch_size: int | None = None, lr: float | None = None) -> State:
-    """One process with whole batches; what is left of ``batch_size`` makes a last batch."""
-    model, optimizer = fresh(task, lr)
-    order = Order(task)
-    for epoch in range(task.epochs):
-        for lease in _batches(len(order.dataset), batch_size or task.batch_size, epoch):  # type: ignore[arg-type]
-            inputs, targets = order.batch(lease)
-            optimizer.zero_grad()
-            task.loss(model(inputs), targets).backward()
-            optimizer.step()
-    return state_of(model)
-
-
-def _batches(num_samples: int, batch_size: int, epoch: int) -> Iterator[Lease]:
-    for start in range(0, num_samples, batch_size):
-        yield Lease(0, epoch, start, min(start + batch_size, num_samples))
+__all__ = ["Order", "State", "average", "differ", "fresh", "plain_loop", "replay", "state_of"]
 
 
 def replay(task: Task, records: Sequence[Record]) -> State:
@@ -142,14 +98,3 @@ def average(states: Sequence[State], weights: Sequence[float]) -> State:
 
 def _leases_of(records: Sequence[Record]) -> dict[tuple[int, int], tuple[Lease, ...]]:
     return leases_of(one.order for one in records if isinstance(one, Ordered))
-
-
-def state_of(model: nn.Module) -> State:
-    """Clones of all parameters and buffers."""
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def differ(one: State, other: State) -> float:
-    """The largest difference of any element; the names must be the same."""
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)

@@ -103,7 +103,11 @@ def exchange_over_sockets(
     assert not descriptors  # nothing is shared
     mirror = Mirror(channel.end, spec.num_seats, spec.seat)
     return StoreExchange(
-        mirror, mirror, seat=spec.seat, member=spec.member, is_newcomer=context.is_newcomer
+        mirror,
+        mirror,
+        seat=spec.seat,
+        member=spec.member,
+        is_main=False if context.is_newcomer else None,
     )
 
 

@@ -55,7 +55,7 @@ def test_a_task_or_a_function_in_the_current_folder_is_found(spec: str, name: st
         ("lennet", r"unknown task 'lennet'; did you mean 'lenet'\?.*own give package.module:attr"),
         (
             "zzz",
-            "unknown task 'zzz'. Known: alexnet, lenet, mlp, quadratic, resnet18, resnet50",
+            "unknown task 'zzz'. Known: alexnet, lenet, mlp, mlp488k, quadratic, resnet18",
         ),
         (":mine", "must read package.module:attribute"),
         ("own_tasks:", "must read package.module:attribute"),

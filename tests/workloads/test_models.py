@@ -35,6 +35,19 @@ def test_sizes_and_settings_are_the_chapters(
     assert (task.batch_size, task.learning_rate, task.epochs) == (batch_size, learning_rate, 10)
 
 
+def test_mlp488k_normalises_its_features_and_has_488_k_parameters() -> None:
+    task = load_task("mlp488k", 1, None, on_digits)
+    model = task.model()
+    assert sum(one.numel() for one in model.parameters()) == 488_022
+    assert not list(model.buffers())
+    inputs = images.fetch_inputs(task.data().train, 2_000)
+    normal = model.get_submodule("normalize")(inputs.flatten(1).double())
+    assert normal.mean(dim=0).abs().max() < 1e-4
+    live = inputs.flatten(1).std(dim=0) > 0.05
+    assert torch.allclose(normal.std(dim=0)[live], torch.ones(1).double(), atol=1e-4)
+    assert isinstance(task.optimizer(model.parameters(), 1e-4), torch.optim.Adam)
+
+
 def test_resnet50_has_the_papers_size_but_for_its_classes_and_colours() -> None:
     """25,557,032 with 1,000 classes and three colours, as published."""
     assert sum(one.numel() for one in resnets.build_resnet50(1000, 3).parameters()) == 25_557_032

@@ -5,9 +5,11 @@
     device, apart          what is measured on: its memory, and an object in its own process
     queues, asynchrony     queued operations as an accelerator's stream has them; what they save
     overlap                what copying meanwhile saves, and a second place
+    collectives, collective_seat     sums between processes, beside their formulas
     ways, compiling        the same model through each compiler
     batch_size, throughput           which batch fits; images a second, up to where memory ends
     training, batch_choice           real training: gradient noise, and what a batch size is worth
+    lr_range, lr_worker    loss against learning rate, by several workers
     exporting              a file, proved and measured
 
 Each measurement has its question, its figures and how they print in one file.

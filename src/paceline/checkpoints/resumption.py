@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import NAMES, Resolved, RunSettings, check
+from ..config import NAMES, Resolved, RunSettings, check, default_of
 from ..core.coordinator import Coordinator
 from ..core.ledger import Ledger
 from ..core.rest_state import audit, audit_members, next_member, recut
@@ -23,7 +23,7 @@ from ..errors import ConfigError
 from ..fields import count, real
 from ..passes import ScriptPlace, stream_place
 from ..protocols.base import SyncProtocol
-from ..run_dir import RUNS
+from ..run_dir import RUNS, refuse_trials
 from ..trace import read_header, refuse_other_format
 from .folder import FOLDER, Checkpoint, CheckpointFolder, damaged
 
@@ -32,12 +32,12 @@ RUN, COORDINATOR = "run.json", "coordinator.json"
 _OF_THE_CALL = frozenset(
     (
         "resume", "run_dir", "name", "dry_run", "json", "checkpoint_every", "keep", "log",
-        "updates", "seconds", "target_accuracy", "fault",
+        "updates", "seconds", "target_accuracy", "fault", "parameters",
     )
 )  # fmt: skip
 """Settings that say how to look at a run, where it lies, when to stop or what is to go wrong: they
 are not taken over, and nobody is told that they differ."""
-_OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init")
+_OF_THE_MODEL = ("seed", "batch_size", "mini_batch_size", "init", "scale_lr", "warmup")
 """Settings with which it would be another run."""
 _LONGEST_S = 1e12
 
@@ -171,7 +171,7 @@ def refuse(found: Resumption, settings: RunSettings, about: Mapping[str, Any]) -
     """Raise ConfigError where settings or the program make it another run."""
     saved = found.saved["settings"]
     for name in _OF_THE_MODEL:
-        was, now = saved.get(name), getattr(settings, name)
+        was, now = saved.get(name, default_of(name)), getattr(settings, name)
         if now != was and now is not None:
             raise ConfigError(
                 f"{found.folder} cannot go on with {name} = {now}: it has {was}; leave it out, "
@@ -242,6 +242,7 @@ def _itself(folder: Path) -> Path:
 
 def _named(text: str) -> Path:
     for folder in (Path(text), RUNS / text):
+        refuse_trials(folder)
         if (folder / "trace.jsonl").is_file():
             return _itself(folder)
     raise ConfigError(

@@ -1,4 +1,7 @@
-"""``paceline bench``: what one device does, measured: compilers, asynchrony, overlap."""
+"""``paceline bench``: what one device does, measured: compilers, asynchrony, overlap; collectives.
+
+A command a measurement and its flags, which makes more than 300 lines.
+"""
 
 import platform
 from dataclasses import dataclass, replace
@@ -12,7 +15,7 @@ from .flags import Json, say, show, writable
 if TYPE_CHECKING:
     from ..bench.throughput import ThroughputRow
 
-bench = App(name="bench", help="What one device does: compilers, asynchrony, overlap.")
+bench = App(name="bench", help="What one device does, and what collectives do between processes.")
 
 
 @Parameter(name="*")
@@ -166,6 +169,53 @@ def parallel(
         lambda: {"device": str(chosen), **found.to_json()},
         lambda: [found.places, found.work, "", *table],
     )
+
+
+@bench.command
+def collectives(
+    operation: str = "all-reduce",
+    /,
+    *,
+    workers: int = 2,
+    names: str | None = None,
+    sizes: str = "1KiB,16KiB,256KiB,4MiB",
+    rounds: int = 5,
+    json: Json = False,
+) -> None:
+    """Sums between processes of this machine: each collective, gloo's own, and the formulas.
+
+    Example: paceline bench collectives --workers 4 --names ring,tree,hub --sizes 1KiB,1MiB
+
+    Parameters
+    ----------
+    operation
+        all-reduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all.
+    workers
+        Processes of one thread each.
+    names
+        Collectives with commas between [default: all that have the operation for so many].
+    sizes
+        Of the whole buffer, with commas between.
+    rounds
+        In which they take turns.
+    """
+    from ..bench.collectives import (
+        CollectivesQuestion,
+        measure_collectives,
+        operation_of,
+        render_collectives,
+        sizes_of,
+    )
+
+    question = CollectivesQuestion(
+        num_ranks=workers,
+        operation=operation_of(operation),
+        names=tuple(names.split(",")) if names else (),
+        sizes_bytes=sizes_of(sizes),
+        num_rounds=rounds,
+    )
+    found = measure_collectives(question, say)
+    show(json, found.to_json, lambda: render_collectives(found))
 
 
 @Parameter(name="*")

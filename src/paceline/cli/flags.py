@@ -144,7 +144,8 @@ def translate(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     if tokens and tokens[0] == "launch":
         own, rest = _split(tokens[1:])
         return ["launch", *own], rest
-    return [_ours(token) for token in tokens], []
+    end = tokens.index("--") if "--" in tokens else len(tokens)
+    return [_ours(token) for token in tokens[:end]], list(tokens[end:])
 
 
 def _ours(token: str) -> str:

@@ -172,8 +172,8 @@ def compare(
     Parameters
     ----------
     task
-        softmax, mlp, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your own:
-        package.module:task.
+        softmax, mlp, mlp488k, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your
+        own: package.module:task.
     protocols
         With commas: full-sync,k-sync:6,k-batch-async:4,async,async+inverse.
     """

@@ -32,8 +32,8 @@ def train(task: str, /, *, flags: RunFlags = NO_FLAGS, config: ConfigFile = None
     Parameters
     ----------
     task
-        softmax, mlp, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your own:
-        package.module:task.
+        softmax, mlp, mlp488k, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your
+        own: package.module:task.
     """
     program = TaskProgram(task=task)
     if (rank := find_rank(os.environ)) is not None:
@@ -184,7 +184,12 @@ def report(
         return
     from ..report.summary import summarize
     from ..report.terminal import render_summary
+    from ..report.trials import has_trials, read_trials
 
+    if has_trials(run):
+        trials = read_trials(run)
+        show(json, trials.to_json, trials.render)
+        return
     summary = summarize(run)
     show(json, summary.to_json, lambda: render_summary(summary, num_columns()))
 

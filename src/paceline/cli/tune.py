@@ -10,7 +10,7 @@ from .flags import Json, say, show, writable
 
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
-tune = App(name="tune", help="Settings that are found by measuring: batch-size.")
+tune = App(name="tune", help="Settings that are found by measuring: batch-size, lr.")
 
 
 @Parameter(name="*")
@@ -95,6 +95,90 @@ def batch_size(
         _compare(task, device, worth, is_json=json)
     else:
         _search(task, device, search, is_json=json)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RangeFlags:
+    """Over which rates, and by whom.
+
+    Parameters
+    ----------
+    workers
+        That make each update.
+    protocol
+        When their gradients are combined.
+    batch_size
+        Samples an update averages, over all workers [default: the task's].
+    mini_batch_size
+        Instead: samples that a worker takes at once.
+    lowest
+        The rate of the first update.
+    highest
+        The rate of the last one; a loss that has grown to four times its least ends the test.
+    updates
+        From one to the other.
+    init
+        Weights at the start; built-in tasks on images have default beside their own.
+    seed
+        Of weights and order.
+    plot
+        Loss against rate, as .svg.
+    """
+
+    workers: int = 1
+    protocol: str = "full-sync"
+    batch_size: int | None = None
+    mini_batch_size: int | None = None
+    lowest: float = 1e-5
+    highest: float = 10.0
+    updates: int = 100
+    init: str | None = None
+    seed: int = 0
+    plot: Path | None = None
+
+
+NO_RANGE = RangeFlags()
+
+
+@tune.command(name="lr")
+def lr(
+    task: str, /, *, asked: RangeFlags = NO_RANGE, device: str = "auto", json: Json = False
+) -> None:
+    """The learning rate, by a range test over N workers: it grows each update (Smith 2017).
+
+    Example: paceline tune lr lenet --workers 2 --plot rates.svg
+
+    Parameters
+    ----------
+    task
+        A built-in task or package.module:task.
+    device
+        cpu, cuda, cuda:1 ...
+    """
+    from ..bench.lr_range import LrWish, draw_range, measure_range, range_json, render_range
+    from ..bench.lr_worker import LrRamp
+    from ..errors import ConfigError
+
+    if asked.batch_size is not None and asked.mini_batch_size is not None:
+        raise ConfigError("--batch-size and --mini-batch-size exclude each other; give one")
+    size = asked.mini_batch_size or asked.batch_size
+    if size is not None and size < 1:
+        raise ConfigError(f"--batch-size and --mini-batch-size must be >= 1, got {size}")
+    writable(asked.plot)
+    ramp = LrRamp(
+        spec=task, lowest=asked.lowest, highest=asked.highest, updates=asked.updates,
+        batch_size=size, init=asked.init,
+        batch="global" if asked.mini_batch_size is None else "per-worker",
+    )  # fmt: skip
+    wish = LrWish(
+        ramp=ramp, workers=asked.workers, protocol=asked.protocol, device=device, seed=asked.seed
+    )
+    say(f"{task}: {asked.updates} updates at rates from {asked.lowest:g} to {asked.highest:g}")
+    found = measure_range(wish)
+    if asked.plot is not None:
+        asked.plot.write_text(draw_range(found))
+    show(json, lambda: range_json(found), lambda: render_range(found))
 
 
 def _refuse_idle(search: SearchFlags, worth: NoiseFlags) -> None:

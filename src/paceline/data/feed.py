@@ -163,6 +163,11 @@ class FedWorkers:
         if not self._loader.persistent_workers:
             self._workers = None
 
+    def close(self) -> None:
+        """Forget all, the workers too."""
+        self.forget()
+        self._workers = None
+
     def _make_workers(self) -> DataLoader[Any]:
         """The user's loader with their workers and settings, over leases."""
         return _remade(

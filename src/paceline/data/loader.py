@@ -186,6 +186,10 @@ class LeasedLoader:
         if self.seeds_between:
             seed_all(mix(self._seed, self.order.epoch, _BETWEEN_SALT))
 
+    def close(self) -> None:
+        """It gives nothing any more."""
+        self._workers.close()
+
     def _indices(self, lease: Lease) -> Indices:
         indices = Indices(self.order.indices[lease.start : lease.stop])
         indices.seed = step_seed(self._seed, lease.epoch, lease.start, is_loading=True)

@@ -266,6 +266,12 @@ class StreamedLoader(LeasedLoader):
             is_wanted = self.link.look_for_stream(is_blocking=False)
         return None
 
+    def close(self) -> None:
+        self._client.drop()
+        if self._server is not None:
+            self._server.close()
+        super().close()
+
     def end_epoch(self) -> None:
         if self._reading is not None:
             self._tell_news()

@@ -5,6 +5,7 @@
     send(messages)          hand these to members, in order; returns at once
     cancel(member, serial)  let a member leave its step, if it works on no later one
     lay_out(num_bytes)      make the store's memory
+    clear()                 make room for another run of the same members
     close()                 end every member; nothing is left behind
 
 An event is ``(member, what)``: a message of ``wire/messages.py``, or a happening that the engine
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from ..errors import ConfigError
 from ..store.control import ALARM, JOBS, SNAPSHOT, Control
 from ..store.memory import Memory
 from ..system.vitals import Vitals
@@ -152,6 +154,17 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def lay_out(self, num_bytes: int) -> StoreView:
         """Make the store's memory; LinkError where there is too little."""
+
+    def clear(self) -> None:
+        """All members wait for a message, and begin another run: forget what they had in common.
+
+        Words and memory are as at the start, but for who is gone. Memory that a member still looks
+        into stays readable. An engine that cannot do it carries no trials.
+        """
+        raise ConfigError(
+            f"engine {self.traits.name} carries one run, and no trials (pace.trial()); use engine "
+            "local"
+        )
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -85,9 +85,7 @@ class _Turn(threading.Thread):
             )  # fmt: skip
             worker.start_context(exchange, context)
             program = pickle.loads(self._engine.program)
-            process.perform(
-                lambda: process.run_program(program, context), self, self.spec, exchange
-            )
+            process.perform(lambda: process.run_program(program, context), self, self.spec)
         except Perished:
             self.ending = "killed by signal 9"
         finally:
@@ -295,6 +293,12 @@ class InlineEngine(Engine):
     def lay_out(self, num_bytes: int) -> StoreView:
         self.arena.grow(num_bytes)
         return StoreView(self.arena, self._control)
+
+    def clear(self) -> None:
+        if self._arrivals is not None:
+            super().clear()
+        gone = [one.spec.seat for one in self._turns.values() if one.is_over]
+        self._control.clear(gone)
 
     def close(self) -> None:
         self.is_closed = True

@@ -12,6 +12,8 @@
 
     lockstep        steps that call the model again, made by all members together
 
+    scheduled       a schedule of `collectives/` on tensors, by ``torch.distributed``
+
 Their parts: member (what a member has: its carrier of words and bytes, its part in checkpoints),
 model_copy (what leaves it and comes back), inbox (what it hears, its jobs), rounds (where peers
 meet), turns (what the main one does first), evaluation. None of them knows protocols.

@@ -82,6 +82,7 @@ class MemoryCarrier:
         self._arena = arena
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
+        self._arena.renew()  # it may have grown since an earlier trial
         return SharedStore(layout, self._arena.tensor(), self.control)
 
     def barrier(self, seat: int, clock: Clock) -> Barrier:

@@ -46,7 +46,7 @@ class StoreExchange(Exchange):
         channel: both ways to the coordinator.
         carrier: of words and bytes between members.
         seat, member: the worker's place, and this life on it.
-        is_newcomer: whether it joins a run under way, whose main worker is another by now.
+        is_main: whether it prints and saves from the start; None: seat 0 does.
         averaging: how updates are made among peers; None: this member has none.
     """
 
@@ -57,12 +57,13 @@ class StoreExchange(Exchange):
         *,
         seat: int,
         member: int,
-        is_newcomer: bool = False,
+        is_main: bool | None = None,
         averaging: MakeAveraging | None = None,
     ) -> None:
         self._channel, self._control, self.seat = channel, carrier.control, seat
         self._began_s = time.perf_counter()
-        is_main = seat == 0 and not is_newcomer
+        is_main = seat == 0 if is_main is None else is_main
+        self._carrier, self._averaging = carrier, averaging
         self._own = own = MemberSide(channel, carrier, seat=seat, number=member, is_main=is_main)
         self._mail, self.num_workers = own.mail, own.num_workers
         self._beat, self._cancelled = own.beat, self._control.cancelled[seat]
@@ -392,7 +393,9 @@ class StoreExchange(Exchange):
         self, num_samples: int, batch_size: int, ends: Sequence[int] | None = None, digest: str = ""
     ) -> EvaluationRanges:
         own = tuple(ends) if ends is not None else None
-        self._channel.send(said.Count(num_samples, batch_size, own, digest))
+        may_differ = self.num_workers > 1 and (self._is_published or not self.has_opened)
+        weights = self._own.copy.replica.digest() if may_differ else 0
+        self._channel.send(said.Count(num_samples, batch_size, own, digest, weights))
         return SharedRanges(self._channel, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -450,6 +453,47 @@ class StoreExchange(Exchange):
             published = self._publish_settled(is_first=False)
         self._channel.send(said.Rested(epoch, self.place(), published))
         self._mail.answer(said.Goodbye)
+
+    # -- trials ---------------------------------------------------------------------------------
+
+    def begin_trial(self, name: str) -> tuple["StoreExchange", str]:
+        """Wait until all members are at this trial; this one's part in it, and its context.
+
+        Raises:
+            Stopped: the run is over.
+        """
+        self._channel.send(said.TrialBegins(name))
+        opened = self._mail.expect(said.OpenTrial)
+        made = StoreExchange(
+            self._channel, self._carrier, seat=self.seat, member=self._own.number,
+            is_main=opened.is_main, averaging=self._averaging,
+        )  # fmt: skip
+        return made, opened.context
+
+    def fail_trial(self, text: str, kind: str) -> None:
+        """An exception of this class leaves this trial: it ends in all members."""
+        self._channel.send(said.TrialFails(text, kind))
+        if self._peers.are_on and self._own.grant is not None:
+            self._control[ALARM] = 1
+
+    def end_trial(self) -> said.TrialOver:
+        """This member leaves its trial; wait until all have.
+
+        What still comes for it is another's by now, jobs of the store among it.
+        """
+        self._channel.send(said.TrialEnds())
+        while True:
+            for message in self._channel.receive():
+                if isinstance(message, said.TrialOver):
+                    return message
+
+    def come_back(self, *, is_main: bool) -> None:
+        """A trial is over, which this exchange has begun."""
+        self._mail.is_main = is_main
+
+    def fail(self, text: str, *, is_yours: bool) -> None:
+        """This member ends, and the run with it."""
+        self._channel.send(said.Failed(text, "you" if is_yours else "worker"))
 
     def num_skipped(self) -> int:
         """Updates until the newest version that changed nothing."""

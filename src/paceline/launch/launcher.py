@@ -2,14 +2,15 @@
 
     settings + program -> folder -> engine, members -> controller -> trace -> summary
 
-This module must not know how orders are carried out or how a summary is computed.
+Above 300 lines, since a run is opened and ended in one place. This module must not know how orders
+are carried out or how a summary is computed.
 """
 
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,12 +26,14 @@ from ..config import MOST_PROCESSES, RunSettings, resolve
 from ..data.fetch import choose
 from ..engines import make_engine
 from ..engines.base import RENDEZVOUS, Engine
-from ..errors import AllGone, ConfigError, Interrupted, LinkError, WorkerError
+from ..errors import AllGone, ConfigError, FileError, Interrupted, LinkError, WorkerError
 from ..program import Program, TaskProgram
 from ..protocols import parse
-from ..report.files import MetricsLog, open_log, write_report
+from ..report.files import write_report
 from ..report.live import Observer
+from ..report.logs import MetricsLog, open_log
 from ..report.summary import Summary, summarize
+from ..report.trials import TrialsSummary
 from ..run.controller import Controller
 from ..run_dir import RunFolder
 from ..system.files import OpenFolder
@@ -38,7 +41,8 @@ from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
 from ..system.streams import Tail
 from ..trace import FILE_NAME, Trace
 from ..workloads import find_task
-from .lives import WRITTEN, Lives, claim, member_specs
+from .lives import WRITTEN, Lives, claim, ending, member_specs
+from .trials import TrialRuns
 
 if TYPE_CHECKING:  # it knows torch, the launcher starts without
     from ..workloads.base import Task
@@ -79,9 +83,11 @@ def train(
     chosen = adopt(resolve({k: v for k, v in flags.items() if v is not None}, is_call=True))
     observer = choose_observer(chosen.json)
     try:
-        return launch_run(TaskProgram(task=task), chosen, observer)
+        summary = launch_run(TaskProgram(task=task), chosen, observer)
     finally:
         observer.close()
+    assert not isinstance(summary, TrialsSummary)  # the standard loop has none
+    return summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +100,10 @@ class Host:
 
 def launch_run(
     program: Program, settings: RunSettings, observer: Observer, host: Host | None = None
-) -> Summary | None:
+) -> Summary | TrialsSummary | None:
     """Run ``program``; the summary of what came of it, None after a dry run.
+
+    Of a script that trains in trials those of all of them.
 
     Args:
         host: None: this process begins the workers, and hears signals.
@@ -137,13 +145,15 @@ def _launch(
     observer: Observer,
     folder: RunFolder,
     host: Host,
-) -> Summary:
+) -> Summary | TrialsSummary:
     """Run in a folder that is held; what is refused there leaves it as it was."""
     found = folder.path if folder.goes_on else None
     origin = _origin(program, settings, observer, found)
     lives = Lives(settings, origin, folder.place)
     try:
         _live(program, lives, observer, host)
+        if not lives.has_begun:
+            raise ConfigError("no trial of the script called prepare(): there was nothing to train")
     except BaseException as error:
         if not lives.has_begun:
             if found is None and not _has_words(folder.path, error):
@@ -151,12 +161,23 @@ def _launch(
             raise
         _report_of_failed(lives, error, observer)
         raise
+    if lives.trials:
+        return _report_of_trials(lives, observer)
     try:
         summary = _report(lives, observer)
     except ConfigError as damage:
         raise LinkError(f"the run came to its end, but {damage}") from None
     observer.finished(summary)
     return summary
+
+
+def _report_of_trials(lives: Lives, observer: Observer) -> TrialsSummary:
+    """All of them beside each other; there is no run around them that could be gone on with."""
+    with suppress(FileError):
+        lives.place.remove_file(FILE_NAME)
+    found = TrialsSummary(run_dir=str(lives.place.path), trials=tuple(lives.trials))
+    observer.printed("".join(f"{line}\n" for line in ["", *found.render()]))
+    return found
 
 
 def _report(lives: Lives, observer: Observer) -> Summary:
@@ -171,6 +192,11 @@ def _report(lives: Lives, observer: Observer) -> Summary:
 
 def _report_of_failed(lives: Lives, error: BaseException, observer: Observer) -> None:
     """What came of a run that ended so; a report that cannot be made does not hide why it did."""
+    if lives.trials:
+        trials = _report_of_trials(lives, observer)
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(trials, getattr(error, "signal", signal.SIGINT)) from None
+        return
     try:
         summary = _report(lives, observer)
     except ConfigError as damage:
@@ -228,13 +254,16 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
     _make_logs(place, settings)
     seats: dict[int, tuple[int, int]] = {}
     controller: Controller | None = None
+    trials: TrialRuns | None = None
     asked: list[int] = []
 
     def stop_softly(number: int) -> bool:
         if controller is None or not seats or asked:
             return False
         asked.append(number)
-        controller.interrupt(REASONS[signal.Signals(number)])
+        for one in (controller, trials):
+            if one is not None:
+                one.interrupt(REASONS[signal.Signals(number)])
         return True
 
     with ExitStack() as ends:
@@ -245,14 +274,18 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
         tail = Tail([Path(spec.log) for spec in specs], observer.printed)
         ends.callback(tail.show)  # after the engine's end, when nobody prints any more
         engine = ends.enter_context(closing(host.make(settings.engine, settings.workers)))
-        controller = Controller(engine, protocol, settings, trace, observer, log, tail, origin)
+        trials = TrialRuns(program, lives, engine, observer, tail)
+        controller = Controller(
+            engine, protocol, settings, trace, observer, log, tail, origin,
+            carry_out=trials.carry_out,
+        )  # fmt: skip
         ends.enter_context(closing(controller))
         ends.callback(lives.lived, trace)
         try:
             seats.update(engine.start(specs, cloudpickle.dumps(program)))
             controller.run(seats)
         except BaseException as error:
-            controller.fail(_ending(error))
+            controller.fail(ending(error))
             if asked and isinstance(error, _ends_of_asked(engine)):
                 raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
             if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
@@ -282,16 +315,8 @@ def _open_trace(lives: Lives) -> Trace:
 
 
 def _open_log(lives: Lives, ends: ExitStack) -> MetricsLog | None:
-    if not lives.settings.log:
+    if not lives.settings.log or lives.settings.dry_run:  # a client would begin a run elsewhere
         return None
     found = lives.origin.resumption
     log = open_log(lives.settings.log, lives.place, None if found is None else found.version)
     return ends.enter_context(closing(log))
-
-
-def _ending(error: BaseException) -> str:
-    """Why a run that did not come to its end ended."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    first = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
-    return f"failed: {first}"

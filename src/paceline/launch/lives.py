@@ -26,14 +26,16 @@ from ..engines.base import MemberSpec
 from ..errors import AllGone, ConfigError
 from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
+from ..report.logs import CLIENTS_RUNS
+from ..report.trials import TrialSummary
 from ..run.describe import choose_path
-from ..run_dir import RunFolder, make_folder
+from ..run_dir import RunFolder, make_folder, refuse_trials
 from ..system.files import OpenFolder
 from ..system.processors import num_cores
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Ended
 
-WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", FOLDER)
+WRITTEN = ("logs", FILE_NAME, "metrics.csv", "tensorboard", "wandb", *CLIENTS_RUNS, FOLDER)
 """What lies in the folder of a run that has not begun."""
 _LEFT = (*WRITTEN, "summary.json", "curve.svg", "model.safetensors")
 """And what one leaves that was cut off."""
@@ -62,6 +64,8 @@ def claim(settings: RunSettings, program_name: str, say: Callable[[str], None]) 
             if note := folder.hold():
                 say(note)
             folder.goes_on = path is not None or has_checkpoint(folder.path)
+            if settings.resume is not None:
+                refuse_trials(folder.path)
             if settings.resume is not None and not folder.goes_on:
                 say(_set_aside(folder) or "there is no run to go on with yet: a new one begins")
         except FileNotFoundError:
@@ -117,6 +121,7 @@ class Lives:
         place: the folder of the run.
         within: its identity; of another one where it was deleted and made again.
         has_begun: whether its workers ever began to train.
+        trials: those that its script has made.
     """
 
     def __init__(self, settings: RunSettings, origin: Origin, place: OpenFolder) -> None:
@@ -125,6 +130,7 @@ class Lives:
         self.place = place
         self.within = place.identity
         self.has_begun = origin.resumption is not None
+        self.trials: list[TrialSummary] = []
         self._furthest = -1 if origin.resumption is None else origin.resumption.version
         self._in_vain = 0
 
@@ -157,6 +163,14 @@ class Lives:
         return text
 
 
+def ending(error: BaseException) -> str:
+    """Why a run that did not come to its end ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    first = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
+    return f"failed: {first}"
+
+
 def member_specs(
     program: Program,
     settings: RunSettings,
@@ -165,7 +179,7 @@ def member_specs(
     resumption: Resumption | None,
 ) -> Iterator[MemberSpec]:
     """What each member is told; members of a run that goes on have new numbers."""
-    context = _context(program, settings, protocol, place)
+    context = context_of(program, settings, protocol, place)
     folder = place.path.resolve()
     first = 0
     if resumption is not None:
@@ -195,7 +209,7 @@ def _ranks(program: Program, seat: int, workers: int) -> dict[str, str]:
     return own | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
 
 
-def _context(
+def context_of(
     program: Program, settings: RunSettings, protocol: SyncProtocol, place: OpenFolder
 ) -> Context:
     """What ``connect`` finds in every member."""

@@ -22,7 +22,7 @@ from ..context import Context
 from ..engines.base import Engine
 from ..engines.torchrun.engine import RankZero, TorchrunEngine
 from ..engines.torchrun.life import RankLife, say, unseeded
-from ..engines.torchrun.post import Asked, ControllerPost, Hello, Lost, Meet, RunOver
+from ..engines.torchrun.post import ControllerPost, EndAsked, Hello, Lost, Meet, RunOver
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError, Interrupted, LinkError, PacelineError, WorkerError
 from ..program import Program, ScriptProgram
@@ -156,7 +156,7 @@ class RunThread(threading.Thread):
             for seat, one in self._post.hear(0.5):
                 if isinstance(one, Hello):
                     hellos[seat] = one
-                elif isinstance(one, Asked):
+                elif isinstance(one, EndAsked):
                     raise SignalInterrupt(one.number)
                 elif isinstance(one, Failed):
                     raise (ConfigError if one.whose == "you" else WorkerError)(one.text)

@@ -9,6 +9,7 @@
     counting           how many updates a loop without a loader makes
     refusals           what no lines can carry
     rewrite            the same script for Paceline, pass by pass
+    around_step        clipping, and weights that are changed by hand, around a step
     group              without a process group of torch's own
     accelerate, accumulation   without an accelerator of Accelerate's
 

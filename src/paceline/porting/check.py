@@ -23,7 +23,7 @@ from .loops import Stepping
 from .porting import STRATEGY, by_hand, find, left_over, read
 from .reading import Source, note_of_writes
 from .rewrite import port
-from .tree import CannotDerive, SourceTree, by_name
+from .tree import CannotDerive, SourceTree, by_name, positional
 
 _BY_HAND = (
     "takes its batches by next(), so each worker counts its own: where they do not step together "
@@ -146,10 +146,40 @@ def _notes_of_loop(text: str, name: str) -> Iterator[str]:
         yield from _notes_of_breaks(script, training, name)
     if training.loop.taken is not None:
         yield f"{name}:{script.line(training.loop.taken.line)} {_BY_HAND}"
+    yield from _notes_of_further_loaders(script, training, name)
     for call in script.calls("DataParallel"):
         yield (
             f"{name}:{script.line(call)} DataParallel lets each worker use all GPUs that it sees; "
             "leave it out"
+        )
+
+
+def _notes_of_further_loaders(script: SourceTree, training: Stepping, name: str) -> Iterator[str]:
+    """Where the loop takes from another loader by ``next``."""
+    flow, own = training.flow, training.loop.loader
+    if own is None:
+        return
+    calls = dict.fromkeys(
+        one
+        for node in flow.reached([training.loop.node.body])
+        for one in script.within(node)
+        if isinstance(one, cst.Call) and script.meaning(one.func) == "next"
+    )
+    found: dict[str, cst.Call] = {}
+    for call in calls:
+        made = flow.origins(positional(call)[0]) if positional(call) else []
+        for one in made:
+            is_iterator = isinstance(one, cst.Call) and script.meaning(one.func) == "iter"
+            if not isinstance(one, cst.Call) or not is_iterator or not positional(one):
+                continue
+            loader = positional(one)[0]
+            if training.is_loader(loader) and script.code(loader) != script.code(own):
+                found.setdefault(script.code(loader), call)
+    for loader_name, call in found.items():
+        yield (
+            f"{name}:{script.line(call)} takes from {loader_name} by next(), and these lines do "
+            "not prepare it, so every worker goes through all of it; for a part each, behind the "
+            f"first prepare: {loader_name} = pace.prepare({loader_name})"
         )
 
 

@@ -181,7 +181,8 @@ class Parts:
             raise CannotDerive(
                 f"line {self.script.line(again[0])} makes {name} anew in each turn of the loop of "
                 f"line {self.script.line(self._line)}; a run trains one model on one loader: make "
-                "it once before the loop, or give each turn a run of its own"
+                "it once before the loop, or give each turn a run of its own: with pace.trial(): "
+                "around what it makes and trains"
             )
         if not any(order[one] < order[self.before] for one in bound):
             raise CannotDerive

@@ -5,17 +5,20 @@ Passes of one round read one tree, and what one changes may stand inside of anot
     model, optimizer, loader   ->  one line before the loop that trains: pace.prepare(...)
     for batch, for epoch       ->  with pace.step(), pace.epochs; without a loader: pace.updates
     clip_grad_norm_            ->  pace's, of the averaged gradient
+    weights clamped behind     ->  a hook of the step (around_step.py)
     torch.save, download=True  ->  under if pace.is_main, or with pace.once()
     a process group            ->  nothing (group.py), where the group is made in any case
 
 Where the group is made under an ``if``, that branch stays as it is: `launch` sets no RANK for such
-a script, so it runs as by plain ``python``. This module must not know where a script lies.
+a script, so it runs as by plain ``python``. Above 300 lines, since all passes of one round are read
+together. This module must not know where a script lies.
 """
 
 import re
 
 import libcst as cst
 
+from .around_step import clip, step_hooks
 from .counting import TurnCount, count_of
 from .dataflow import AnyLoop, Flow
 from .group import leave_group
@@ -24,7 +27,7 @@ from .loops import Loop
 from .parts import Parts
 from .reading import INIT, WRAP, Source, writes
 from .refusals import refuse_anywhere, refuse_loop
-from .tree import CannotDerive, SourceTree, TreeEdits, by_name, positional
+from .tree import CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
 
@@ -43,6 +46,11 @@ def port(text: str) -> str:
     parts = Parts(script)
     refuse_loop(parts.training)
     edits = TreeEdits()
+    for hook in step_hooks(parts):
+        for one in hook.lines:
+            edits.remove(one)
+        for text in hook.text:
+            edits.insert(parts.before, text, is_before=True)
     _prepare(parts, edits)
     if parts.loop.loader is None:
         _updates(parts, edits)
@@ -50,7 +58,7 @@ def port(text: str) -> str:
         _peek(parts, edits)
         step(parts.loop, edits)
         epochs(script, parts.epochs, edits)
-    clip(script, edits)
+    clip(parts, edits)
     guard(script, parts.flow, parts.before, edits)
     _device(script, edits)
     if parts.is_flagged:
@@ -137,6 +145,12 @@ def connect(script: SourceTree, edits: TreeEdits) -> None:
     """``import paceline`` beside torch's, and ``pace`` after the imports on top."""
     lines: list[cst.CSTNode] = list(script.module.body)
     tops = {lines.index(at): one for one in script.imports if (at := script.parents[one]) in lines}
+    first = [at for at, one in tops.items() if script.code(one).startswith("from __future__ ")]
+    if first and len(first) == len(tops):  # what else it imports stands under a try
+        for text in ("import paceline", "\npace = paceline.connect()"):
+            edits.insert(lines[max(first) + 1], text, is_before=True)
+        return
+    tops = {at: one for at, one in tops.items() if at not in first}
     if not tops:
         raise CannotDerive
     last = min(tops)
@@ -208,15 +222,6 @@ def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
 
 
 # -- beside the loop -------------------------------------------------------------------------------
-
-
-def clip(script: SourceTree, edits: TreeEdits) -> None:
-    """Clipping is of the averaged gradient."""
-    for name, own in (("clip_grad_norm_", "clip_grad_norm_"), ("clip_grad_norm", "clip_grad_norm_"),
-                      ("clip_grad_value_", "clip_grad_value_")):  # fmt: skip
-        for call in script.calls(f"utils.{name}"):
-            if by_name(call).keys() <= {"parameters", "max_norm", "norm_type", "clip_value"}:
-                edits.replace(call.func, f"pace.{own}")
 
 
 def _device(script: SourceTree, edits: TreeEdits) -> None:

@@ -261,6 +261,8 @@ class TreeEdits(cst.CSTTransformer):
         above: list[cst.EmptyLine] = []
         lines = iter(block.body)  # libcst has left out those of which nothing is left
         for old in before:
+            if old in self._gone:  # a compound statement, with the comments above it
+                continue
             above += old.leading_lines
             for text in self._before.get(old, ()):
                 body.append(_line(text, above))

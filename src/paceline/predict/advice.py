@@ -25,6 +25,7 @@ from ..protocols import parse
 from ..report.forecast import Forecast
 from ..report.live import QuietObserver
 from ..report.ranking import Advice, RankedProtocol, Standing, Target
+from ..report.summary import Summary
 from ..simulation.timing import TimingRun
 from ..system.processors import num_cores
 from ..workloads import load_task
@@ -179,7 +180,7 @@ def _measure(asked: Question, task: Task, size: int, say: Say) -> Path:
     given = {name: value for name, value in flags.items() if value is not None}
     settings = resolve(given, env={}, is_call=True).settings
     summary = launch_run(TaskProgram(task=asked.task), settings, QuietObserver())
-    assert summary is not None  # it is no dry run
+    assert isinstance(summary, Summary)  # it is no dry run
     return Path(summary.run_dir)
 
 

@@ -219,7 +219,7 @@ def _run(
         settings, run_dir=str(run_dir), delay=contest.world.delay, slow=contest.world.slow
     )
     summary = launch_run(TaskProgram(task=contest.task), live, _Listener(watcher))
-    assert summary is not None  # it is no dry run
+    assert isinstance(summary, Summary)  # it is no dry run
     return summary
 
 

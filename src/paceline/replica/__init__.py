@@ -7,6 +7,7 @@
     set_aside    gradients of several optimizers that are not pushed together
     clips        what the averaged gradient is to be clipped to
     layers       leaving a step between two of them, and what the plan says of them
+    rates        learning rates scaled by an update's samples, and warmed up
     seeding      random state as a function of what is computed
 
 It must not know exchanges, the store or protocols.

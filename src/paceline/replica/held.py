@@ -159,9 +159,9 @@ class HeldMemory:
 
 
 IN_THE_STEP = (
-    "make clamps and projections a part of the step, in a class of your own: "
-    "class Clipped(torch.optim.SGD): def step(self, closure=None): super().step(closure); "
-    "for group in self.param_groups: for p in group['params']: p.data.clamp_(-c, c)"
+    "make clamps and projections a part of the step: optimizer.register_step_post_hook(fn) before "
+    "prepare (full-sync, local-sgd), or a class of your own (any protocol): class C(SGD): "
+    "def step(self): super().step(); ... p.data.clamp_(-c, c) for p of self.param_groups"
 )
 
 

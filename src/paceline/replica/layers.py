@@ -6,12 +6,14 @@ left between forward, backward and step only. This module must not know who canc
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ..plan import LayerParameters
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -50,6 +52,12 @@ def watch_forward(model: nn.Module, check: Callable[[], None]) -> None:
         _installed.append(register_module_forward_pre_hook(_check_layer))
 
 
+def unwatch_forward(model: nn.Module) -> None:
+    """Nothing is called before its layers any more; what lies on a compiled one is the caller's."""
+    for module in model.modules():
+        _checks.pop(module, None)
+
+
 def _watch_wrapper(model: nn.Module, check: Callable[[], None]) -> None:
     """Torch's wrapper of a compiled model leaves its ``forward`` behind when it is copied."""
     forward: Any = model.forward
@@ -71,6 +79,33 @@ def _check_layer(module: nn.Module, _: Any) -> None:
         check()
     elif not _checks and _installed:  # the models are gone
         _installed.pop().remove()
+
+
+def parameter_table(model: nn.Module) -> list[LayerParameters]:
+    """What each layer holds; of layers without parameters only those that are not torch's own."""
+    seen: set[int] = set()
+    rows = []
+    for name, module in model.named_modules():
+        held = list(module.parameters(recurse=False))
+        is_leaf = not any(True for _ in module.children())
+        if not held and (not is_leaf or type(module).__module__.startswith("torch.")):
+            continue
+        own = [one for one in held if id(one) not in seen]
+        shapes = [_shape(one.shape) if id(one) not in seen else "shared" for one in held]
+        seen.update(map(id, held))
+        rows.append(
+            LayerParameters(
+                name, type(module).__name__, ", ".join(shapes),
+                sum(one.numel() for one in own),
+                sum(one.numel() for one in own if one.requires_grad),
+                sum(one.numel() * one.element_size() for one in own),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "1"
 
 
 def batch_norm_note(model: nn.Module, batch_size: int, parts: int) -> tuple[str, ...]:

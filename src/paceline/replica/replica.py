@@ -2,9 +2,11 @@
 
 The user's objects stay what they are; only the memory under them is moved, so that a pull is one
 copy and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while
-it is still warm. This module must not know where the slot leads to.
+it is still warm. Above 300 lines with what it refuses. This module must not know where the slot
+leads to.
 """
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -77,6 +79,23 @@ class Replica:
         self.live_in(self._home)
         bind(self.buffers, self.layout.buffers, self._home)
         return self._home
+
+    def digest(self) -> int:
+        """A checksum of what the parameters hold."""
+        found = 0
+        for one in self.parameters:
+            rows = one.detach().cpu().contiguous().reshape(-1)
+            found = zlib.crc32(rows.view(torch.uint8).numpy().data, found)
+        return found
+
+    def release(self) -> None:
+        """Parameters, buffers and gradients have memory of their own again, and what they hold."""
+        self._drop_hooks()
+        for tensor in (*self.parameters, *self.model.buffers()):
+            tensor.data = tensor.detach().clone()
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -275,9 +294,10 @@ def refuse_hooks(optimizer: Optimizer) -> None:
     """An update is made by whoever comes last, or by each worker on its share of the parameters."""
     if has_hooks(optimizer):
         raise ConfigError(
-            f"{type(optimizer).__name__} has step hooks, which would see a share of the parameters "
-            "or run in another worker: do in the loop what they do, before or after "
-            "optimizer.step(); to clip, pace.clip_grad_norm_(model.parameters(), max_norm)"
+            f"{type(optimizer).__name__} has step hooks since prepare(), which would see a share "
+            "of the parameters or run in another worker: register them before pace.prepare(...), "
+            "which carries them under full-sync and local-sgd; to clip, "
+            "pace.clip_grad_norm_(model.parameters(), max_norm)"
         )
 
 

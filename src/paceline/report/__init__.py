@@ -1,10 +1,12 @@
 """From the trace of a run to numbers, text and pictures.
 
     tally, summary     the numbers of a run; whereabouts: what became of one sample
-    terminal           a summary as text; files: what a run leaves: its curve, its metrics
+    terminal           a summary as text; files: what a run leaves: its curve
+    logs               metrics for other tools, as they come
     live, screen       what is seen while the run goes
     compared, compared_lines    several runs side by side
     forecast, ranking  what is predicted, and advised
+    trials             the summaries of a script that trains in trials
     text, chart        numbers, tables and curves, for all that print or draw them
 
     trace.jsonl -> summary -> terminal, files

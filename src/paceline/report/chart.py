@@ -13,11 +13,12 @@
 
 A curve has the same look in every diagram. Colours differ in how dark they are and lines in their
 dashes, so a grey print can be read. `draw_chart` makes the whole; its parts (`Panel`, `frame`,
-`line`, ...) make pictures of another form, too. This module must not know runs.
+`line`, ...) make pictures of another form, too. Above 300 lines because a picture and its parts are
+read together. This module must not know runs.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -60,6 +61,7 @@ class Diagram:
         label: what goes up, with its unit.
         x_label: what goes right, with its unit; empty: it shares the axis of the next diagram.
         is_log2: points lie at the logarithm, to base 2, of what goes right.
+        log10_from: points lie at its logarithm, to base 10, less this.
         mark: a value to draw a thin level line at, and its words.
     """
 
@@ -71,6 +73,7 @@ class Diagram:
     stop: float | None = None
     """Where the axis ends; None: with the last point."""
     is_log2: bool = False
+    log10_from: int | None = None
     mark: tuple[float, str] | None = None
 
 
@@ -118,7 +121,7 @@ def draw_chart(title: str, subtitle: str, diagrams: Sequence[Diagram]) -> str:
         for curve in part.curves:
             parts += _curve(curve, panel, *style(names.index(curve.name)))
         if part.x_label:
-            parts += x_axis(panel, part.x_label, is_log2=part.is_log2)
+            parts += x_axis(panel, part.x_label, _powers(part))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -159,6 +162,14 @@ def _legend(names: Sequence[str], dotted: set[str]) -> list[str]:
             parts.append(_dot(x + 22, y, colour))
         parts.append(text(x + 52, y + 4, name))
     return parts
+
+
+def _powers(part: Diagram) -> Callable[[int], str] | None:
+    """What stands at each whole place of a logarithmic axis; None: it is none."""
+    if part.is_log2:
+        return lambda tick: f"{2**tick:,}"
+    start = part.log10_from
+    return None if start is None else lambda tick: f"{10.0 ** (tick + start):g}"
 
 
 def _mark(part: Diagram, panel: Panel) -> list[str]:
@@ -249,18 +260,20 @@ def frame(panel: Panel, label: str, ticks: Sequence[float], *, is_log10: bool = 
     return parts
 
 
-def x_axis(panel: Panel, label: str, *, is_log2: bool = False) -> list[str]:
+def x_axis(panel: Panel, label: str, power: Callable[[int], str] | None = None) -> list[str]:
     """The axis below a panel, with its values and its name.
 
     Args:
-        is_log2: what lies at t is called 2 to the t.
+        power: of a logarithmic axis: what stands at each whole place.
     """
     bottom = panel.bottom
     parts = [rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)]
-    for tick in range(int(panel.stop) + 1) if is_log2 else nice_ticks(0.0, panel.stop, 6):
+    whole = [*range(int(panel.stop * 1.001) + 1)]
+    ticks = nice_ticks(0.0, panel.stop, 6) if power is None else whole
+    for tick in ticks:
         if tick <= panel.stop * 1.001:
             x = panel.x(tick)
-            words = f"{2**tick:,}" if is_log2 else f"{tick:g}"
+            words = f"{tick:g}" if power is None else power(int(tick))
             parts.append(rule(x, bottom, x, bottom + 5, FAINT))
             parts.append(text(x, bottom + 20, words, anchor="middle"))
     return [*parts, text((LEFT + WIDTH - RIGHT) / 2, bottom + 40, label, anchor="middle")]

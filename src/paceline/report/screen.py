@@ -55,6 +55,7 @@ class ScreenObserver:
 
     def plan(self, plan: Plan) -> None:
         self.shown_plan = plan
+        self._next_s = 0.0  # by the clock of this run, which may be one of several
         grid = Table.grid(padding=(0, 2))
         for label, text in plan.rows():
             grid.add_row(Text(label, style="bold"), Text(text))

@@ -11,6 +11,7 @@
     liveness        who gives no sign of life          silence  whether it stalls; what is said
     shutdown        the end that a user asks for, or a metric
     dispatch        orders become messages             faults   those that were ordered
+    trials          several runs of the same members, one after another
 
 It must not know processes, sockets, tensors or terminals.
 """

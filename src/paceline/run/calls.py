@@ -133,6 +133,13 @@ class Calls:
             raise ConfigError(
                 f"workers evaluate different data: {first} and {message.num_samples} samples"
             )
+        if self._asked is not None and self._asked.weights != message.weights:
+            raise ConfigError(
+                "workers evaluate different weights: the script has changed them in one worker, "
+                "and in another not, or otherwise; before the first epoch, and after "
+                "pace.publish(model), all get the main worker's when the next epoch begins: make "
+                "the same change in every worker, or evaluate before it or after that epoch"
+            )
         if self._asked != message:
             raise ConfigError(
                 "workers evaluate different samples or batches: the loader's sampler has random "

@@ -17,12 +17,12 @@ from ..checkpoints.writer import WriteQueue
 from ..config import RunSettings
 from ..engines import base
 from ..engines.base import Engine, Event, HelperWoken, MemberStalled, ProcessLeft
-from ..errors import ConfigError, LinkError
+from ..errors import AllGone, ConfigError, LinkError
 from ..events import Ticket
 from ..passes import START
 from ..protocols.base import SyncProtocol
-from ..report.files import MetricsLog
 from ..report.live import Observer
+from ..report.logs import MetricsLog
 from ..store.memory import Memory
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Evaluated
@@ -37,6 +37,7 @@ from ..wire.messages import (
     Stop,
     StopWhen,
     Totals,
+    TrialFails,
 )
 from .calls import Calls
 from .checkpointing import Checkpointing
@@ -51,6 +52,7 @@ from .respawn import Beginners, Newcomers
 from .roster import RosterEntry
 from .shutdown import EarlyStop, Shutdown
 from .state import RunState
+from .trials import CarryOut, TrialBook, TrialOutcome
 
 _TICK_S = 0.1
 _FOUR_LINES = """\
@@ -69,6 +71,11 @@ class Controller:
     Args:
         clock: what tells the time, in seconds from anywhere.
         make_queue: of the store's memory, where checkpoints are handed in to be written.
+        carry_out: carries out a trial in the midst of it; None: it can have none.
+        trial: name of the trial that it is; empty: it is a run.
+
+    Attributes:
+        outcome: what of it concerns the run around it, if it is a trial.
     """
 
     def __init__(
@@ -84,8 +91,12 @@ class Controller:
         *,
         clock: Callable[[], float] = time.perf_counter,
         make_queue: Callable[[Memory], WriteQueue] = WriteQueue,
+        carry_out: CarryOut | None = None,
+        trial: str = "",
     ) -> None:
         self.interruption = ""
+        self._interrupted_s = 0.0
+        self.outcome, self._trial = TrialOutcome(), trial
         self._ends_early = ""
         """Why the run is to end as soon as it has begun."""
         self._protocol = protocol
@@ -102,6 +113,7 @@ class Controller:
         self._departures = Departures(
             self._run, self._borders, self._peers, self._calls, output, self._begin_again
         )
+        self._trials = TrialBook(self._run, self._departures, carry_out)
         self._liveness = Liveness(self._run, self._peers, self._is_resting)
         self._run.liveliest = self._liveness.liveliest
         self._shutdown = Shutdown(self._run, self._peers, self._holds_up)
@@ -123,13 +135,16 @@ class Controller:
             self._hear_all()
         finally:
             self._faults.close()
+        self.outcome.is_given_up = self._shutdown.is_over
+        if not self._descriptions:
+            if self._trial or self._trials.num_begun:
+                return
+            raise ConfigError(_FOUR_LINES)
         if run.has_begun:
             self._checkpointing.close(is_cut_off=self._shutdown.is_over)
         self._early_stop.close()
         run.trace.end(run.now_s(), run.ending or "finished")
         run.notes.look_at_output()
-        if not self._descriptions:
-            raise ConfigError(_FOUR_LINES)
         if run.has_begun and (text := self._checkpointing.unsaved):
             raise LinkError(text)
 
@@ -139,20 +154,42 @@ class Controller:
         while not self._shutdown.is_over and any(not one.is_done for one in run.roster.live):
             for event in run.engine.events(_TICK_S):
                 self.handle(event)
+            self._carry_out_trial()
             now_s = run.clock()
             if now_s >= next_tick_s:
                 next_tick_s = now_s + _TICK_S
                 self._tick()
 
+    def go_on_without(self) -> None:
+        """From now on who is gone before it has described itself is not waited for."""
+        self._departures.goes_on = True
+
+    def _carry_out_trial(self) -> None:
+        """Where all scripts have come to one: carry it out; nothing is heard here meanwhile."""
+        reason = self.interruption or self._ends_early
+        outcome = self._trials.carry_out_if_due(reason)
+        if outcome is not None:
+            self.go_on_without()
+            self._shutdown.is_over |= outcome.is_given_up or self._run.settings.dry_run
+
     def handle(self, event: Event) -> None:
         member, message = event
+        self.outcome.note(member, message)
         self._handlers[type(message)](member, message)
         if type(message) is ProcessLeft:
-            self._newcomers.replace(member)
+            self._left(member)
         if not self._run.has_begun:
             self._refuse_half()
         elif not self._run.is_open:
             self._refuse_to_wait_for_ever()
+
+    def _left(self, member: int) -> None:
+        """It is gone, and what follows of it for the run is done."""
+        self._trials.left(member)
+        self._newcomers.replace(member)
+        if not self._run.has_begun and self._departures.goes_on:
+            self._descriptions.pop(member, None)
+            self._begin_if_all_described()
 
     def _make_table(self) -> dict[type, Callable[[int, Any], None]]:
         """Who hears what members say, and what the engine tells of them."""
@@ -183,6 +220,9 @@ class Controller:
             said.StreamState: self._run.streams.state,
             said.StreamOver: pushes.stream_over,
             said.AskStop: lambda *_: self.stop("the script asked for it"),
+            said.TrialBegins: self._trials.begins,
+            said.TrialFails: self._trial_fails,
+            said.TrialEnds: lambda member, _: ends.ended_trial(member),
             said.Done: ends.done,
             said.Failed: ends.failed,
             base.ProcessLeft: ends.left,
@@ -207,7 +247,7 @@ class Controller:
         self._shutdown.stopped(run.now_s())
         if run.by_peers:
             run.dispatch.store.alarm()
-        elif run.is_open and run.is_mid_batch:
+        elif run.is_open and not run.can_stop_now:
             run.owes_stop = True
         elif run.is_open:
             run.send_stop()
@@ -216,7 +256,7 @@ class Controller:
 
     def interrupt(self, reason: str) -> None:
         """The user asks for the end: stop at the next step border."""
-        self.interruption = reason
+        self.interruption, self._interrupted_s = reason, self._run.clock()
 
     def fail(self, reason: str) -> None:
         """The run ends without having come to its end: say so in what was begun of it."""
@@ -245,15 +285,15 @@ class Controller:
         run.notes.look_at_output()
         self._output.show()
         if self.interruption:
-            if not run.has_begun:
+            if not (run.has_begun or self._trial or self._trials.num_begun):
                 raise KeyboardInterrupt
             self.stop(self.interruption)
-            self._shutdown.asked(run.now_s())
+            self._shutdown.asked(run.now_s(self._interrupted_s))
         self._liveness.tick(run.now_s())
+        self._shutdown.tick(run.now_s())
         if not run.has_begun:
             return
         self._checkpointing.tick()
-        self._shutdown.tick(run.now_s())
         seconds = run.settings.seconds
         if seconds is not None and run.is_open and run.now_s() - run.watch.opened_s >= seconds:
             self.stop(f"{seconds:g} seconds are over")
@@ -265,19 +305,27 @@ class Controller:
 
     def _described(self, member: int, message: Describe) -> None:
         run = self._run
+        if self.outcome.failure and not run.has_begun:
+            run.dispatch.tell(member, Stop(0))
+            return
         if run.has_begun:
             first = self._descriptions[min(self._descriptions)]
             self._newcomers.described(member, Description.read(message.text), first)
             return
         self._descriptions[member] = Description.read(message.text)
         self._refuse_half()
-        if len(self._descriptions) < len(run.live):
-            check_size(self._descriptions[member], self._protocol.num_pushes)
+        check_size(self._descriptions[member], self._protocol.num_pushes)
+        self._begin_if_all_described()
+
+    def _begin_if_all_described(self) -> None:
+        run = self._run
+        if len(self._descriptions) < len(run.live) or not self._descriptions:
             return
         first = self._descriptions[min(self._descriptions)]
         for number, other in self._descriptions.items():
             if difference := first.difference(other):
                 raise ConfigError(f"workers 0 and {run.roster[number].seat} have {difference}")
+        self._refuse_too_few(first)
         run.plan = make_plan(first, self._protocol, run.settings, run.engine.traits)
         identity = first.identity(run.plan, self._protocol)
         if self._origin.resumption is not None:
@@ -302,14 +350,28 @@ class Controller:
         if self._ends_early:
             self.stop(self._ends_early)
 
+    def _refuse_too_few(self, first: Description) -> None:
+        """Raise AllGone where the workers that an earlier trial has left cannot make all steps."""
+        run, num = self._run, len(self._run.live)
+        is_apart = first.num_optimizers > 1 and self._protocol.is_spmd
+        needs_all = first.is_sticky or first.steps_together or is_apart
+        if needs_all and num < run.settings.workers and not run.settings.dry_run:
+            raise AllGone(
+                f"{num} of {run.settings.workers} workers are left of the trials before, and what "
+                f"trial {self._trial!r} does (sticky parts, closures, or several optimizers under "
+                f"{run.settings.protocol}) all workers do together: begin the search again"
+            )
+
     def _refuse_half(self) -> None:
         """Raise ConfigError where a script has ended and another one waits in ``prepare``."""
         run = self._run
+        self._trials.refuse_half(len(self._descriptions))
         ended = [one.seat for one in run.roster.members.values() if one.is_over]
         if ended and self._descriptions and not run.ending:
             waiting = run.roster[min(self._descriptions)].seat
+            what = f"part of trial {self._trial!r}" if self._trial else "script"
             raise ConfigError(
-                f"worker {ended[0]}'s script ended without prepare(), in which worker {waiting} "
+                f"worker {ended[0]}'s {what} ended without prepare(), in which worker {waiting} "
                 "waits for it: call paceline.connect() and prepare() in all workers alike"
             )
 
@@ -366,6 +428,9 @@ class Controller:
         self._run.notes.say(f"{message.what} was stopped; it was let go on")
 
     def _log(self, member: int, message: LogValues) -> None:
+        if not self._run.has_begun:
+            self._run.notes.say_once("pace.log() before prepare() is not recorded")
+            return
         self._run.trace.log(self._run.now_s(), member, message.values)
         self._run.notes.record(self._run.coordinator.version, message.values)
 
@@ -375,6 +440,20 @@ class Controller:
 
     # -- ends -----------------------------------------------------------------------------------
 
+    def _trial_fails(self, member: int, message: TrialFails) -> None:
+        """The trial ends for all, at the next step border."""
+        run = self._run
+        if self.outcome.failure:
+            return
+        self.outcome.failure, self.outcome.kind = message
+        run.notes.say(f"trial {self._trial!r} ends: {message.text}")
+        reason = f"failed: {message.text}"
+        self.stop(reason)
+        if not run.has_begun:
+            run.ending = reason
+            for number in self._descriptions:
+                run.dispatch.tell(number, Stop(0))
+
     def _copied(self, member: int, message: Copied) -> None:
         self._checkpointing.copied(member, message)
         self._borders.go_on_if_waiting()
@@ -382,7 +461,7 @@ class Controller:
     def _is_resting(self, member: int) -> bool:
         """Whether this member waits for the others, before the first epoch or between two."""
         if not self._run.has_begun:
-            return member in self._descriptions
+            return member in self._descriptions or member in self._trials
         if self._checkpointing.wait_for(member):
             return False
         if self._borders.owes_stop:
@@ -391,7 +470,8 @@ class Controller:
 
     def _holds_up(self, member: int) -> bool:
         """Whether the others cannot end in order before this member does something."""
-        return self._liveness.holds_up(member) or self._checkpointing.is_late(member)
+        is_late = self._run.has_begun and self._checkpointing.is_late(member)
+        return self._liveness.holds_up(member) or is_late
 
     def _begin_again(self, one: RosterEntry) -> int | None:
         """Before the run has begun: who takes the place of this member, if anybody does."""

@@ -58,6 +58,8 @@ class Departures:
         """Last words of members that failed."""
         self._main: int | None = None
         """Once it has moved."""
+        self.goes_on = False
+        """Whether others go on where one is gone before anything was described: between trials."""
 
     def done(self, member: int, message: Done) -> None:
         """Its script is over; the others go on, and do what it held."""
@@ -71,6 +73,27 @@ class Departures:
                 "others go on without it"
             )
             run.hear_left(member)
+        self._borders.end_if_all_rested()
+
+    def ended_trial(self, member: int) -> None:
+        """Its script has left the trial, and does nothing more for it: as if it were gone."""
+        run, one = self._run, self._run.roster[member]
+        is_needed = not (run.has_said_goodbye or run.ending)
+        one.is_done, one.is_over, one.end = True, True, "its part of the trial ended"
+        if is_needed and run.is_open:
+            self._refuse_to_lose(one)
+        one.is_alive = False
+        self._calls.left(member)
+        self._borders.left(member)
+        self._borders.has_no_rest(member)
+        if run.has_begun:
+            self._borders.checkpointing.left(member)
+        others = [other for other in run.roster.live if not other.is_done]
+        if others and not run.has_said_goodbye:
+            if self.is_main(member):  # blocks of pace.once() wait for a main one
+                self._main = min(others, key=lambda other: other.seat).number
+                run.dispatch.tell(self._main, BeMain())
+            self._left_at_end(member)
         self._borders.end_if_all_rested()
 
     def failed(self, member: int, message: Failed) -> None:
@@ -102,7 +125,7 @@ class Departures:
             # Before another is the main one: that one may be busy from then on.
             self._borders.checkpointing.left(member)
             is_over = one.is_done and (run.ending or run.has_said_goodbye)
-            if self._is_main(member) and not is_over:
+            if self.is_main(member) and not is_over:
                 self._choose_main()
         if one.is_done or run.ending:
             one.is_done = True
@@ -143,11 +166,15 @@ class Departures:
 
     def _left_early(self, one: RosterEntry) -> None:
         """It is gone before the run has begun: another one begins, or nothing does."""
+        if self.goes_on and any(not other.is_done for other in self._run.roster.live):
+            self._run.observer.note(f"worker {one.seat} is gone ({one.end}); the others go on")
+            self.find_main()
+            return
         number = self._begin_again(one)
         if number is None:
             general = WorkerError(f"worker {one.seat} ended: {one.end}; see its log")
             raise self._words.get(one.number, general)
-        if self._is_main(one.number):
+        if self.is_main(one.number):
             self._main = number
 
     def _lost(self, one: RosterEntry) -> WorkerError | ConfigError:
@@ -210,7 +237,14 @@ class Departures:
         if member in run.coordinator_members:
             run.trace.left(run.now_s(), member, run.roster[member].end)
 
-    def _is_main(self, member: int) -> bool:
+    def find_main(self) -> None:
+        """Where the main worker is gone: another one is."""
+        main = min(self._run.roster.members) if self._main is None else self._main
+        if not self._run.roster[main].is_alive:
+            self._choose_main()
+
+    def is_main(self, member: int) -> bool:
+        """Whether this member prints and saves."""
         return member == (min(self._run.roster.members) if self._main is None else self._main)
 
     def _choose_main(self) -> None:

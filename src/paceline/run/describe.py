@@ -1,7 +1,7 @@
 """What a member tells about its model and data, and the plan that follows from it.
 
-The plan is shown before the first step; whatever cannot work is refused here. This module must
-not know processes or terminals.
+The plan is shown before the first step; whatever cannot work is refused here. Above 300 lines
+with all that is compared. This module must not know processes or terminals.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from ..config import RunSettings
 from ..data.likeness import Likeness, are_others
 from ..engines.base import Traits
 from ..errors import ConfigError
-from ..plan import Plan
+from ..plan import LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
 from ..system.processors import count_accelerators, num_cores
@@ -72,6 +72,8 @@ class Description:
     """Whether part j of every batch is one worker's."""
     steps_together: bool = False
     """Whether all members make each step together, each with an optimizer of its own."""
+    parameter_table: tuple[LayerParameters, ...] = ()
+    """Of ``--parameters``."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
@@ -79,6 +81,8 @@ class Description:
         for name in ("learning_rates", "notes", "could_try", "rounding"):
             values[name] = tuple(values[name])
         values["samples"] = tuple(Likeness(*one) for one in values["samples"])
+        layers = values.get("parameter_table", ())
+        values["parameter_table"] = tuple(LayerParameters(*one) for one in layers)
         return cls(**values)
 
     def difference(self, other: "Description") -> str:
@@ -148,6 +152,7 @@ class Description:
             "dropped": settings.dropped,
             "nonfinite": settings.nonfinite,
             "accumulate": self.accumulate,
+            "warmup": settings.warmup,
         }
 
 
@@ -183,6 +188,7 @@ def make_plan(
         notes=(*_notes(first, protocol), *promise),
         staleness=str(protocol.staleness),
         accumulate=first.accumulate,
+        parameter_table=first.parameter_table,
     )
 
 
@@ -272,7 +278,7 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
     if is_by_store and first.steps_together:
         why = wrong[0] if wrong else "path 'store' was asked for"
         raise ConfigError(
-            "workers that make each step together (LBFGS, closures=True) average between peers, "
+            "workers that make each step together (LBFGS, closures, hooks) average between peers, "
             f"and {why}; use --protocol local-sgd:1, or what has peers: --path peers, --device cpu"
         )
     if is_by_store and not traits.has_store:

@@ -334,6 +334,9 @@ class EpochBorders:
             self.end_if_all_rested()
 
     def rest(self, member: int, message: Rested) -> None:
+        if not self._run.has_begun:  # epochs of nothing that was prepared
+            self._run.dispatch.tell(member, Goodbye())
+            return
         self._rested[member] = message
         self.end_if_all_rested()
 

@@ -165,7 +165,8 @@ class Peers:
         for number in peers:
             ticket = run.roster[number].ticket
             run.dispatch.tell(number, Resume(ticket.serial if ticket else -1))
-        if run.ending:
+        run.owes_stop = bool(run.ending)
+        if run.owes_stop and run.can_stop_now:
             run.send_stop()
             return
         if run.steps_together and rounds.pending():
@@ -181,6 +182,8 @@ class Peers:
             fact, orders = run.hear_push(ticket, entry.told, entry.clocks, run.now_s())
             run.carry_out(orders, fact, Payload(entry.fault, entry.clip))
         self._hear_the_dead()
+        if run.owes_stop:  # somebody was late with the local steps that all others have pushed
+            run.send_stop()
 
     def _left_alone(self, member: int) -> str:
         """Some have left their loop, and this one has not."""

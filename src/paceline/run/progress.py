@@ -14,8 +14,8 @@ from ..config import RunSettings
 from ..core.stats import ServiceTimes, SlowWorker
 from ..events import Apply, EpochEnd
 from ..plan import Plan
-from ..report.files import MetricsLog
 from ..report.live import Observer, Progress, WorkerProgress
+from ..report.logs import MetricsLog
 from ..report.terminal import describe_slow
 from ..trace import Trace
 from .roster import Roster, RosterEntry

@@ -36,8 +36,8 @@ from ..events import (
 from ..passes import START, ScriptPlace
 from ..plan import Plan
 from ..protocols.base import SyncProtocol
-from ..report.files import MetricsLog
 from ..report.live import Observer
+from ..report.logs import MetricsLog
 from ..trace import Trace
 from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
 from .describe import Description
@@ -61,7 +61,8 @@ class RunState:
         update_rule: what a push is.
         is_mid_batch: whether the newest version is that of a step after which others of its batch
             come: who went on from here would do the batch again, and that step a second time.
-        owes_stop: whether the run ends as soon as the batches at work have made all their steps.
+        owes_stop: whether the run ends as soon as the batches at work have made all their steps,
+            or the local steps at work their average.
     """
 
     coordinator: Coordinator
@@ -310,18 +311,34 @@ class RunState:
         self.note(orders, self.now_s())
         self.at_orders(orders)
         self.streams.pass_on(orders)
-        if self.has_all_updates and not self.is_mid_batch:
-            # Called off at once; but local steps begun on it would stay in the optimizers' state.
-            orders = [one for one in orders if not isinstance(one, Grant)]
-        self.dispatch.carry_out(orders, cause, payload)
         if self.has_all_updates and not self.ending:
             self.ending = f"{self.settings.updates} updates are done"
             self.owes_stop = True
-        if self.owes_stop and not self.is_mid_batch:
+        ends_here = self.owes_stop and self._is_border(orders)
+        if ends_here:
+            # Called off at once; but local steps begun on it would stay in the optimizers' state.
+            orders = [one for one in orders if not isinstance(one, Grant)]
+        self.dispatch.carry_out(orders, cause, payload)
+        if ends_here:
             self.send_stop()  # members hear of one end, not of two
         for order in orders:
             if isinstance(order, EpochEnd) and not self.ending:
                 self.end_epoch(order)
+
+    def _is_border(self, orders: Sequence[Order]) -> bool:
+        """Whether no work is begun that would be called off in the middle of what it does."""
+        is_new = any(isinstance(one, Apply) for one in orders)
+        return not self.is_mid_batch and (is_new or not self._steps_locally)
+
+    @property
+    def can_stop_now(self) -> bool:
+        """Whether what is at work leaves nothing behind when it is called off."""
+        return not (self.is_mid_batch or self._steps_locally)
+
+    @property
+    def _steps_locally(self) -> bool:
+        """Whether each member's optimizer steps by itself, and remembers that."""
+        return self.update_rule == "mean" and not self.steps_together
 
     def end_epoch(self, order: EpochEnd) -> None:
         self.is_open = False

@@ -1,7 +1,7 @@
-"""Optimizers that call the model again inside ``step``: what a closure is to each kind of run.
+"""Steps that are more than torch's own: a closure that is called again, hooks behind the step.
 
     torch's own, first order     the closure is called once, and the step is taken as without one
-    LBFGS, an optimizer of the user's own:
+    LBFGS, an optimizer of the user's own, hooks before or behind a step:
       one worker                 its own step, plain
       local-sgd                  its own step, on this worker's mini-batch
       full-sync                  its own step in every worker, on the mean of all gradients:
@@ -25,16 +25,17 @@ from ..context import Context
 from ..errors import ConfigError
 from ..exchange.base import Exchange, not_finite
 from ..exchange.lockstep import Stage
+from ..store.optimizer_copy import has_hooks
 from .gradients import LocalGradients
 from .loop import TrainingLoop
 
 Closure = Callable[..., Any]
 
 NOTE_OF_CLOSURES = (
-    "closures: every worker runs the optimizer itself; each evaluation of a step averages the "
-    "gradients and the loss of all workers, and the steps of a block are one version"
+    "closures or step hooks: every worker runs the optimizer itself; each evaluation of a step "
+    "averages the gradients and the loss of all workers, and the steps of a block are one version"
 )
-"""For the plan: what a step is where it may call the model again."""
+"""For the plan: what a step is that all workers make together."""
 
 
 def calls_once(optimizer: Optimizer) -> bool:
@@ -46,10 +47,10 @@ def calls_once(optimizer: Optimizer) -> bool:
 def context_with(
     context: Context, optimizers: Sequence[Optimizer], *, asked: bool, has_others: bool
 ) -> Context:
-    """The context of a run whose optimizers call the model again; else as it is.
+    """The context of a run whose optimizers call the model again, or have hooks; else as it is.
 
     Args:
-        asked: whether ``prepare`` was told so.
+        asked: whether ``prepare`` was told that they call it again.
         has_others: whether a coordinator hands out the work.
 
     Raises:
@@ -57,6 +58,9 @@ def context_with(
     """
     has_lbfgs = any(isinstance(one, LBFGS) for one in optimizers)
     if not (has_lbfgs or asked):
+        is_carried = has_others and not context.is_difference
+        if is_carried and any(has_hooks(one) for one in optimizers):
+            return _with_hooks(context)
         return context
     name = "LBFGS" if has_lbfgs else "closures=True"
     if context.nonfinite == "skip":
@@ -76,6 +80,23 @@ def context_with(
             f"{name}: a step may call the model several times, each time at other weights, and "
             f"under {context.protocol} workers stand at different ones; use --protocol full-sync "
             "(all workers make each step together) or --protocol local-sgd:1"
+        )
+    return replace(context, steps_together=True, is_difference=True)
+
+
+def _with_hooks(context: Context) -> Context:
+    """Of several workers whose optimizers have step hooks, which belong to whole steps."""
+    if not context.is_spmd:
+        raise ConfigError(
+            f"an optimizer has step hooks, and under {context.protocol} an update is made by "
+            "whoever comes last, on a part of the parameters; use --protocol full-sync (all "
+            "workers make each step together) or --protocol local-sgd:1"
+        )
+    if context.nonfinite == "skip" or context.fast == "auto":
+        setting = "--fast auto" if context.fast == "auto" else "--nonfinite skip"
+        raise ConfigError(
+            f"{setting} with step hooks of an optimizer, which all workers make together, is not "
+            "carried; leave that setting out, or use --protocol local-sgd:1"
         )
     return replace(context, steps_together=True, is_difference=True)
 

@@ -63,6 +63,15 @@ def hold_updates(is_held: Callable[[], bool]) -> None:
     GradScaler.update = _held_update  # type: ignore[method-assign]
 
 
+def leave_scalers() -> None:
+    """The scalers of this member are plain ones again, and nobody is told of what they do."""
+    for scaler in _used.scalers:
+        for name in ("update", "load_state_dict"):
+            vars(scaler).pop(name, None)
+    _used.scalers, _used.first = weakref.WeakSet(), None
+    _used.around, _used.is_held = (_nothing, _nothing), None
+
+
 def _held_update(self: GradScaler, *arguments: Any, **options: Any) -> None:
     if _used.is_held is not None and _used.is_held():
         self._per_optimizer_states.clear()

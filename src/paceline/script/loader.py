@@ -76,6 +76,11 @@ class PreparedLoader:
         return value
 
     @property
+    def is_released(self) -> bool:
+        """Whether its trial is over."""
+        return self._loop.is_released
+
+    @property
     def is_stream(self) -> bool:
         """Whether nobody knows how long a pass is."""
         return isinstance(self.plain.dataset, IterableDataset)
@@ -125,6 +130,9 @@ class PreparedLoader:
         self, own: list[weakref.ref[Generator[Any, None, None]]]
     ) -> Generator[Any, None, None]:
         loop = self._loop
+        if loop.is_released:
+            yield from (to_device(batch, loop.device) for batch in self.plain)
+            return
         if not loop.is_iterating:
             loop.iteration = own[0]
         if loop.is_iterating or not torch.is_grad_enabled():

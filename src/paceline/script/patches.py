@@ -6,13 +6,15 @@
     loss.backward              the loss is noted for the report
     next() of other loaders    a second one inside the loop is noted
 
-The objects stay the user's. This module must not know how an exchange carries anything.
+At the end of a trial all of it is put back (`Originals`, `unlisten`). The objects stay the user's.
+This module must not know how an exchange carries anything.
 """
 
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import ConfigError
+from ..replica.held_state import HeldState
 from ..store.joint import parameters_of
 
 
@@ -96,6 +99,43 @@ def replace_step(optimizer: Optimizer, function: Callable[..., Any]) -> None:
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
 
+_ABSENT = object()
+_PUT_BACK: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (nn.Module, ("_compiled_call_impl", "forward")),
+    (
+        Optimizer,
+        (
+            "step", "zero_grad", "state_dict", "load_state_dict", "add_param_group",
+            "_step_supports_amp_scaling",
+        ),
+    ),
+    (object, ("step", "state_dict", "load_state_dict")),
+)  # fmt: skip
+"""By kind, a scheduler's last: what is put on an object when it is prepared, or compiled."""
+
+
+class Originals:
+    """What lay on models, optimizers and schedulers before ``prepare``."""
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        self._kept = [
+            (one, {name: vars(one).get(name, _ABSENT) for name in names})
+            for one in objects
+            for names in [next(names for kind, names in _PUT_BACK if isinstance(one, kind))]
+        ]
+
+    def put_back(self) -> None:
+        """They are as they were, and an optimizer has the state that the run has kept for it."""
+        for one, kept in self._kept:
+            if isinstance(held := vars(one).get("state"), HeldState):
+                one.state = defaultdict(dict, held.read())
+            for name, value in kept.items():
+                if value is _ABSENT:
+                    vars(one).pop(name, None)
+                else:
+                    vars(one)[name] = value
+
+
 class _Depth(threading.local):
     """How many ``state_dict`` calls of modules are inside each other."""
 
@@ -113,6 +153,12 @@ def clone_state(model: nn.Module) -> None:
     for module in model.modules():
         _prepared.add(module)
     nn.Module.state_dict = _cloned_state_dict  # type: ignore[method-assign, assignment]
+
+
+def leave_state(model: nn.Module) -> None:
+    """``state_dict()`` gives what torch gives."""
+    for module in model.modules():
+        _prepared.discard(module)
 
 
 def _cloned_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -168,6 +214,11 @@ def note_batches(hear: Callable[[Any], None]) -> None:
     """Tell ``hear`` of the data set of every batch that a DataLoader makes in this member."""
     _listener.hear_batch = hear
     _BaseDataLoaderIter.__next__ = _noted_next  # type: ignore[method-assign]
+
+
+def unlisten() -> None:
+    """Nobody in this member hears of losses and batches any more."""
+    _listener.hear = _listener.before = _listener.after = _listener.hear_batch = None
 
 
 def _noted_next(self: Any) -> Any:

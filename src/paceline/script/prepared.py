@@ -11,7 +11,7 @@ an exchange carries anything.
 
 import math
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,8 @@ from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.through_store import StoreExchange
 from ..replica.held_state import SharedStates
-from ..replica.layers import batch_norm_note, grain, watch_forward
+from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
+from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
@@ -46,7 +47,7 @@ from .gradients import LocalGradients
 from .holding import KeptPart
 from .loop import TrainingLoop
 from .member_state import MemberState, adopt, groups_of, set_groups, settings_text
-from .patches import clone_state, note_batches, note_losses, sort_out
+from .patches import clone_state, leave_state, note_batches, note_losses, sort_out
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
@@ -87,6 +88,7 @@ class Prepared:
     ) -> None:
         self._exchange = exchange
         self._member = exchange.shared
+        self._replica: Replica | None = None
         self.models, self.optimizers, loader = sort_out(objects)
         self._context = context = context_with(
             context, self.optimizers, asked=closures, has_others=self._member is not None
@@ -124,7 +126,7 @@ class Prepared:
             refuse_begun(loader)
         if self.is_stream and context.steps_together:
             raise ConfigError(
-                "a step that all workers make together (LBFGS, closures=True) cannot be of a "
+                "a step that all workers make together (LBFGS, closures, hooks) cannot be of a "
                 "stream, whose end is found while it is read; use --protocol local-sgd:1, or a "
                 "data set with a length"
             )
@@ -145,6 +147,13 @@ class Prepared:
             is_sticky=is_sticky,
         )
         self._batch_size, self._accumulate = size, accumulate
+        self._scaling = self._scaling_of(loader, batch)
+        own = [one for one in objects if isinstance(one, AnyScheduler)]
+        if context.scale_lr != "none":
+            scale(self.optimizers, own, self._scaling.factor)
+        self.warmup = make_warmup(
+            context, self.optimizers, own, self._scaling.factor, self._num_steps_an_epoch
+        )
         self.settled = self._settle(loader, *fast)
         speed = self.settled.speed
         leased = lease(loader, context.seed, device, speed)
@@ -164,11 +173,11 @@ class Prepared:
         )
         if is_sticky and self._member is not None:
             self.loop.beside.append(KeptPart())
-        self.schedules = self._find_schedules(objects)
+        self.schedules = self._find_schedules(own if self.warmup is None else [self.warmup])
         if accumulate > 1:
             self._set_up_accumulation(-(-size // context.parts))
         self.step = OptimizerStep(
-            context, self.optimizers, self.gradients, self.loop, self.schedules
+            context, self.optimizers, self.gradients, self.loop, self.schedules, self.warmup
         )
 
     def _set_up_accumulation(self, size: int) -> None:
@@ -180,7 +189,38 @@ class Prepared:
             note_losses(lambda _: made.differentiated())
             self.gradients.accumulate(made)
 
-    def _find_schedules(self, objects: tuple[Any, ...]) -> Schedules:
+    def _scaling_of(self, loader: DataLoader[Any], batch: str) -> RateScaling:
+        """What the learning rates are to be multiplied with.
+
+        Raises:
+            ConfigError: it is asked for, and batches have no size, or change.
+        """
+        context, size = self._context, loader.batch_size
+        if context.scale_lr == "none":
+            return RateScaling(kind="none", samples=1, own=1)
+        if size is None or (context.is_adaptive and not context.is_difference):
+            why = "batches of its own" if size is None else f"protocol {context.protocol}"
+            raise ConfigError(
+                f"--scale-lr {context.scale_lr}: with {why} there is no one number of samples that "
+                "an update averages; leave it out, and give the rate (--lr, or in the script)"
+            )
+        if self.numbers is not None:
+            size = 1  # a number, of which an update averages K
+        is_each = batch == "per-worker" or self.numbers is not None
+        times = context.parts if is_each else 1
+        return RateScaling(
+            kind=context.scale_lr,
+            samples=size * times * self._accumulate,
+            own=context.own_batch_size or size,
+        )
+
+    def _num_steps_an_epoch(self) -> int | None:
+        """Of the optimizer; None: the data has no length."""
+        if self.is_stream or self.numbers is not None:
+            return None
+        return self.shape.batches().num_batches
+
+    def _find_schedules(self, own: Sequence[AnyScheduler]) -> Schedules:
         exchange, context = self._exchange, self._context
         place = LoopPlace(
             exchange,
@@ -189,7 +229,6 @@ class Prepared:
             is_local=context.is_difference,
             is_newcomer=context.is_newcomer,
         )
-        own = [one for one in objects if isinstance(one, AnyScheduler)]
         if len(own) > MOST_SCHEDULES:
             raise ConfigError(
                 f"prepare() takes at most {MOST_SCHEDULES} schedulers, got {len(own)}; step "
@@ -259,7 +298,7 @@ class Prepared:
             rule = torch.optim.SGD(moving, lr=1.0)
         self._keeper.load(self.model, self.optimizer, is_difference=self._context.is_difference)
         self._remember()
-        replica = Replica(self.model, self.optimizer, rule)
+        self._replica = replica = Replica(self.model, self.optimizer, rule)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
         self.loop.leased.seeds_between = exchange.num_workers > 1
@@ -355,6 +394,7 @@ class Prepared:
             "could_try": [] if self.is_stream else list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
+            "parameter_table": parameter_table(self.model) if context.parameters else [],
         }
 
     def _loop_words(self) -> dict[str, object]:
@@ -385,7 +425,7 @@ class Prepared:
 
     def _notes(self) -> list[str]:
         context, parts = self._context, self._context.parts
-        notes = [*context.notes, *self.settled.notes]
+        notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
         notes += batch_norm_note(self.model, self._batch_size, parts)
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)
@@ -396,6 +436,26 @@ class Prepared:
         if self.shape.is_sticky:
             notes += sticky_notes(context)
         return notes if self.numbers is None else [*notes, note(parts)]
+
+    def _notes_of_rates(self) -> list[str]:
+        notes = []
+        if self._scaling.kind != "none":
+            group = self.optimizers[0].param_groups[0]
+            rate = group["lr"] if self.warmup is None else self.warmup.base_lrs[0]
+            is_script = self._context.own_batch_size is None
+            notes.append(self._scaling.note(float(rate), is_script=is_script))
+        if self.warmup is not None:
+            notes.append(note_of_warmup(self.warmup, self._context))
+        return notes
+
+    def release(self) -> None:
+        """The trial is over: models are plain ones with what they came to, loaders the user's."""
+        self.loop.is_released = True
+        self.loop.leased.close()
+        if self._replica is not None:
+            self._replica.release()
+        leave_state(self.model)
+        unwatch_forward(self.model)
 
     def tell_settings(self) -> None:
         """What learning rates and schedules are, for a worker that comes later, if one may."""
@@ -457,7 +517,7 @@ def refuse_together(context: Context, accumulate: int, *, is_sticky: bool) -> No
     if context.steps_together and (accumulate > 1 or is_sticky):
         what = "prepare(sticky=True)" if is_sticky else f"accumulate {accumulate}"
         raise ConfigError(
-            f"{what} with a step that all workers make together (LBFGS, closures=True) is not "
+            f"{what} with a step that all workers make together (LBFGS, closures, hooks) is not "
             "carried; leave it out, or use --protocol local-sgd:1"
         )
 

@@ -157,12 +157,17 @@ class SecondLoader:
             raise AttributeError(name)
         return getattr(self.plain, name)
 
+    @property
+    def is_released(self) -> bool:
+        """Whether its trial is over."""
+        return self._loop.is_released
+
     def __len__(self) -> int:
         return len(self.plain) if self._loop.is_alone else self._num_batches
 
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop
-        if not loop.is_alone and torch.is_grad_enabled():
+        if not (loop.is_alone or loop.is_released) and torch.is_grad_enabled():
             return self._open()
         if loop.device.type == "cpu":
             return iter(self.plain)

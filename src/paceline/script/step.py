@@ -32,6 +32,7 @@ from ..errors import ConfigError
 from ..events import Grant
 from ..exchange.base import Exchange, Superseded, Work, not_finite
 from ..exchange.through_store import StoreExchange
+from ..replica.rates import Warmup
 from ..replica.replica import Hyper, hyper_of, refuse_hooks
 from ..replica.seeding import kept_random_state
 from .closures import Closure, OwnSteps
@@ -101,6 +102,7 @@ class OptimizerStep:
 
     Args:
         optimizers: one or several, over different parameters.
+        warmup: is stepped after each of their steps; None: there is none.
 
     Attributes:
         injection: what slows it down or lets it fail, where that was asked for.
@@ -113,8 +115,10 @@ class OptimizerStep:
         gradients: LocalGradients,
         loop: TrainingLoop,
         schedules: Schedules,
+        warmup: Warmup | None = None,
     ) -> None:
         self._exchange = exchange = loop.exchange
+        self._warmup = warmup
         self._member = exchange.shared
         self._context = context
         self._optimizers = optimizers
@@ -212,6 +216,8 @@ class OptimizerStep:
             with gradients.aside.only(part):
                 self._step_with_others(self._member, part, asked)
         gradients.pushed(self._exchange.last_norm)
+        if self._warmup is not None:
+            self._warmup.step()
         return made
 
     def _outside(self) -> ConfigError:

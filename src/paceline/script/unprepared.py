@@ -86,6 +86,11 @@ class Guard:
             raise _refused(optimizer)
 
 
+def unguard() -> None:
+    """From now on this thread's optimizers step as they like."""
+    _member.guard = None
+
+
 class Strays:
     """Parameters that the loss depends on and that were not prepared: nobody may train them.
 

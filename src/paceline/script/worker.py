@@ -16,8 +16,12 @@ Above 300 lines because it is the script's one door, and half of it is what its 
 """
 
 import contextlib
+import json
 import os
+import re
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,24 +34,34 @@ from torch.utils.data import DataLoader
 from ..checkpoints.best import BestModels
 from ..checkpoints.state import model_file
 from ..context import Context
-from ..errors import ConfigError
-from ..exchange.base import Exchange
+from ..errors import ConfigError, PacelineError, WorkerError
+from ..exchange.base import Exchange, Stopped
 from ..exchange.solo import SoloExchange
 from ..exchange.through_store import StoreExchange
 from ..fields import integer
 from ..passes import Passes
-from ..replica.seeding import GENERATORS, be_deterministic, mix, seed_generators
+from ..replica.seeding import (
+    GENERATORS,
+    be_deterministic,
+    kept_random_state,
+    mix,
+    seed_generators,
+)
 from ..stopping import rule_of
 from ..system.processors import find_device
+from ..tuning.allocator import kept_process
 from ..tuning.candidate import Forward
-from ..wire.messages import Totals
+from ..wire.messages import Totals, TrialOver
 from .evaluation import Evaluation
+from .grad_scaler import leave_scalers
 from .loader import PreparedLoader, UpdateLoop
 from .member_state import MemberState
+from .patches import Originals, unlisten
 from .place import values_of, whole
 from .prepared import Prepared
 from .second_loader import SecondLoader
 from .step import Step
+from .unprepared import unguard
 
 Value = Tensor | float | int
 
@@ -103,6 +117,12 @@ def connect() -> "Pace":
     return _here.pace
 
 
+def current() -> StoreExchange:
+    """This member's part in its run, or in the trial that it is in."""
+    assert _here.exchange is not None
+    return _here.exchange
+
+
 def finish() -> None:
     """Called once in a member after the script has run: it has no more updates to make."""
     if _here.pace is not None:
@@ -140,6 +160,33 @@ def _beside_accumulation(num_batches: int, what: str) -> ConfigError:
     )
 
 
+_NAME = re.compile(r"[A-Za-z0-9_][\w.,=+@-]{0,99}")
+"""Of a trial: it is also its folder's."""
+
+
+def _failure(error: Exception, seat: int) -> str:
+    """What left a trial, and where in the script."""
+    if isinstance(error, PacelineError):
+        return str(error)
+    here = str(Path(__file__).parents[1])
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if here not in one.filename]
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    first = str(error).strip().partition("\n")[0]
+    return f"worker {seat} failed in it{where}: {type(error).__name__}: {first:.300}"
+
+
+def _like(over: TrialOver, name: str) -> Exception:
+    """What leaves a trial here, where another worker failed in it: of the same class, if known."""
+    module, _, path = over.kind.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    is_known = isinstance(found, type) and issubclass(found, Exception)
+    made: Exception = Exception.__new__(found if is_known else WorkerError)
+    made.args = (f"trial {name!r} is over in all workers: {over.text}",)
+    return made
+
+
 class Pace:
     """A script's part in a run.
 
@@ -152,6 +199,14 @@ class Pace:
     """
 
     def __init__(self, exchange: Exchange, context: Context) -> None:
+        self._trials: list[str] = []
+        """Those that the script has entered, by name."""
+        self._in_trial = ""
+        self._begin(exchange, context)
+
+    def _begin(self, exchange: Exchange, context: Context) -> None:
+        """What a run, or a trial, begins with."""
+        self._originals: list[Originals] = []
         self._exchange = exchange
         self._context = context
         self._prepared: Prepared
@@ -220,10 +275,23 @@ class Pace:
         prepared: Prepared | None = getattr(self, "_prepared", None)
         return prepared is not None and prepared.numbers is not None and prepared.loop.is_iterating
 
-    def describe(self, *, task: str, source: str, notes: Sequence[str], epochs: int) -> None:
-        """What the plan shows of the task; before ``prepare``."""
+    def describe(
+        self,
+        *,
+        task: str,
+        source: str,
+        notes: Sequence[str],
+        epochs: int,
+        own_batch_size: int | None = None,
+    ) -> None:
+        """What the plan shows of the task; before ``prepare``.
+
+        Args:
+            own_batch_size: samples an update averages at the task's own learning rate.
+        """
         self._context = replace(
             self._context,
+            own_batch_size=own_batch_size,
             name=task,
             source=source,
             notes=tuple(notes),
@@ -292,8 +360,12 @@ class Pace:
         num_batches = self._context.accumulate or _number_of(accumulate)
         if num_batches > 1 and sticky:
             raise _beside_accumulation(num_batches, "prepare(sticky=True)")
+        objects = self._of_this_trial(objects)
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
+        if self._in_trial:
+            models = [one for one in objects if not isinstance(one, DataLoader)]
+            self._originals.append(Originals(models))
         exchange, self._batch = self._exchange, batch or "global"
         self._prepared = prepared = Prepared(
             exchange, self._context, objects, self.device, self._batch, self._keeper,
@@ -312,6 +384,22 @@ class Pace:
         self._keeper.add("updates", self._updates.remember, self._updates.go_on)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
+
+    def _of_this_trial(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same; a loader that an earlier trial gave back counts as the plain one that it was.
+
+        Raises:
+            ConfigError: there are trials, and this stands in none.
+        """
+        if self._trials and not self._in_trial:
+            raise ConfigError(
+                f"prepare() stands outside of pace.trial(), after trial {self._trials[-1]!r}: a "
+                "script trains in trials, or without any; put what it trains then into a trial, too"
+            )
+        loaders = PreparedLoader | SecondLoader
+        return tuple(
+            one.plain if isinstance(one, loaders) and one.is_released else one for one in objects
+        )
 
     def _attach(self, prepared: Prepared, loader: PreparedLoader) -> None:
         """Join the others, or say what was found."""
@@ -358,6 +446,154 @@ class Pace:
             keeper.add(f"order {number}", *found.keep_order())
             keeper.add(f"loader {number}", found.remember, found.go_on)
         return found
+
+    # -- several trainings in one script --------------------------------------------------------
+
+    @contextlib.contextmanager
+    def trial(self, name: str | None = None) -> Iterator[None]:
+        """A block that trains by itself: several in one script, one after another, as in a search.
+
+        Each is a whole run of the same workers, with a plan, a folder and a summary of its own.
+        ``prepare``, the loop, ``evaluate``, ``save``, ``keep_best``, ``stop_when`` and ``stop``
+        belong to the trial that they stand in; ``--epochs``, ``--updates``, ``--seconds`` and
+        ``--target-accuracy`` hold for each. Afterwards what was prepared is plain PyTorch again: a
+        model with the weights that it came to, an optimizer with its state, a loader.
+
+        A trial begins with the random state that the script is in, and leaves it as it found it.
+        So trials in a row between which the script draws nothing all begin alike, each gives what
+        it gives alone, wherever it stands, and what is seeded or drawn between them counts. What is
+        to differ from trial to trial is drawn before the block.
+
+        An exception that leaves the block ends the trial in all workers, and the block raises one
+        of its class in each, so whoever catches it goes on in all alike. Ctrl-C and signals end the
+        whole run: trials that come later do not train. A worker that dies is missing in those
+        after it.
+
+        Args:
+            name: of the trial, and of its folder in the run's; None: trial-1, trial-2, ...
+
+        Raises:
+            ConfigError: it stands in another trial, or beside a ``prepare`` that is in none; the
+                name was used, or is none for a folder; workers enter different ones.
+            WorkerError: another worker has failed in it, with what is not known here.
+
+        Example::
+
+            for lr in (0.3, 0.1, 0.03):
+                with pace.trial(f"lr-{lr}"):
+                    model = make()
+                    optimizer = SGD(model.parameters(), lr=lr)
+                    model, optimizer, loader = pace.prepare(model, optimizer, DataLoader(...))
+                    for epoch in pace.epochs(3):
+                        ...
+                    found[lr] = pace.evaluate(count, test)
+        """
+        name = self._name_of_trial(name)
+        outside, before = vars(self).copy(), _here.exchange
+        if self.device.type == "cuda":  # its random state is kept, too
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        with kept_random_state(), kept_process():
+            exchange, context = self._open_trial(name)
+            self._begin(exchange, context)
+            self._in_trial = name
+            error: BaseException | None = None
+            try:
+                yield
+                self._leave_trial()
+            except BaseException as one:
+                if exchange.shared is not None and not isinstance(one, Exception | Stopped):
+                    raise  # the script ends
+                error = one
+            over = self._close_trial(error)
+            vars(self).clear()
+            vars(self).update(outside)
+        _here.exchange, self._exchange.is_cut_short = before, exchange.is_cut_short
+        if (member := self._exchange.shared) is not None:
+            member.come_back(is_main=over.is_main)
+        is_own = isinstance(error, Exception) and not exchange.is_cut_short
+        if over.text and not is_own:
+            raise _like(over, name) from None
+        if error is not None:
+            raise error
+
+    def _name_of_trial(self, name: str | None) -> str:
+        """The name, which nothing is in the way of. ConfigError: something is."""
+        if self._in_trial:
+            raise ConfigError(
+                f"pace.trial() stands inside trial {self._in_trial!r}; end the one before the next"
+            )
+        if hasattr(self, "_prepared"):
+            raise ConfigError(
+                "pace.trial() comes after a prepare() that stands in no trial: a script trains in "
+                "trials, or without any; put that prepare() and its loop into a trial of its own"
+            )
+        found = f"trial-{len(self._trials) + 1}" if name is None else name
+        if not isinstance(found, str) or not _NAME.fullmatch(found):
+            raise ConfigError(
+                f"pace.trial({found!r:.120}): the name is one for a folder, of letters, digits and "
+                "_ . , = + @ -, at most 100: pace.trial(f'lr-{lr}')"
+            )
+        if found in self._trials:
+            raise ConfigError(
+                f"pace.trial({found!r}) was entered before; give each trial a name of its own, or "
+                "none: pace.trial()"
+            )
+        self._trials.append(found)
+        return found
+
+    def _open_trial(self, name: str) -> tuple[Exchange, Context]:
+        """Wait for all workers; this one's part in the trial."""
+        outside, context = self._exchange, self._context
+        if (member := outside.shared) is not None:
+            _here.exchange, text = member.begin_trial(name)
+            told = Context.read(json.loads(text))
+            return _here.exchange, replace(told, is_own_process=context.is_own_process)
+        alone = SoloExchange()
+        if outside.is_stopped:
+            alone.ask_to_stop()
+        return alone, replace(context, run_dir=str(Path(context.run_dir or ".") / name))
+
+    def _leave_trial(self) -> None:
+        """The block is over: what it has begun comes to its end."""
+        self.finish()
+        if hasattr(self, "_prepared"):
+            self._prepared.loop.end_iteration()
+
+    def _close_trial(self, error: BaseException | None) -> TrialOver:
+        """Wait until all have left it, and be plain again.
+
+        Raises:
+            Stopped: this worker failed, and cannot leave the others: the run ends with that.
+        """
+        over = TrialOver("", "", is_main=True)
+        if (member := self._exchange.shared) is not None:
+            if isinstance(error, Exception) and not member.is_cut_short:
+                self._fail_trial(member, error)
+            over = member.end_trial()
+        self._take_back()
+        return over
+
+    def _fail_trial(self, member: StoreExchange, error: Exception) -> None:
+        text, kind = _failure(error, member.seat), type(error)
+        member.fail_trial(text, f"{kind.__module__}:{kind.__qualname__}")
+        try:
+            if hasattr(self, "_prepared"):
+                self._prepared.loop.abandon()
+        except Stopped:
+            return  # it was on its way
+        except Exception:
+            member.fail(text, is_yours=isinstance(error, ConfigError))
+            raise Stopped from error
+
+    def _take_back(self) -> None:
+        """What was prepared is the script's own again."""
+        if hasattr(self, "_prepared"):
+            self._prepared.release()
+        for one in self._originals:
+            one.put_back()
+        unlisten()
+        unguard()
+        leave_scalers()
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -631,7 +867,8 @@ class Pace:
         """End the whole run by a metric: where it is good enough, or grows better no more.
 
         Every ``pace.evaluate`` that measures ``name`` counts, also one that a worker makes by
-        itself inside its loop; a run that goes on counts those before, too. Called again, each rule
+        itself inside its loop (of several at one version the first, under local-sgd of weights
+        that are its own); a run that goes on counts those before, too. Called again, each rule
         holds. The run ends as by ``stop``.
 
         Args:
@@ -660,11 +897,11 @@ class Pace:
 
         Without it such a change is refused by name. Between epochs (a layer that begins again,
         pruning, a checkpoint that is loaded) the main worker's weights are what all get when the
-        next epoch begins; an evaluation before that sees each worker's own, so where the main
-        worker alone changes them, evaluate first, or after that epoch. Inside the loop, right
-        behind the change, one worker and local-sgd carry it: there it is a part of what the worker
-        has learned by itself. What an optimizer keeps for each weight stays as it is; before the
-        first epoch, and for ``python train.py``, it does nothing.
+        next epoch begins; an evaluation before that is refused unless all workers have made the
+        same change. Inside the loop, right behind the change, one worker and local-sgd carry it:
+        there it is a part of what the worker has learned by itself. What an optimizer keeps for
+        each weight stays as it is; before the first epoch, and for ``python train.py``, it does
+        nothing.
 
         Args:
             model: one that was prepared, or a part of it.

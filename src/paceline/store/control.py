@@ -9,6 +9,7 @@ comes to its end, and one writer at a time, named below. Lines are given out one
 no two names share one. This module must not know what a version or an arrival leads to.
 """
 
+from collections.abc import Collection
 from itertools import count
 from typing import Final
 
@@ -105,6 +106,13 @@ class Control(Words):
         """Per seat: sixteen float64 about its last push (writer: the member)."""
         self.offers = [self._seat(seat, 5) for seat in range(num_seats)]
         """Per seat: six float64, the loss scale that it began with (writer: the member)."""
+
+    def clear(self, gone: Collection[int] = ()) -> None:
+        """As at the start, while no member writes; these seats have no member any more."""
+        for index in range(control_bytes(self.num_seats) // WORD_BYTES):
+            self[index] = 0
+        for seat in gone:
+            self[self.gone[seat]] = 1
 
     @property
     def version(self) -> int:

@@ -2,7 +2,8 @@
 
 The memory is a memfd: it has no name, so nothing is left in /dev/shm after any end, and no small
 container limit holds for it. Where memfd or futex do not exist (macOS) an unlinked temporary file
-and a short sleep take their place. This module must not know what is stored in the memory.
+and a short sleep take their place. Above 300 lines, since each kind of memory stands beside its
+fallback. This module must not know what is stored in the memory.
 """
 
 import ctypes
@@ -69,6 +70,7 @@ class SharedMemory:
                 f"{available / 2**20:,.0f} MiB are free on this machine"
                 f"{f' (allowed: {limits})' if limits else ''}; use fewer workers or a smaller model"
             )
+        self.renew()
         try:
             os.ftruncate(self.fd, num_bytes)
         except OSError as error:
@@ -76,6 +78,16 @@ class SharedMemory:
             raise LinkError(
                 f"shared memory: {num_bytes / 2**20:,.0f} MiB: {error.strerror}{why}"
             ) from None
+
+    def clear(self) -> None:
+        """All of it is zeros again, in every process that maps it; its pages are given back."""
+        size = self.num_bytes
+        os.ftruncate(self.fd, 0)
+        os.ftruncate(self.fd, size)
+
+    def renew(self) -> None:
+        """Look into it as large as it is now; what looks into it already goes on to."""
+        self._map = None
 
     @property
     def num_bytes(self) -> int:
@@ -123,6 +135,17 @@ class PrivateMemory:
 
     def grow(self, num_bytes: int) -> None:
         self.buffer = bytearray(num_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.buffer)
+
+    def renew(self) -> None:
+        """It is looked into as it is."""
+
+    def clear(self) -> None:
+        """All of it is zeros again."""
+        self.buffer[:] = bytes(len(self.buffer))
 
     def tensor(self) -> "Tensor":
         import torch  # here: the launcher maps words only and starts without torch

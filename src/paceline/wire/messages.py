@@ -207,12 +207,15 @@ class Count(NamedTuple):
     Attributes:
         ends: where batches of the user's own end; None: all are of ``batch_size``.
         digest: of what lies at the positions, the same in all members.
+        weights: of the weights that the member holds, where the script may have changed them; 0:
+            they are a version's.
     """
 
     num_samples: int
     batch_size: int
     ends: tuple[int, ...] | None
     digest: str
+    weights: int = 0
 
 
 class Counted(NamedTuple):
@@ -330,6 +333,32 @@ class AskStop(NamedTuple):
     """The script asks for the end of the run."""
 
 
+class TrialBegins(NamedTuple):
+    """The script enters this trial; the answer is ``OpenTrial``.
+
+    Attributes:
+        name: empty: it has none of its own.
+    """
+
+    name: str
+
+
+class TrialFails(NamedTuple):
+    """An exception of the script's leaves the trial, which ends in all members.
+
+    Attributes:
+        text: which, in words.
+        kind: its class, as ``module:name``.
+    """
+
+    text: str
+    kind: str
+
+
+class TrialEnds(NamedTuple):
+    """The script leaves the trial, and does nothing more for it; the answer is ``TrialOver``."""
+
+
 class Done(NamedTuple):
     """The script is over."""
 
@@ -364,6 +393,31 @@ class Laid(NamedTuple):
     distance_limit: float
     version: int
     place: ScriptPlace
+
+
+class OpenTrial(NamedTuple):
+    """All scripts are there: the trial begins.
+
+    Attributes:
+        context: what the script finds through ``connect`` in it, as JSON.
+        is_main: whether this member prints and saves.
+    """
+
+    context: str
+    is_main: bool
+
+
+class TrialOver(NamedTuple):
+    """All scripts have left the trial.
+
+    Attributes:
+        text, kind: of what has failed in it, as of `TrialFails`; empty: nothing has.
+        is_main: whether this member prints and saves from here on.
+    """
+
+    text: str
+    kind: str
+    is_main: bool
 
 
 class Adopt(NamedTuple):
@@ -571,13 +625,13 @@ FromMember: TypeAlias = (
     Describe | Arrive | Push | Extend | GiveBack | LeaveEpoch | StepLeft | Rounds | PeersLeft
     | Mended | Count | Counted | SumValues | LogValues | Note | PushScaled | Copied | Rested
     | FaultComes | SettingsNow | AskStop | Done | Failed | EvaluatedAlone | StopWhen
-    | StreamServed | StreamOver | StreamState | Published
+    | StreamServed | StreamOver | StreamState | Published | TrialBegins | TrialFails | TrialEnds
 )  # fmt: skip
 Job: TypeAlias = Add | Finish | Skip | Copy
 ToMember: TypeAlias = (
     Laid | Adopt | SentAway | OpenEpoch | Grant | Job | Snap | CheckpointsMoved | Ending | Goodbye
     | Extended | EndEpoch | Mend | Resume | BeMain | Range | CountTotals | Summed | Stop
-    | ReadStream | StreamAt | StreamDone | WritePublished
+    | ReadStream | StreamAt | StreamDone | WritePublished | OpenTrial | TrialOver
 )  # fmt: skip
 OfStream: TypeAlias = ReadStream | StreamAt | StreamDone
 Message: TypeAlias = FromMember | ToMember

@@ -1,7 +1,7 @@
 """The table of tasks, and the way from a name on the command line to a task.
 
     base         what a task is: model, data, loss, metrics and the numbers of a run
-    images       softmax, mlp, lenet, alexnet; what all tasks on images share
+    images       softmax, mlp, mlp488k, lenet, alexnet; what all tasks on images share
     resnets      resnet18, resnet50
     transformer, quadratic
 
@@ -47,6 +47,7 @@ TASKS: dict[str, TaskEntry] = {
     for entry in (
         TaskEntry(name="softmax", module="images", data_set="fashion-mnist"),
         TaskEntry(name="mlp", module="images", data_set="fashion-mnist"),
+        TaskEntry(name="mlp488k", module="images", data_set="fashion-mnist"),
         TaskEntry(name="lenet", module="images", data_set="fashion-mnist"),
         TaskEntry(name="alexnet", module="images", data_set="fashion-mnist"),
         TaskEntry(name="resnet18", module="resnets", data_set="fashion-mnist"),

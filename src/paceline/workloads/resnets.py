@@ -9,16 +9,13 @@ It must not know where its images come from.
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, table 1.
 """
 
-from collections.abc import Iterable
 from functools import partial
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..data.fetch import Chooser, choose_here
 from .base import Task, chosen_init, init_normal
-from .images import Recipe, image_task
+from .images import Recipe, adam, image_task
 
 _DEPTHS = (3, 4, 6, 3)
 _EXPANSION = 4
@@ -146,10 +143,6 @@ def resnet18(num_workers: int = 1, init: str | None = None, chooser: Chooser = c
         chooser,
         notes=notes,
     )
-
-
-def adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
-    return torch.optim.Adam(parameters, lr=learning_rate)
 
 
 def resnet50(num_workers: int = 1, init: str | None = None, chooser: Chooser = choose_here) -> Task:

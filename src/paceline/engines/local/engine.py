@@ -200,8 +200,14 @@ class LocalEngine(Engine):
         self._control.set_and_wake(index, serial + 1)
 
     def lay_out(self, num_bytes: int) -> StoreView:
-        self._arena.grow(num_bytes)
+        # Never smaller: who still looks into the last run's memory would be killed.
+        self._arena.grow(max(num_bytes, self._arena.num_bytes))
         return StoreView(self._arena, self._control)
+
+    def clear(self) -> None:
+        seats = {self.processes.seats[member] for member in self._switchboard.members}
+        self._control.clear(gone=set(range(self._control.num_seats)) - seats)
+        self._arena.clear()
 
     def close(self) -> None:
         if not self._is_closed:

@@ -80,8 +80,14 @@ def run_member(spec: MemberSpec, descriptors: list[int]) -> int:
     make: MakeExchange = getattr(importlib.import_module(module), name)
     exchange = make(channel, descriptors[3:], spec, context)
     worker.start_context(exchange, context)
-    look_when_hurried(torch.inference_mode(mode=False)(exchange.copy_now))  # not as where it is
-    return perform(lambda: run_program(load_program(program), context), channel, spec, exchange)
+    look_when_hurried(torch.inference_mode(mode=False)(_copy_now))  # not as where it is
+    return perform(lambda: run_program(load_program(program), context), channel, spec)
+
+
+def _copy_now() -> None:
+    from ...script import worker
+
+    worker.current().copy_now()
 
 
 def exchange_in_shared_memory(
@@ -94,18 +100,19 @@ def exchange_in_shared_memory(
     averaging = partial(make_averaging, context.path, rendezvous)
     return StoreExchange(
         channel, carrier,
-        seat=spec.seat, member=spec.member, is_newcomer=context.is_newcomer, averaging=averaging,
+        seat=spec.seat, member=spec.member, averaging=averaging,
+        is_main=False if context.is_newcomer else None,
     )  # fmt: skip
 
 
-def perform(
-    run: Callable[[], None], channel: Channel, spec: MemberSpec, exchange: StoreExchange
-) -> int:
+def perform(run: Callable[[], None], channel: Channel, spec: MemberSpec) -> int:
     """Run, and tell the coordinator how it ended; the exit code."""
+    from ...script import worker
+
     try:
         _run_to_its_end(run)
     except BaseException as error:
-        return tell_end(error, channel, spec, exchange)
+        return tell_end(error, channel, spec, worker.current())
     channel.send(Done())
     return 0
 

@@ -47,6 +47,11 @@ class Switchboard:
         self._poll = select.poll()
         self._poll.register(other, select.POLLIN)
 
+    @property
+    def members(self) -> list[int]:
+        """Who is heard."""
+        return list(self._channels)
+
     def open(self, member: int, end: socket.socket) -> None:
         """From now on this member is heard."""
         self._ends[member] = end

@@ -14,7 +14,7 @@ from ...store.control import Control
 from ...store.memory import SharedMemory
 from ...wire.messages import ToMember
 from ..base import Engine, Event, MemberSpec, ProcessLeft, StoreView, Traits
-from .post import Asked, Begin, Bye, CallOff, ControllerPost, Hello, Lost, RunOver
+from .post import Begin, Bye, CallOff, ControllerPost, EndAsked, Hello, Lost, RunOver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class TorchrunEngine(Engine):
     def events(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
         for seat, message in self._zero.post.hear(timeout_s):
-            if isinstance(message, Asked):
+            if isinstance(message, EndAsked):
                 self._zero.asked(message.number)
             elif isinstance(message, Lost):
                 events += self._left(message.seat)

@@ -42,11 +42,11 @@ from .member import RankCarrier
 from .place import MeetingPlace
 from .post import (
     DOWN,
-    Asked,
     Begin,
     Bye,
     CallOff,
     Down,
+    EndAsked,
     Hello,
     Lost,
     Meet,
@@ -97,7 +97,7 @@ class RankLife:
             return
 
         def ask(number: int, frame: FrameType | None) -> None:
-            self.channel.say(Asked(number))
+            self.channel.say(EndAsked(number))
 
         for number in REASONS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -153,7 +153,7 @@ class RankLife:
         assert self._spec is not None
         assert self._exchange is not None
         self._is_leaving = True
-        code = process.perform(run, self.channel, self._spec, self._exchange)
+        code = process.perform(run, self.channel, self._spec)
         self._await_over(code)
         self._exit(code or self._code)
 

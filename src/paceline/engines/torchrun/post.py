@@ -52,7 +52,7 @@ class Lost(NamedTuple):
     seat: int
 
 
-class Asked(NamedTuple):
+class EndAsked(NamedTuple):
     """Up: this rank has got a signal that asks for the end."""
 
     number: int
@@ -91,7 +91,7 @@ class RunOver(NamedTuple):
     said: str = ""
 
 
-Up: TypeAlias = Hello | Lost | Asked | Bye
+Up: TypeAlias = Hello | Lost | EndAsked | Bye
 Down: TypeAlias = Meet | Begin | CallOff | RunOver
 UP: Final[Codec[Any]] = Codec(FromMember | Up)
 DOWN: Final[Codec[Any]] = Codec(ToMember | Down)

@@ -1,0 +1,111 @@
+"""What each worker of a learning-rate range test runs: a task, at a rate that grows each update.
+
+    rate of update v = lowest * (highest / lowest) ** (v / (updates - 1))
+
+The main worker ends the run where the loss has grown to `_TOO_MUCH` times its least, or is no
+number: what comes behind it is not learning. This module must not know how many workers there are.
+"""
+
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from paceline.replica.seeding import seed_all
+from paceline.script.worker import connect
+from paceline.trainer import make_loader
+from paceline.workloads import load_task
+
+_TOO_MUCH = 4.0
+_KEPT = 0.8
+"""Of the running mean of the losses, an update: so that one batch ends nothing."""
+_FIRST = 10
+"""Updates before a run may end so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrRamp:
+    """Which rates, for how many updates.
+
+    Args:
+        spec: a task.
+        lowest, highest: learning rates, 0 < lowest < highest.
+        updates: >= 2.
+        batch_size: samples an update averages; None: the task's.
+        init: weights at the start; None: the task's first.
+        batch: ``global``, or ``per-worker`` where that is one worker's mini-batch.
+    """
+
+    spec: str
+    lowest: float
+    highest: float
+    updates: int
+    batch_size: int | None = None
+    init: str | None = None
+    batch: str = "global"
+
+    def rate(self, version: int) -> float:
+        """The rate of the update from this version."""
+        return self.lowest * self.factor(version)
+
+    def factor(self, version: int) -> float:
+        """The same as a multiple of the lowest."""
+        place = min(version, self.updates - 1) / (self.updates - 1)
+        return float((self.highest / self.lowest) ** place)
+
+    def write(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> "LrRamp":
+        return cls(**json.loads(text))
+
+
+class Diverging:
+    """Whether losses have grown beyond what is worth going on."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+        self._least = math.inf
+        self._count = 0
+
+    def hear(self, loss: float) -> bool:
+        """The loss of one more update."""
+        self._sum = _KEPT * self._sum + (1.0 - _KEPT) * loss
+        self._weight = _KEPT * self._weight + (1.0 - _KEPT)
+        mean = self._sum / self._weight
+        self._count += 1
+        self._least = min(self._least, mean)
+        is_far = not mean <= self._least + (_TOO_MUCH - 1.0) * abs(self._least)
+        return not math.isfinite(loss) or (self._count > _FIRST and is_far)
+
+
+def main() -> None:
+    """Train at growing rates."""
+    ramp = LrRamp.read(sys.argv[1])
+    pace = connect()
+    task = load_task(ramp.spec, pace.num_workers, ramp.init)
+    seed_all(pace.seed)
+    model = task.module().to(pace.device)
+    optimizer = task.optimizer(model.parameters(), ramp.lowest)
+    scheduler = LambdaLR(optimizer, ramp.factor)
+    loader = make_loader(task.splits().train, ramp.batch_size or task.batch_size, is_shuffled=True)
+    model, optimizer, loader, scheduler = pace.prepare(
+        model, optimizer, loader, scheduler, batch=ramp.batch
+    )
+    losses = Diverging()
+    for inputs, targets in pace.updates(ramp.updates, loader):
+        with pace.step():
+            optimizer.zero_grad()
+            loss = task.loss(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            scheduler.step()
+        if losses.hear(float(loss.detach())) and pace.is_main:
+            pace.stop()
+
+
+if __name__ == "__main__":
+    main()

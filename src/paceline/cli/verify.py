@@ -1,0 +1,44 @@
+"""``paceline verify``: whether N workers compute what one process does."""
+
+import sys
+
+from .flags import Json, say, show
+
+
+def verify(task: str, /, *args: str, workers: str = "1,2,3,4", json: Json = False) -> None:
+    """Prove on your own model that N workers compute what one does; if not, name what breaks it.
+
+    A few updates by one process and by N workers, with batches that N divides and others, in
+    float64 and float32. Exit code 0 where all rows are equal, else 1.
+
+    Example: paceline verify lenet -n 1,2,3,4
+    Example: paceline verify train.py -n 2,3 -- --the-scripts-own 3
+
+    Parameters
+    ----------
+    task
+        A built-in task, package.module:task, or a script (train.py) with Paceline's lines.
+    args
+        The script's own arguments, after --.
+    workers
+        Numbers of workers, with commas; also -n.
+    """
+    from ..verification.verdict import render_verified
+    from ..verification.verify import verify as run_all
+
+    found = run_all(task, _numbers(workers), args, say)
+    show(json, found.to_json, lambda: render_verified(found))
+    if not found.is_equal:
+        sys.exit(1)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from ..errors import ConfigError
+
+    try:
+        numbers = tuple(int(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        numbers = ()
+    if not numbers:
+        raise ConfigError(f"-n takes whole numbers with commas, such as 1,2,4, got {text!r}")
+    return numbers

@@ -1,0 +1,188 @@
+"""A schedule of `collectives/` on tensors, by ``torch.distributed`` from rank to rank.
+
+    round of one rank    send ...  send ...        the chunks as they are before the round
+                         receive ... receive ...   where it adds: beside; where it copies: in place
+                         wait for all of them
+                         add what came, in the schedule's order
+
+What is sent is the same list that is proved on sets of contributors and priced on a topology; here
+every rank picks its own part of it. All ranks end with the same bits, whoever was faster: a sum is
+made in one place, or of two parts in two places. It must not know who averages, or why.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collectives.base import Collective
+from ..collectives.transfers import Action, Operation, bounds
+from ..errors import ConfigError
+
+Span = tuple[int, int]  # elements, from and up to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """One message of this rank: its chunks, those that lie side by side joined."""
+
+    peer: int
+    spans: tuple[Span, ...]
+    action: Action
+    is_in_place: bool = False  # may be received where it belongs
+
+    @property
+    def num_elements(self) -> int:
+        return sum(end - begin for begin, end in self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """What this rank does in one round."""
+
+    sends: tuple[_Message, ...]
+    receives: tuple[_Message, ...]
+
+
+class ScheduledCollective:
+    """This rank's part of a collective.
+
+    Args:
+        group: of ``torch.distributed``; the default one where none is given. It stays the user's:
+            nothing is started or ended here.
+
+    Raises:
+        ConfigError: the group has another number of ranks than the collective.
+    """
+
+    def __init__(self, collective: Collective, group: dist.ProcessGroup | None = None) -> None:
+        size = dist.get_world_size(group)
+        if size != collective.num_ranks:
+            raise ConfigError(
+                f"{collective} is made for {collective.num_ranks} ranks, and the group has {size}; "
+                f"parse it with {size}"
+            )
+        self.collective = collective
+        self._group = group
+        self._rank = dist.get_rank(group)
+        self._turns: dict[tuple[Operation, int, int], list[_Turn]] = {}
+
+    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> None:
+        """All ranks' tensors become their sum, or their maximum: `run` of an all-reduce."""
+        self.run(tensor, Operation.ALL_REDUCE, is_maximum=is_maximum)
+
+    def run(
+        self,
+        tensor: Tensor,
+        operation: Operation,
+        *,
+        root: int = 0,
+        is_maximum: bool = False,
+    ) -> None:
+        """The operation, in place, on n elements of any type and any device that the group carries.
+
+        Where a rank is promised only a part (`collectives/transfers.py`), what else lies in its
+        tensor afterwards are intermediate values. All ranks call it with equally many elements, of
+        one type; an all-to-all takes the blocks of all ranks, P x P, of which the own row counts.
+
+        Args:
+            tensor: of any shape.
+
+        Raises:
+            ConfigError: the collective has no such operation for so many ranks.
+            RuntimeError: of ``torch.distributed``, where a peer is gone.
+        """
+        flat = tensor.contiguous().view(-1)
+        for turn in self._turns_for(operation, root, flat.numel()):
+            self._take(turn, flat, is_maximum=is_maximum)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))
+
+    def _take(self, turn: _Turn, flat: Tensor, *, is_maximum: bool) -> None:
+        beside = [
+            flat[slice(*one.spans[0])] if one.is_in_place else flat.new_empty(one.num_elements)
+            for one in turn.receives
+        ]
+        calls = [
+            dist.P2POp(dist.irecv, into, self._global(one.peer), self._group)
+            for one, into in zip(turn.receives, beside, strict=True)
+        ]
+        for one in turn.sends:
+            parts = [flat[begin:end] for begin, end in one.spans]
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+            calls.append(dist.P2POp(dist.isend, joined, self._global(one.peer), self._group))
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        for one, came in zip(turn.receives, beside, strict=True):
+            if not one.is_in_place:
+                _write(flat, one, came, is_maximum=is_maximum)
+
+    def _global(self, rank: int) -> int:
+        return rank if self._group is None else dist.get_global_rank(self._group, rank)
+
+    def _turns_for(self, operation: Operation, root: int, num_elements: int) -> list[_Turn]:
+        """This rank's rounds for so many elements, made once."""
+        key = (operation, root, num_elements)
+        if key not in self._turns:
+            edges = bounds(num_elements, self.collective.num_chunks(operation))
+            self._turns[key] = list(self._own_turns(operation, root, edges))
+        return self._turns[key]
+
+    def _own_turns(self, operation: Operation, root: int, edges: Sequence[Span]) -> Iterator[_Turn]:
+        for transfers in self.collective.rounds(operation, root):
+            sends: list[_Message] = []
+            receives: list[_Message] = []
+            for one in transfers:
+                if self._rank not in (one.source, one.destination):
+                    continue
+                is_mine = one.source == self._rank
+                message = _Message(
+                    peer=one.destination if is_mine else one.source,
+                    spans=_joined([edges[chunk] for chunk in one.chunks]),
+                    action=one.action,
+                )
+                if message.spans:
+                    (sends if is_mine else receives).append(message)
+            if sends or receives:
+                sent = [span for one in sends for span in one.spans]
+                yield _Turn(
+                    sends=tuple(sends), receives=tuple(_placed(one, sent) for one in receives)
+                )
+
+
+def _placed(message: _Message, sent: Sequence[Span]) -> _Message:
+    """Received in place, if it replaces one span that is not being sent at the same time."""
+    if message.action is Action.REDUCE or len(message.spans) > 1:
+        return message
+    ((begin, end),) = message.spans
+    if any(first < end and begin < last for first, last in sent):
+        return message
+    return _Message(peer=message.peer, spans=message.spans, action=message.action, is_in_place=True)
+
+
+def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Without the empty ones, those that touch made one. In the order of the chunks."""
+    joined: list[Span] = []
+    for begin, end in spans:
+        if begin == end:
+            continue
+        if joined and joined[-1][1] == begin:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
+
+
+def _write(flat: Tensor, message: _Message, came: Tensor, *, is_maximum: bool) -> None:
+    first = 0
+    for begin, end in message.spans:
+        mine, theirs = flat[begin:end], came[first : first + end - begin]
+        first += end - begin
+        if message.action is Action.COPY:
+            mine.copy_(theirs)
+        elif is_maximum:
+            torch.maximum(mine, theirs, out=mine)
+        else:
+            mine.add_(theirs)

@@ -1,0 +1,145 @@
+"""The trials of a run, each in a folder of its own: from a name to its summary.
+
+    all members wait -> folder, trace -> controller -> OpenTrial -> [ a run ] -> report -> TrialOver
+                        the engine and its members stay; what they had in common is cleared
+
+The run around it waits meanwhile (``run/trials.py``). This module must not know how orders are
+carried out, or how a summary is computed.
+"""
+
+import json
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+from ..checkpoints.resumption import Origin
+from ..conditions.faults import FaultPlan
+from ..context import Context
+from ..engines.base import Engine
+from ..errors import ConfigError
+from ..program import Program
+from ..protocols import parse
+from ..report.files import write_report
+from ..report.live import Observer
+from ..report.logs import open_log
+from ..report.summary import summarize
+from ..report.trials import TrialSummary, write_trials
+from ..run.controller import Controller
+from ..run.trials import Seats, TrialOutcome
+from ..system.files import OpenFolder
+from ..system.streams import Tail
+from ..trace import FILE_NAME, Trace
+from ..wire.messages import OpenTrial
+from .lives import Lives, context_of, ending
+
+
+class TrialRuns:
+    """Carries out the trials of one run.
+
+    Args:
+        lives: of the run, which holds its folder.
+        tail: shows what the main worker prints.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        lives: Lives,
+        engine: Engine,
+        observer: Observer,
+        tail: Tail,
+    ) -> None:
+        self._program, self._lives = program, lives
+        self._engine, self._observer, self._tail = engine, observer, tail
+        self._settings = lives.settings
+        self._now: Controller | None = None
+        self._was_stopped = False
+
+    def interrupt(self, reason: str) -> None:
+        """The user asks for the end of the run: the trial that goes now stops."""
+        if self._now is not None:
+            self._now.interrupt(reason)
+
+    def carry_out(self, name: str, seats: Seats, stopped: str) -> TrialOutcome:
+        """See ``CarryOut``.
+
+        Raises:
+            ConfigError: something has its folder's name; or as of any run.
+            WorkerError: no worker is left, or a script has failed without catching it.
+        """
+        root, observer = self._lives.place, self._observer
+        if root.has(name):
+            raise ConfigError(
+                f"pace.trial({name!r}): there is something of that name in {root.path}; give the "
+                "trial another name"
+            )
+        if len(seats) < self._settings.workers and not self._settings.dry_run:
+            num = f"{len(seats)} of {self._settings.workers}"
+            observer.note(f"trial {name!r} begins with the {num} workers that are left")
+        if stopped and not self._was_stopped:
+            self._was_stopped = True
+            observer.note(f"trial {name!r} and those after it do not train: {stopped}")
+        with closing(root.make_inner(name)) as place:
+            trace = Trace(place.path / FILE_NAME, place=place)
+            try:
+                return self._run(name, seats, stopped, place, trace)
+            finally:
+                self._now = None
+                trace.close()
+                if not trace.has_begun:
+                    root.remove(name)
+
+    def _run(
+        self, name: str, seats: Seats, stopped: str, place: OpenFolder, trace: Trace
+    ) -> TrialOutcome:
+        settings, program = self._settings, self._program
+        protocol = parse(settings.protocol, settings.workers, settings.staleness)  # it has a state
+        with ExitStack() as ends:
+            log = None
+            if settings.log and not settings.dry_run:
+                log = ends.enter_context(closing(open_log(settings.log, place)))
+            controller = self._now = Controller(
+                self._engine, protocol, settings, trace, self._observer, log, self._tail,
+                Origin(about=program.describe()), trial=name,
+            )  # fmt: skip
+            ends.enter_context(closing(controller))
+            ends.callback(self._ended, name, controller, place, trace)
+            self._engine.clear()
+            if self._lives.trials:
+                controller.go_on_without()
+            if stopped:
+                controller.stop(stopped)
+            self._tell(name, seats, context_of(program, settings, protocol, place))
+            try:
+                controller.run(dict(seats))
+            except BaseException as error:
+                controller.fail(ending(error))
+                raise
+        return controller.outcome
+
+    def _tell(self, name: str, seats: Seats, context: Context) -> None:
+        """Let the members begin."""
+        text = json.dumps(replace(context, name=f"{context.name} {name}").write())
+        main = min(seats, key=lambda member: seats[member][0])
+        self._engine.send([(one, OpenTrial(text, one == main)) for one in seats])
+
+    def _ended(self, name: str, controller: Controller, place: OpenFolder, trace: Trace) -> None:
+        """It is over, in whatever way: its report, and what does not come again in the next."""
+        settings = self._settings
+        left = FaultPlan.parse(settings.fault, settings.workers).without(controller.happened)
+        self._settings = replace(settings, fault=tuple(map(str, left.faults)))
+        controller.close()
+        trace.close()
+        self._tail.show()
+        if not trace.has_begun:
+            return
+        lives = self._lives
+        lives.has_begun = True
+        try:
+            summary = write_report(place.path, trace.within)
+        except OSError as error:
+            self._observer.note(f"the report cannot be written to {place.path}: {error.strerror}")
+            summary = summarize(place.path)
+        failure = controller.outcome.failure
+        lives.trials.append(TrialSummary(name=name, failure=failure, summary=summary))
+        write_trials(lives.place, lives.trials)
+        self._observer.finished(summary)

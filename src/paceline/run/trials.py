@@ -1,0 +1,152 @@
+"""Trials: several runs of the same members, one after another, in the midst of one script.
+
+    the outer run     TrialBegins (each) -> all there? -> OpenTrial ... TrialOver (each)
+    the trial         Describe -> ... epochs ... -> TrialEnds (each)    a controller of its own
+
+    script     ---- with pace.trial("a"): ---------- with pace.trial("b"): -------- end
+    outer run  waits |                    | waits    |                    | waits
+    trials           [ a: plan ... summary ]         [ b: plan ... summary ]
+
+While a trial goes the outer run hears nothing: who dies meanwhile, and whose script ends, it is
+told of afterwards. This module must not know folders, reports, or what a trial does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..engines.base import ProcessLeft
+from ..errors import ConfigError
+from ..wire.messages import Done, TrialBegins, TrialOver
+from .departures import Departures
+from .state import RunState
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialOutcome:
+    """What of a trial concerns the run around it.
+
+    Attributes:
+        left: members that are gone, with how.
+        ended: members whose scripts are over.
+        failure, kind: what a script failed with, as of `TrialFails`; empty: none did.
+        is_given_up: whether the user's stop has waited long enough for those who are left.
+    """
+
+    left: dict[int, str] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    failure: str = ""
+    kind: str = ""
+    is_given_up: bool = False
+
+    def note(self, member: int, message: object) -> None:
+        """What a member said, or what became of it."""
+        if isinstance(message, ProcessLeft):
+            self.left[member] = message.reason
+        elif isinstance(message, Done):
+            self.ended.add(member)
+
+
+Seats: TypeAlias = Mapping[int, tuple[int, int]]
+"""Member -> (seat, pid)."""
+CarryOut: TypeAlias = Callable[[str, Seats, str], TrialOutcome]
+"""Carries out the trial of this name; a text says why it is to stop as soon as it has begun."""
+
+
+class TrialBook:
+    """The trials of one run, from outside.
+
+    Args:
+        carry_out: None: this run can have none.
+
+    Attributes:
+        num_begun: by now.
+    """
+
+    def __init__(self, run: RunState, departures: Departures, carry_out: CarryOut | None) -> None:
+        self._run, self._departures, self._carry_out = run, departures, carry_out
+        self._names: dict[int, str] = {}
+        """Members that wait for one."""
+        self.num_begun = 0
+
+    def __contains__(self, member: int) -> bool:
+        return member in self._names
+
+    def begins(self, member: int, message: TrialBegins) -> None:
+        """The script of this member is there.
+
+        Raises:
+            ConfigError: others wait for another one, or this run can have none.
+        """
+        settings = self._run.settings
+        if self._carry_out is None:
+            raise ConfigError("pace.trial() cannot be had here: a trial takes a run by launch")
+        for flag, is_given in (("resume", settings.resume), ("respawn", settings.respawn)):
+            if is_given:
+                raise ConfigError(
+                    f"--{flag} is for a script that trains once, and this one has pace.trial(): "
+                    "who comes later has no part in the trials before; leave it out"
+                )
+        for other, name in self._names.items():
+            if name != message.name:
+                roster = self._run.roster
+                raise ConfigError(
+                    f"worker {roster[other].seat} waits in pace.trial({name!r}), and worker "
+                    f"{roster[member].seat} enters pace.trial({message.name!r}): enter the same "
+                    "trials in all workers, in the same order"
+                )
+        self._names[member] = message.name
+
+    def left(self, member: int) -> None:
+        """It is gone: nobody waits for it."""
+        self._names.pop(member, None)
+
+    def refuse_half(self, num_described: int) -> None:
+        """Raise ConfigError where some wait for a trial, and others never come."""
+        if not self._names:
+            return
+        roster = self._run.roster
+        waiting, name = next(iter(self._names.items()))
+        over = [one.seat for one in roster.members.values() if one.is_over]
+        if over or num_described:
+            who = "another worker calls prepare()"
+            if over:
+                who = f"worker {over[0]}'s script ended"
+            raise ConfigError(
+                f"{who} without pace.trial({name!r}), in which worker {roster[waiting].seat} "
+                "waits: enter the same trials in all workers, in the same order"
+            )
+
+    def carry_out_if_due(self, stopped: str) -> TrialOutcome | None:
+        """Where all are there: the trial, from its beginning to its end.
+
+        Args:
+            stopped: why nothing is trained any more; empty: it is.
+        """
+        live = [one for one in self._run.roster.live if not one.is_done]
+        if not live or any(one.number not in self._names for one in live):
+            return None
+        assert self._carry_out is not None
+        name = self._names[live[0].number]
+        self._names.clear()
+        self.num_begun += 1
+        seats = {one.number: (one.seat, one.pid) for one in live}
+        outcome = self._carry_out(name, seats, stopped)
+        self._take_over(outcome)
+        return outcome
+
+    def _take_over(self, outcome: TrialOutcome) -> None:
+        """Those who are left go on, behind the trial."""
+        run, roster = self._run, self._run.roster
+        for member, reason in outcome.left.items():
+            roster[member].is_alive, roster[member].end = False, reason
+        for member in outcome.ended:
+            roster[member].is_done = roster[member].is_over = True
+        self._departures.find_main()
+        if run.settings.dry_run:
+            return
+        for one in roster.live:
+            if not one.is_done:
+                is_main = self._departures.is_main(one.number)
+                over = TrialOver(outcome.failure, outcome.kind, is_main)
+                run.dispatch.tell(one.number, over)

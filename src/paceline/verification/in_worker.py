@@ -1,0 +1,172 @@
+"""What a worker runs in place of a user's script, and which runs that script.
+
+    connect -> prepare is replaced -> the script, as __main__ -> the state of its models
+
+Its models get the number format of the case, its loader small batches whose samples are each drawn
+once. The script ends where its epochs do: what stands behind them (a file that is written, a test)
+is not run. This module must not know runs.
+"""
+
+import copy
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+
+from paceline.data.feed import apply
+from paceline.errors import ConfigError
+from paceline.replica.seeding import kept_random_state, seed_all
+from paceline.script.worker import Pace, connect
+from paceline.verification.cases import cast, freeze, nudge
+from paceline.verification.layers import breaking_layers
+from paceline.verification.of_script import FOUND, Asked
+from paceline.verification.plain import state_of
+
+
+class Enough(BaseException):
+    """The script's epochs are over; no ``except Exception`` of its own stops it."""
+
+
+class SeededSamples(Dataset[Any]):
+    """A data set whose samples are the same whenever they are drawn, also augmented ones."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: Any) -> Any:
+        with kept_random_state():
+            seed_all(index if isinstance(index, int) else 0)
+            return self._data[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+
+class WatchedScript:
+    """A script's ``pace``, of which two methods are replaced.
+
+    Args:
+        pace: what ``connect`` gives, to the script as well.
+    """
+
+    def __init__(self, pace: Pace, asked: Asked) -> None:
+        self._pace, self._asked = pace, asked
+        self._models: list[nn.Module] = []
+        self._size = 0
+        self._call: tuple[nn.Module, Any, Any, dict[nn.Module, bool]] | None = None
+        """The first training call: its model, arguments, and the mode of each module."""
+        self._prepare, self._epochs = pace.prepare, pace.epochs
+        pace.prepare = self.prepare  # type: ignore[method-assign]
+        pace.epochs = self.epochs  # type: ignore[method-assign]
+
+    def prepare(self, *objects: Any, batch: str | None = None, **options: Any) -> Any:
+        """With a loader's batch shared by the workers, whatever the script says it means."""
+        if self._models:
+            return self._prepare(*objects, batch=batch, **options)
+        self._models = [one for one in objects if isinstance(one, nn.Module)]
+        if not any(isinstance(one, DataLoader) for one in objects):
+            raise ConfigError(
+                "verify needs a script whose prepare() is given a loader: numbers of pace.updates "
+                "are mini-batches of one worker each, so several do not share a batch of one"
+            )
+        for model in self._models:
+            model.to(getattr(torch, self._asked.case.dtype))
+            freeze(model, self._asked.case.frozen)
+            if self._asked.case.is_nudged:
+                nudge(model)
+            model.register_forward_pre_hook(self._called, with_kwargs=True)
+        changed = [self._small(one) if isinstance(one, DataLoader) else one for one in objects]
+        return self._prepare(*changed, batch="global", **options)
+
+    def epochs(self, epochs: int | Sequence[int]) -> Iterator[int]:
+        """As they are; then the script is over."""
+        yield from self._epochs(epochs)
+        raise Enough
+
+    def write(self) -> None:
+        """Put what is left of the models into the folder, once for all workers."""
+        if not self._models or not self._pace.is_main:
+            return
+        prefixed = {
+            f"{self._prefix(number)}{name}": value
+            for number, model in enumerate(self._models)
+            for name, value in state_of(model).items()
+        }
+        layers = self._layers() if self._asked.looks else ()
+        found = {"state": prefixed, "size": self._size, "layers": layers}
+        torch.save(found, Path(self._asked.folder) / FOUND)
+
+    def _layers(self) -> Any:
+        if self._call is None:
+            return ()
+        model, arguments, options, modes = self._call
+        for module, is_training in modes.items():
+            module.training = is_training
+        return breaking_layers(model, arguments, options, self._asked.case.workers)
+
+    def _prefix(self, number: int) -> str:
+        return f"{number}." if len(self._models) > 1 else ""
+
+    def _called(self, model: nn.Module, arguments: Any, options: Any) -> Any:
+        """Before a forward pass: its inputs in the number format of the case."""
+        change = partial(cast, self._asked.case.dtype)
+        arguments, options = apply(change, arguments), apply(change, options)
+        if self._call is None and model.training and torch.is_grad_enabled():
+            modes = {module: module.training for module in model.modules()}
+            keep = torch.Tensor.clone
+            self._call = model, apply(keep, arguments), apply(keep, options), modes
+        return arguments, options
+
+    def _small(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """The loader with the batches of the case, in this process.
+
+        Raises:
+            ConfigError: it reads a stream.
+        """
+        if isinstance(loader.dataset, IterableDataset):
+            raise ConfigError(
+                "verify needs a loader over a data set with a length: the parts of a stream's "
+                "batches must be equal, so there are no uneven ones"
+            )
+        changes: dict[str, Any] = {"dataset": SeededSamples(loader.dataset), "num_workers": 0}
+        changes |= {"prefetch_factor": None, "persistent_workers": False}
+        if type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
+            size = self._asked.case.batch_size(loader.batch_size)
+            changes["batch_size"] = size
+            changes["batch_sampler"] = BatchSampler(loader.sampler, size, loader.drop_last)
+        made = copy.copy(loader)
+        for name, value in changes.items():
+            object.__setattr__(made, name, value)  # a loader's own refuses that once it is made
+        self._size = made.batch_size or 0
+        return made
+
+
+def main() -> None:
+    """Run the script that is named behind what is asked."""
+    asked, script, *args = sys.argv[1:]
+    watched = WatchedScript(connect(), Asked.read(asked))
+    sys.argv = [script, *args]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except Enough:
+        pass
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    watched.write()
+
+
+if __name__ == "__main__":
+    main()

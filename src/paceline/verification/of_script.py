@@ -1,0 +1,126 @@
+"""A script, run small: one worker with whole batches, and several that share them.
+
+Every worker runs ``in_worker.py``, which runs the script. This module must not know why a
+difference comes about.
+"""
+
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from ..porting.porting import check_script
+from ..program import ScriptProgram
+from .cases import (
+    CLOSE,
+    UPDATES,
+    Compared,
+    Dtype,
+    FirstUpdate,
+    Verifiable,
+    VerifyCase,
+    first_update,
+    run_small,
+)
+from .layers import BreakingLayer
+from .plain import largest_difference
+
+IN_WORKER = f"{__package__}.in_worker"
+FOUND = "found.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the main worker of a script is asked to do; it travels as JSON.
+
+    Args:
+        case: whose batches and number format the script gets.
+        folder: where the model's state is put.
+        looks: whether to look for layers that break.
+    """
+
+    case: VerifyCase
+    folder: str
+    looks: bool = False
+
+    def write(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> "Asked":
+        values = json.loads(text)
+        case = values.pop("case")
+        return cls(case=VerifyCase(**{**case, "frozen": tuple(case["frozen"])}), **values)
+
+
+class ScriptSubject(Verifiable):
+    """A script with Paceline's lines; one worker is what several are held against.
+
+    Args:
+        args: the script's own.
+
+    Raises:
+        ConfigError: it is no script, or has no such lines.
+    """
+
+    def __init__(self, path: Path, args: Sequence[str] = ()) -> None:
+        if not path.is_file():
+            raise ConfigError(f"there is no script {path}; name a file, or a task")
+        check_script(ScriptProgram(path=str(path)))
+        self.name = path.stem
+        self._path, self._args = path, tuple(args)
+
+    def compare(self, case: VerifyCase) -> Compared:
+        alone, first = self._run(case, 1)
+        shared, update = self._run(case, case.workers)
+        name, difference = largest_difference(alone["state"], shared["state"])
+        rounding = 0.0
+        if case.dtype == "float32" and difference > CLOSE:
+            nudged, _ = self._run(replace(case, is_nudged=True), 1)
+            rounding = largest_difference(alone["state"], nudged["state"])[1]
+        return Compared(
+            sizes=(alone["size"],) * UPDATES,
+            name=name, difference=difference, alone=first, shared=update, rounding=rounding,
+        )  # fmt: skip
+
+    def breaking_layers(self, case: VerifyCase) -> tuple[BreakingLayer, ...]:
+        found, _ = self._run(case, 1, looks=True)
+        return tuple(found["layers"])
+
+    def _run(
+        self, case: VerifyCase, workers: int, *, looks: bool = False
+    ) -> tuple[Any, FirstUpdate]:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder, _as_it_was(case.dtype):
+            asked = Asked(case=case, folder=folder, looks=looks)
+            args = (asked.write(), str(self._path), *self._args)
+            program = ScriptProgram(path=IN_WORKER, args=args, is_module=True)
+            ran = run_small(program, workers, Path(folder), updates=UPDATES)
+            found = Path(folder) / FOUND
+            if not found.exists():
+                raise ConfigError(
+                    f"{self._path} ended without pace.prepare(model, optimizer, loader), so there "
+                    "is nothing to compare; add the lines that paceline launch --check prints"
+                )
+            return torch.load(found, weights_only=False), first_update(ran)
+
+
+@contextmanager
+def _as_it_was(dtype: Dtype) -> Iterator[None]:
+    """New tensors in this number format; what scripts change of their process is put back."""
+    before, main = torch.get_default_dtype(), sys.modules["__main__"]
+    argv, path = sys.argv, list(sys.path)
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+        sys.modules["__main__"], sys.argv, sys.path[:] = main, argv, path

@@ -1,0 +1,118 @@
+"""Collectives between real processes, for the clock; how they print from known times."""
+
+import doctest
+import json
+from collections.abc import Callable
+
+import pytest
+
+from paceline.bench import collective_seat, collectives
+from paceline.bench.collectives import (
+    CollectivesQuestion,
+    MeasuredCollective,
+    MeasuredCollectives,
+    MeasuredLink,
+    render_collectives,
+    sizes_of,
+)
+from paceline.bench.samples import Timing
+from paceline.collectives.base import LinkCost
+from paceline.collectives.transfers import Operation
+from paceline.errors import ConfigError
+
+Say = Callable[[str], tuple[int, str, str]]
+
+LINK = MeasuredLink(
+    latency_s=50e-6,
+    overhead_s=10e-6,
+    s_per_byte=1e-9,
+    reduce_s_per_byte=0.1e-9,
+    copy_bytes_per_s=8e9,
+)
+
+
+def test_the_examples_are_true() -> None:
+    assert doctest.testmod(collectives).failed == 0
+
+
+def row(name: str, num_bytes: int, seconds: float, predicted_s: float | None) -> MeasuredCollective:
+    share = collectives.moved_share(Operation.ALL_REDUCE, 8)
+    return MeasuredCollective(
+        name=name,
+        num_bytes=num_bytes,
+        timing=Timing(name=name, samples_s=(0.9 * seconds, seconds, 1.2 * seconds)),
+        bus_bytes_per_s=num_bytes * share / seconds,
+        predicted_s=predicted_s,
+    )
+
+
+def test_known_times_are_printed_with_where_one_takes_over() -> None:
+    small, large = 1 << 10, 1 << 24
+    found = MeasuredCollectives(
+        operation=Operation.ALL_REDUCE,
+        num_ranks=8,
+        num_cores=2,
+        link=LINK,
+        rows=(
+            row("ring", small, 900e-6, 842e-6),
+            row("tree", small, 300e-6, 366e-6),
+            row("gloo", small, 200e-6, None),
+            row("ring", large, 32e-3, 30e-3),
+            row("tree", large, 120e-3, 110e-3),
+            row("gloo", large, 20e-3, None),
+        ),
+    )
+    text = "\n".join(render_collectives(found))
+    assert "all-reduce between 8 processes of one thread" in text
+    assert "measured: ring takes over from tree between 1.0 KiB and 16.0 MiB" in text
+    assert "by the formulas: ring takes over from tree at " in text
+    assert "8 processes share 2 cores: they wait for one another, too" in text
+    assert "50 us, 10 us at each end, 1 GB/s each way; memory is copied at 8 GB/s" in text
+    (gloo,) = [line for line in text.splitlines() if line.startswith("gloo") and "16.0 MiB" in line]
+    assert gloo.split()[-1] == f"{1.75 * large / 20e-3 / 1e9:.3g}"  # bus GB/s; no formula
+    assert "1.07" in text  # 32 ms by 30
+    assert found.link.cost == LinkCost(
+        latency_s=50e-6, s_per_byte=1e-9, overhead_s=10e-6, reduce_s_per_byte=0.1e-9
+    )
+
+
+def test_two_processes_are_measured(say: Say) -> None:
+    code, out, err = say("bench collectives --names ring,tree --sizes 4,8KiB --rounds 1 --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(one["name"], one["num_bytes"]) for one in found["rows"]] == [
+        (name, size) for size in (4, 8192) for name in ("ring", "tree", collective_seat.NATIVE)
+    ]
+    assert all(one["timing"]["median_s"] > 0 for one in found["rows"])
+    assert found["link"]["latency_s"] >= 0
+    assert "all-reduce of 8.0 KiB" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--sizes 1GB", "--sizes '1GB' must read as 1KiB,64KiB,4MiB"),
+        ("--sizes 2", "--sizes needs sizes of 4 B and more"),
+        ("--workers 1", "needs --workers >= 2 and --rounds >= 1, got 1 and 5"),
+        ("--names rings", "unknown collective 'rings'; did you mean 'ring'?"),
+        ("broadcast --names ring", "ring has no broadcast; it has all-reduce, reduce-scatter"),
+        ("all-reduced", "unknown operation 'all-reduced'; did you mean 'all-reduce'?"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_it_begins(say: Say, line: str, said: str) -> None:
+    code, _, err = say(f"bench collectives {line}")
+    assert code != 0
+    assert said in err
+
+
+def test_without_names_all_that_have_the_operation_are_measured() -> None:
+    def fitting(operation: Operation, num_ranks: int) -> list[str]:
+        return CollectivesQuestion(
+            num_ranks=num_ranks, operation=operation, names=(), sizes_bytes=(4,)
+        ).fitting()
+
+    assert fitting(Operation.ALL_TO_ALL, 3) == ["fully-connected"]
+    assert fitting(Operation.BROADCAST, 3) == ["tree", "hub"]
+    assert fitting(Operation.BROADCAST, 4) == ["tree", "hub", "halving-doubling", "bine"]
+    with pytest.raises(ConfigError):
+        sizes_of("")

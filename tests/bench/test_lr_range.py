@@ -1,0 +1,136 @@
+"""A range test finds where a loss falls, advises a rate there, and says where there is none."""
+
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from paceline.bench.lr_range import (
+    LrRange,
+    LrWish,
+    draw_range,
+    measure_range,
+    range_json,
+    render_range,
+)
+from paceline.bench.lr_worker import Diverging, LrRamp
+from paceline.errors import ConfigError
+
+Say = Callable[[str], tuple[int, str, str]]
+RAMP = LrRamp(spec="quadratic", lowest=1e-4, highest=10.0, updates=101)
+
+
+def measured(loss: Callable[[float], float], ramp: LrRamp = RAMP) -> LrRange:
+    """As if the losses followed from the logarithm of the rate."""
+    rates = [ramp.rate(version) for version in range(ramp.updates)]
+    return LrRange(
+        wish=LrWish(ramp=ramp, workers=2), samples=64, source="made up", rates=tuple(rates),
+        losses=tuple(loss(math.log10(rate)) for rate in rates),
+    )  # fmt: skip
+
+
+def cliff(place: float) -> float:
+    """Falls from 2 to 1 around 0.01, and rises beyond 1."""
+    return 1.0 + 1.0 / (1.0 + math.exp(4.0 * (place + 2.0))) + math.exp(6.0 * (place - 0.5))
+
+
+def test_rates_grow_by_the_same_factor_from_the_lowest_to_the_highest() -> None:
+    rates = [RAMP.rate(version) for version in range(101)]
+    assert rates[0] == 1e-4
+    assert rates[-1] == pytest.approx(10.0)
+    assert rates[50] == pytest.approx(math.sqrt(1e-4 * 10.0))
+    assert {round(b / a, 9) for a, b in pairwise(rates)} == {round(10**0.05, 9)}
+
+
+def test_the_rate_that_is_advised_is_where_the_loss_falls_fastest() -> None:
+    found = measured(cliff)
+    assert found.rates[found.steepest] == pytest.approx(0.01, rel=0.15)
+    assert found.advised == pytest.approx(0.01, rel=0.15)
+    assert found.rises is not None
+    assert found.rates[found.lowest] < found.rates[found.rises] < 10.0
+    lines = render_range(found)
+    assert lines[-1].startswith(f"--lr {found.advised:g}: the loss falls fastest at")
+    assert "from " in lines[-1]
+    assert any("falls fastest" in line for line in lines[2:-1])
+
+
+def test_a_rate_near_the_least_loss_is_not_advised() -> None:
+    found = measured(lambda place: 2.0 - max(0.0, place + 1.0) ** 2 if place < 0.3 else 9.0)
+    assert found.advised is not None
+    assert found.advised <= found.rates[found.lowest] / 2.9
+    assert "a third of that" in found.reason
+
+
+def test_a_loss_that_does_not_fall_advises_nothing() -> None:
+    found = measured(lambda place: 2.0)
+    assert found.advised is None
+    assert "does not fall" in render_range(found)[-1]
+    assert range_json(found)["advised"] is None
+
+
+def test_the_picture_has_powers_of_ten_below_it() -> None:
+    text = draw_range(measured(cliff))
+    ElementTree.fromstring(text)
+    for words in (">0.0001<", ">0.01<", ">1<", ">10<", "learning rate", "advised: "):
+        assert words in text
+
+
+def test_a_run_ends_where_the_loss_has_grown_or_is_no_number() -> None:
+    losses = Diverging()
+    assert not any(losses.hear(2.0) for _ in range(20))
+    assert not losses.hear(5.0)  # one batch
+    assert any(losses.hear(20.0) for _ in range(5))
+    assert Diverging().hear(math.nan)
+
+
+def test_real_workers_diverge_where_theory_says() -> None:
+    """Plain descent on a quadratic is stable up to 2 / L, L = 1."""
+    ramp = LrRamp(spec="quadratic", lowest=1e-3, highest=100.0, updates=60)
+    found = measure_range(LrWish(ramp=ramp, workers=2, device="cpu"))
+    assert found.samples == 64
+    assert found.rises is not None
+    assert 2.0 < found.rates[found.rises] < 20.0
+    assert found.advised is not None
+    assert 0.01 < found.advised < 2.0
+    assert len(found.losses) < 60  # it was ended
+
+
+def test_the_command_says_and_draws(say: Say, tmp_path: Path) -> None:
+    line = "tune lr quadratic --updates 30 --lowest 1e-3 --mini-batch-size 8 --workers 2"
+    code, out, err = say(f"{line} --plot rates.svg --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["samples_per_update"] == 16
+    ElementTree.parse(tmp_path / "rates.svg")
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline tune lr`")[1].split("\n## ")[0]
+    for field in found:
+        assert f"`{field}`" in section, field
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("quadratic --lowest 1 --highest 0.1", "0 < lowest < highest"),
+        ("quadratic --updates 3", "--updates must be >= 10"),
+        ("quadratic --batch-size 8 --mini-batch-size 4", "exclude each other"),
+        ("quadratic --batch-size 0", "must be >= 1"),
+        ("quadratik", "did you mean 'quadratic'"),
+        ("quadratic --plot nowhere/rates.svg", "nowhere is no folder"),
+        ("quadratic --protocol k-sync:3", "number of workers"),
+    ],
+)
+def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+    code, _, err = say(f"tune lr {flags}")
+    assert code == 2
+    assert words in err.splitlines()[-1]
+
+
+def test_a_first_rate_that_is_too_high_is_told() -> None:
+    ramp = LrRamp(spec="quadratic", lowest=1e30, highest=1e33, updates=20)
+    with pytest.raises(ConfigError, match="begin lower"):
+        measure_range(LrWish(ramp=ramp, device="cpu"))

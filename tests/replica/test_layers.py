@@ -1,0 +1,30 @@
+"""What the plan says of a model's layers."""
+
+from torch import nn
+
+from paceline.replica.layers import parameter_table
+from tiny import Tied
+
+
+class Scaled(nn.Module):
+    """A layer of the user's own, without parameters."""
+
+
+def test_each_parameter_counts_once_and_frozen_ones_are_not_trainable() -> None:
+    rows = {one.name: one for one in parameter_table(Tied())}
+    assert list(rows) == ["first", "second", "out"]
+    assert rows["first"] == ("first", "Linear", "6 x 6, 6", 42, 42, 42 * 8)
+    assert rows["second"] == ("second", "Linear", "shared, 6", 6, 6, 6 * 8)
+    assert (rows["out"].num_parameters, rows["out"].num_trainable) == (21, 18)
+    model = Tied()
+    assert sum(one.num_parameters for one in rows.values()) == sum(
+        one.numel() for one in model.parameters()
+    )
+
+
+def test_layers_without_parameters_are_listed_where_they_are_no_layers_of_torch() -> None:
+    rows = parameter_table(nn.Sequential(Scaled(), nn.ReLU(), nn.Linear(2, 1, bias=False)))
+    assert [(one.name, one.kind, one.shapes) for one in rows] == [
+        ("0", "Scaled", ""),
+        ("2", "Linear", "1 x 2"),
+    ]

@@ -1,0 +1,311 @@
+"""A scaled rate is that of a plain loop, a warm-up is a plain scheduler; neither is silent."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, lr_scheduler
+
+import runs
+from paceline.checkpoints.resumption import adopt
+from paceline.config import RunSettings, resolve
+from paceline.errors import ConfigError, WorkerError
+from paceline.fields import Length, read_length
+from paceline.launch import launcher
+from paceline.program import TaskProgram
+from paceline.replay import replay
+from paceline.replica.rates import RateScaling, Warmup, ramp, scale
+from paceline.report.live import QuietObserver
+from paceline.verification.plain import Order, State, _batches, fresh, state_of
+from paceline.workloads.base import Task
+from reference import differ, plain_loop
+from tiny import BATCH_SIZE, NUM_SAMPLES, TASK
+
+CLOSE = 1e-12
+INLINE, PEERS = {"engine": "inline"}, {"engine": "local", "path": "peers"}
+
+
+def warmed_loop(task: Task, lr: float, num_steps: int, start: float) -> State:
+    """Plain PyTorch with LambdaLR."""
+    model, optimizer = fresh(task, lr)
+    schedule = lr_scheduler.LambdaLR(
+        optimizer, lambda step: start + (1 - start) * min(1.0, step / num_steps)
+    )
+    order = Order(task)
+    for epoch in range(task.epochs):
+        for lease in _batches(NUM_SAMPLES, task.batch_size, epoch):
+            inputs, targets = order.batch(lease)
+            optimizer.zero_grad()
+            task.loss(model(inputs), targets).backward()
+            optimizer.step()
+            schedule.step()
+    return state_of(model)
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("linear", 2.0), ("sqrt", 2.0**0.5), ("none", 1.0)])
+@pytest.mark.parametrize("where", [INLINE, PEERS])
+def test_a_task_takes_the_rate_of_the_samples_that_an_update_averages(
+    tmp_path: Path, where: dict[str, Any], kind: str, factor: float
+) -> None:
+    run = runs.train(TASK, tmp_path, workers=2, mini_batch_size=BATCH_SIZE, scale_lr=kind, **where)
+    large = replace(TASK, batch_size=2 * BATCH_SIZE)
+    assert differ(run.state, plain_loop(large, lr=factor * TASK.learning_rate)) < CLOSE
+
+
+def test_a_global_batch_is_the_tasks_own_with_any_number_of_workers(tmp_path: Path) -> None:
+    run = runs.train(TASK, tmp_path, workers=3, scale_lr="linear", **INLINE)
+    assert differ(run.state, plain_loop(TASK)) < CLOSE
+
+
+@pytest.mark.parametrize("where", [INLINE, PEERS, {**INLINE, "protocol": "k-sync:2"}], ids=str)
+def test_a_warm_up_is_a_scheduler_that_steps_with_the_updates(
+    tmp_path: Path, where: dict[str, Any]
+) -> None:
+    run = runs.train(TASK, tmp_path, workers=2, warmup="4", **where)
+    assert differ(run.state, warmed_loop(TASK, TASK.learning_rate, 4, 0.25)) < CLOSE
+
+
+def test_a_warm_up_of_epochs_begins_at_the_rate_before_scaling(tmp_path: Path) -> None:
+    run = runs.train(
+        TASK, tmp_path, workers=2, mini_batch_size=BATCH_SIZE, scale_lr="linear", warmup="1.5ep",
+        **INLINE,
+    )  # fmt: skip
+    large = replace(TASK, batch_size=2 * BATCH_SIZE)
+    num_steps = round(1.5 * -(-NUM_SAMPLES // (2 * BATCH_SIZE)))
+    assert differ(run.state, warmed_loop(large, 2 * TASK.learning_rate, num_steps, 0.5)) < CLOSE
+
+
+def test_asynchronous_workers_warm_up_by_the_version(tmp_path: Path) -> None:
+    run = runs.train(TASK, tmp_path, workers=1, protocol="async", warmup="4", **INLINE)
+    assert differ(run.state, warmed_loop(TASK, TASK.learning_rate, 4, 0.25)) < CLOSE
+
+
+def test_an_update_of_local_sgd_has_several_steps_of_a_warm_up(tmp_path: Path) -> None:
+    run = runs.train(TASK, tmp_path, workers=1, protocol="local-sgd:2", warmup="2", **INLINE)
+    assert differ(run.state, warmed_loop(TASK, TASK.learning_rate, 4, 0.25)) < CLOSE
+
+
+@pytest.mark.parametrize("where", [INLINE, PEERS])
+def test_a_run_that_goes_on_has_the_rates_of_one_that_was_never_stopped(
+    tmp_path: Path, where: dict[str, Any]
+) -> None:
+    chosen = {
+        "workers": 2, "mini_batch_size": BATCH_SIZE, "scale_lr": "linear", "warmup": "5", **where,
+    }  # fmt: skip
+    whole = runs.train(TASK, tmp_path / "whole", **chosen)
+    folder = str(tmp_path / "cut")
+    go(**chosen, run_dir=folder, updates=3)
+    go(resume=folder, updates=10**6)
+    state = runs.load_file(tmp_path / "cut" / "model.safetensors")
+    assert differ(state, whole.state) == 0.0
+
+
+def go(**settings: Any) -> None:
+    fixed = {"device": "cpu", "threads": 1}
+    chosen = adopt(resolve({**fixed, **settings}, env={}, is_call=True))
+    launcher.launch_run(TaskProgram(task=TASK), chosen, QuietObserver())
+
+
+def test_another_scaling_is_another_run(tmp_path: Path) -> None:
+    folder = str(tmp_path / "cut")
+    go(engine="inline", workers=2, run_dir=folder, updates=3)
+    with pytest.raises(ConfigError, match="scale_lr = linear: it has none"):
+        go(resume=folder, scale_lr="linear")
+
+
+def test_a_run_with_a_warm_up_is_not_replayed(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher.train("quadratic", workers=2, updates=5, warmup="3", engine="inline", run_dir="run")
+    with pytest.raises(ConfigError, match="--warmup 3"):
+        replay(Path("run"))
+
+
+def test_the_plan_says_both(tmp_path: Path) -> None:
+    observer = QuietObserver()
+    settings = RunSettings(
+        workers=2, engine="inline", device="cpu", dry_run=True, mini_batch_size=24,
+        scale_lr="linear", warmup="2ep",
+    )  # fmt: skip
+    launcher.launch_run(TaskProgram(task=TASK), settings, observer)
+    assert observer.shown_plan is not None
+    text = "\n".join(observer.shown_plan.render())
+    assert (
+        "learning rate 1.2 = 0.3 x 4 (--scale-lr linear: an update averages 48 samples, it was "
+        "chosen for 12)"
+    ) in text
+    assert "learning rate from 0.3 to 1.2 over the first 4 updates (--warmup 2ep)" in text
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.optim import SGD, lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+torch.manual_seed(0)
+model = nn.Linear(6, 3).double()
+optimizer = SGD([{{"params": [model.weight]}}, {{"params": [model.bias], "lr": 0.05}}], lr=0.1)
+inputs = torch.randn(48, 6, generator=torch.Generator().manual_seed(1)).double()
+loader = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), batch_size=8)
+objects = [model, optimizer, loader{scheduler}]
+{prepare}
+rates = []
+for epoch in pace.epochs(2):
+    for x, y in loader:
+        with pace.step():
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            {inside}
+    if len(objects) > 3:
+        objects[3].step()
+if pace.is_main:
+    torch.save(rates, "rates.pt")
+"""
+EACH = 'pace.prepare(*objects, batch="per-worker")'
+
+
+@pytest.fixture
+def rates_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[float]]]:
+    """Run the script, and the rates of its steps."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(scheduler: str = "", inside: str = "", **settings: Any) -> list[list[float]]:
+        prepare = f"_, _, loader, *_ = {EACH}"
+        text = SCRIPT.format(
+            scheduler=f", {scheduler}" if scheduler else "",
+            inside=inside or "pass",
+            prepare=prepare,
+        )
+        (tmp_path / "train.py").write_text(text)
+        chosen = {"workers": 2, "engine": "inline", **settings}
+        runs.run_script(tmp_path / "train.py", tmp_path, **chosen)
+        found: list[list[float]] = torch.load(tmp_path / "rates.pt")
+        return found
+
+    return run
+
+
+def test_every_group_of_a_script_is_scaled_by_its_workers_batches(
+    rates_of: Callable[..., list[list[float]]],
+) -> None:
+    assert rates_of(scale_lr="linear") == [[0.2, 0.1]] * 6
+
+
+def test_a_scheduler_of_the_scripts_own_goes_on_from_the_scaled_rate(
+    rates_of: Callable[..., list[list[float]]],
+) -> None:
+    found = rates_of("lr_scheduler.StepLR(optimizer, 1, gamma=0.5)", scale_lr="linear")
+    assert found == [[0.2, 0.1]] * 3 + [[0.1, 0.05]] * 3
+
+
+def test_a_script_is_warmed_up_in_each_group(rates_of: Callable[..., list[list[float]]]) -> None:
+    found = rates_of(scale_lr="linear", warmup="4")
+    wanted = [0.1, 0.125, 0.15, 0.175, 0.2, 0.2]
+    for one, rate in zip(found, wanted, strict=True):
+        assert one == pytest.approx([rate, rate / 2])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "inside", "settings", "words"),
+    [
+        (
+            "lr_scheduler.OneCycleLR(optimizer, 0.5, 99)", "", {"scale_lr": "linear"},
+            "what OneCycleLR holds",
+        ),
+        (
+            "lr_scheduler.CosineAnnealingLR(optimizer, 9, eta_min=0.01)", "",
+            {"scale_lr": "linear"}, "a least rate",
+        ),
+        (
+            "lr_scheduler.StepLR(optimizer, 1)", "", {"warmup": "4"}, "and so does StepLR",
+        ),
+        (
+            "", 'optimizer.param_groups[0]["lr"] = 0.01', {"warmup": "4"},
+            "the script has set it to 0.01",
+        ),
+        ("", "", {"scale_lr": "linear", "protocol": "adaptive"}, "no one number of samples"),
+        ("", "", {"warmup": "4", "protocol": "adaptive-local:2"}, "give epochs"),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(
+    rates_of: Callable[..., list[list[float]]],
+    scheduler: str,
+    inside: str,
+    settings: dict[str, Any],
+    words: str,
+) -> None:
+    with pytest.raises((ConfigError, WorkerError), match=words):
+        rates_of(scheduler, inside, **settings)
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def test_a_length_reads_as_epochs_or_updates() -> None:
+    assert read_length("5ep") == Length(5.0, 0)
+    assert read_length("0.5ep") == Length(0.5, 0)
+    assert read_length("200") == Length(0.0, 200)
+    assert read_length(None) is None
+
+
+@pytest.mark.parametrize("text", ["0", "0ep", "-3", "2.5", "5 epochs", "ep", "", "1e3", "nan"])
+def test_what_is_no_length_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="5ep"):
+        RunSettings(warmup=text)
+
+
+def test_nothing_is_changed_where_a_scheduler_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cycle = lr_scheduler.CyclicLR(optimizer, 0.1, 0.5)
+    with pytest.raises(ConfigError, match="CyclicLR"):
+        scale([optimizer], [cycle], 2.0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_chains_are_scaled_through_and_a_tensor_stays_the_same() -> None:
+    model = nn.Linear(2, 2)
+    rate = torch.tensor(0.1)
+    optimizer = SGD(model.parameters(), lr=rate)
+    chain = lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2),
+            lr_scheduler.ExponentialLR(optimizer, 0.5),
+        ],
+        milestones=[2],
+    )
+    scale([optimizer], [chain], 4.0)
+    assert optimizer.param_groups[0]["lr"] is rate
+    found = []
+    for _ in range(4):
+        found.append(float(rate))
+        optimizer.step()
+        chain.step()
+    assert found == pytest.approx([0.2, 0.3, 0.4, 0.2])
+
+
+def test_the_ramp_begins_at_its_start_and_ends_at_one() -> None:
+    assert [ramp(step, num_steps=4, start=0.5) for step in range(6)] == [
+        0.5, 0.625, 0.75, 0.875, 1.0, 1.0,
+    ]  # fmt: skip
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=2.0)
+    warm = Warmup(optimizer, 4, 0.5)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert warm.base_lrs == [2.0]
+    assert RateScaling(kind="sqrt", samples=64, own=16).factor == 2.0

@@ -1,0 +1,304 @@
+"""Models that are equal under N workers are proved so; three planted errors are found by name."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.verification import cases, in_worker, layers, of_script, of_task, plain
+from paceline.verification.verdict import ALLOWED, render_verified
+from paceline.verification.verify import verify
+from paceline.workloads.base import Task
+from tiny import CLASSES, PLAIN_SGD, TASK, WIDTH, WITH_BATCH_NORM, samples
+
+Say = Callable[[str], tuple[int, str, str]]
+
+# -- equal -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "lenet", "transformer", "quadratic", "mlp488k"])
+def test_built_in_tasks_compute_the_same_with_several_workers(name: str) -> None:
+    found = verify(name, (3,))
+    assert found.is_equal, "\n".join(render_verified(found))
+    assert [(row.case.dtype, row.case.is_even) for row in found.rows] == [
+        ("float64", True), ("float64", False), ("float32", True), ("float32", False),
+    ]  # fmt: skip
+    assert all(row.found.difference <= ALLOWED[row.case.dtype] for row in found.rows)
+
+
+def test_each_number_of_workers_has_even_and_uneven_batches() -> None:
+    found = verify(TASK, (1, 2, 4))
+    assert found.is_equal
+    rows = [row for row in found.rows if row.case.dtype == "float64"]
+    assert [row.found.sizes for row in rows] == [
+        (4, 4, 2), (8, 8, 4), (9, 9, 5), (16, 16, 8), (17, 17, 9),
+    ]  # fmt: skip
+    for row in rows[1:]:
+        assert (row.found.sizes[0] % row.case.workers == 0) == row.case.is_even
+
+
+def test_what_is_proved_can_be_false() -> None:
+    """Another rate in one of the two gives a difference far above what is allowed."""
+    task = replace(PLAIN_SGD, data=lambda: samples(12), epochs=1)
+    gap = plain.differ(plain.plain_loop(task), plain.plain_loop(task, lr=0.29))
+    assert gap > 100 * ALLOWED["float32"]
+
+
+# -- planted errors --------------------------------------------------------------------------------
+
+
+def test_batch_norm_is_named_and_the_rest_is_proved_without_it() -> None:
+    found = verify(WITH_BATCH_NORM, (2,))
+    assert not found.is_equal
+    [cause] = found.causes
+    assert cause.what == "norm (BatchNorm1d)"
+    assert "GroupNorm" in cause.fix
+    assert found.aside is not None
+    assert found.aside.is_equal
+    assert found.aside.case.frozen == ("norm",)
+
+
+class Dropping(nn.Module):
+    """A layer that draws, without a layer of torch's that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(WIDTH, 8), nn.Linear(8, CLASSES)
+        self.between = nn.ModuleDict({"drop": nn.Dropout(0.5)})
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.between["drop"](torch.tanh(self.first(inputs))))
+        return outputs
+
+
+def test_dropout_is_named_as_random() -> None:
+    found = verify(replace(PLAIN_SGD, model=Dropping), (2,))
+    [cause] = found.causes
+    assert cause.what == "between.drop (Dropout)"
+    assert "random" in cause.why
+    assert found.aside is not None
+    assert found.aside.is_equal
+
+
+class Centred(nn.Module):
+    """A layer of the user's own that looks at its batch, and is no norm of torch's."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(dim=0)
+
+
+def centred() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 8), Centred(), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def test_a_layer_that_nobody_has_heard_of_is_named() -> None:
+    found = verify(replace(PLAIN_SGD, model=centred), (2,))
+    assert found.causes[0].what == "1 (Centred)"
+    assert found.aside is not None
+    assert not found.aside.is_equal  # eval does nothing to it
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+pace = paceline.connect()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+inputs = torch.randn(96, 6, generator=torch.Generator().manual_seed(1))
+loader = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), batch_size=16, shuffle=True)
+{prepare}
+for epoch in pace.epochs(2):
+    for x, y in loader:
+        with pace.step() as step:
+            optimizer.zero_grad()
+            {loss}
+            loss.backward()
+            optimizer.step()
+open("written.txt", "w").write("behind the loop")
+"""
+PREPARE = "model, optimizer, loader = pace.prepare(model, optimizer, loader)"
+MEAN = "loss = nn.functional.cross_entropy(model(x), y)"
+SUM = 'loss = nn.functional.cross_entropy(model(x), y, reduction="sum")'
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write the script with this loss."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(loss: str, prepare: str = PREPARE) -> str:
+        loss = dedent(loss).strip().replace("\n", "\n            ")
+        (tmp_path / "train.py").write_text(SCRIPT.format(loss=loss, prepare=prepare))
+        return "train.py"
+
+    return write
+
+
+def test_a_script_is_proved_and_ends_behind_its_loop(
+    written: Callable[..., str], tmp_path: Path
+) -> None:
+    found = verify(written(MEAN), (1, 2, 3))
+    assert found.is_equal, "\n".join(render_verified(found))
+    assert [row.found.sizes[0] for row in found.rows[:5]] == [8, 16, 15, 15, 14]
+    assert not (tmp_path / "written.txt").exists()
+
+
+def test_a_fixed_weight_is_a_mean_of_means(written: Callable[..., str]) -> None:
+    found = verify(written(f"step.weight = 1.0\n{MEAN}"), (2,))
+    assert [row.is_equal for row in found.rows] == [True, False, True, False]
+    [cause] = found.causes
+    assert (cause.kind, cause.what) == ("mean of means", "step.weight")
+    assert "0.500 and 0.500" in cause.why
+
+
+def test_a_loss_that_is_divided_by_a_fixed_number_is_a_mean_of_means(
+    written: Callable[..., str],
+) -> None:
+    found = verify(written(f"{SUM} / (16 // pace.num_workers)"), (2,))
+    assert [row.is_equal for row in found.rows] == [True, False, True, False]
+    [cause] = found.causes
+    assert (cause.kind, cause.what) == ("mean of means", "the loss")
+    assert "len(inputs)" in cause.fix
+
+
+def test_a_loss_that_is_a_sum_is_named(written: Callable[..., str]) -> None:
+    found = verify(written(SUM), (2,))
+    [cause] = found.causes
+    assert (cause.kind, cause.what) == ("sum", "the loss")
+
+
+def test_what_is_no_layer_and_no_loss_names_the_parameter(written: Callable[..., str]) -> None:
+    loss = f"{MEAN}\nmodel[0].bias.register_hook(lambda g: g * pace.num_workers) if step else 0"
+    found = verify(written(loss), (2,))
+    [cause] = found.causes
+    assert (cause.kind, cause.what) == ("unknown", "0.bias")
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_and_ends_with_0_or_1(
+    say: Say, written: Callable[..., str]
+) -> None:
+    code, out, _ = say("verify quadratic -n 1,2")
+    assert code == 0
+    assert (
+        "equal: 1, 2 workers compute what one does (float64 to 1e-12 and float32 to 1e-06)" in out
+    )
+    assert "5 + 4" in out
+    code, out, _ = say(f"verify {written(SUM)} -n 2 --json")
+    assert code == 1
+    found = json.loads(out)
+    assert found["is_equal"] is False
+    assert found["causes"][0]["kind"] == "sum"
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline verify`")[1].split("\n## ")[0]
+    for field in (*found, *found["rows"][0], *found["causes"][0]):
+        assert f"`{field}`" in section, field
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("verify quadratic -n 0,2", "from 1 to"),
+        ("verify quadratic -n two", "whole numbers"),
+        ("verify nothing.py", "no script nothing.py"),
+        ("verify softmaxx", "did you mean 'softmax'"),
+        ("verify quadratic -- --epochs 3", "is a task"),
+    ],
+)
+def test_bad_input_is_one_sentence(say: Say, line: str, words: str) -> None:
+    code, _, err = say(line)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_script_without_a_loader_is_refused(written: Callable[..., str]) -> None:
+    prepare = "model, optimizer = pace.prepare(model, optimizer)"
+    with pytest.raises(ConfigError, match="given a loader"):
+        verify(written(MEAN, prepare), (2,))
+
+
+def test_augmented_samples_are_drawn_alike() -> None:
+    data = in_worker.SeededSamples([0.0] * 4)
+    assert data[1] == 0.0
+    noisy = in_worker.SeededSamples(Noisy())
+    assert torch.equal(noisy[1], noisy[1])
+    assert not torch.equal(noisy[1], noisy[2])
+
+
+class Noisy:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randn(3)
+
+
+def test_a_stream_is_refused() -> None:
+    class Stream(torch.utils.data.IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter([])
+
+    task: Task = replace(TASK, data=lambda: replace(samples(), train=Stream()))
+    with pytest.raises(ConfigError, match="stream"):
+        of_task.TaskSubject(task)
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def test_batches_of_a_case_are_what_its_name_says() -> None:
+    for own in (None, 16, 64, 3):
+        for workers in (2, 3, 5):
+            even, uneven = (
+                cases.VerifyCase(workers=workers, dtype="float64", is_even=one).batch_size(own)
+                for one in (True, False)
+            )
+            assert even % workers == 0
+            assert uneven % workers != 0
+            assert min(even, uneven) >= workers
+
+
+def test_layers_are_told_apart_by_cause_and_the_innermost_is_named() -> None:
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), Centred(),
+        nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)),
+    )  # fmt: skip
+    found = layers.breaking_layers(model, [torch.randn(13, WIDTH)], {}, 3)
+    assert [(one.name, one.cause) for one in found] == [
+        ("3", "random"), ("1", "batch"), ("4", "batch"),
+    ]  # fmt: skip
+    assert not layers.breaking_layers(model.eval()[:4], [torch.randn(13, WIDTH)], {}, 3)
+
+
+def test_layers_behind_keyword_arguments_and_tuples_are_compared() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(WIDTH, 5, batch_first=True)
+            self.norm = nn.BatchNorm1d(5)
+
+        def forward(self, *, inputs: Tensor) -> dict[str, Tensor]:
+            _, (hidden, _) = self.cell(inputs)
+            return {"outputs": self.norm(hidden[-1])}
+
+    found = layers.breaking_layers(Recurrent(), [], {"inputs": torch.randn(9, 4, WIDTH)}, 2)
+    assert [one.name for one in found] == ["norm"]
+
+
+def test_what_a_worker_is_asked_survives_the_way_to_it() -> None:
+    case = cases.VerifyCase(workers=3, dtype="float32", is_even=False, frozen=("a.b",))
+    asked = of_script.Asked(case=case, folder="/somewhere", looks=True)
+    assert of_script.Asked.read(asked.write()) == asked
