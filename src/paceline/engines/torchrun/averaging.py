@@ -29,7 +29,7 @@ from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
 from ...exchange.distributed import DistributedAveraging
 from ...exchange.model_copy import ModelCopy
-from ...exchange.rounds import Line
+from ...exchange.rounds import Barrier, Line
 from ...store.layout import Section
 from .group import RankGroup
 from .member import GatheredLines
@@ -59,8 +59,9 @@ class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
     def __init__(
-        self, group: RankGroup, copy: ModelCopy, barrier: GatheredLines, hooks: ScriptHooks
+        self, group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
     ) -> None:
+        assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
         self._group, self._lines = group, barrier
         super().__init__(copy, barrier, hooks, "")
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
@@ -179,7 +180,7 @@ class RankAveraging(DistributedAveraging):
         for dtype, buffers in kinds.items():
             together = torch.cat([one.reshape(-1) for one in buffers])
             self._reduce(together, weight if dtype.is_floating_point else None)
-            parts = together.split([one.numel() for one in buffers])
+            parts = torch.split(together, [one.numel() for one in buffers])
             for one, part in zip(buffers, parts, strict=True):
                 one.copy_(part.view(one.shape))
 
