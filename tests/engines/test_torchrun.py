@@ -6,7 +6,9 @@ is stepped in the loop, a last batch with fewer samples than ranks, or batch nor
 """
 
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.engines.torchrun import place
+from paceline.engines.torchrun import group, place
 from paceline.engines.torchrun.life import unseeded
 from paceline.engines.torchrun.member import GatheredLines, RankControl
 from paceline.engines.torchrun.world import RankOfWorld, find_rank
@@ -181,6 +183,26 @@ def test_ranks_of_other_launchers_that_were_started_otherwise_are_named(tmp_path
 
 
 # -- without a process ----------------------------------------------------------------------------
+
+
+def test_ranks_may_be_silent_for_longer_than_they_may_take_to_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group, "_MEET_S", 1.0)
+    address, port, lost = "127.0.0.1", free_port(), threading.Event()
+    ranks = [
+        RankOfWorld(rank=one, size=2, local_rank=one, address=address, port=port) for one in (0, 1)
+    ]
+    meeting = place.MeetingPlace(ranks[0])
+    with ThreadPoolExecutor(2) as pool:
+        groups = [
+            pool.submit(group.RankGroup, meeting, rank, lambda seat: lost.set()) for rank in ranks
+        ]
+        first, second = (one.result() for one in groups)
+        assert not lost.wait(2.5)
+        left = [pool.submit(one.leave) for one in (first, second)]
+        assert [one.result() for one in left] == [True, True]
+    assert not lost.is_set()
 
 
 def test_a_meeting_place_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

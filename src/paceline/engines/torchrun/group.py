@@ -125,7 +125,8 @@ class RankGroup:
         following = (self._rank.rank + 1) % self._rank.size
         word = torch.zeros(1, dtype=torch.uint8)
         try:
-            self._gloo.recv([word], following, _TAG).wait()
+            # Without a time of its own it would take that of meeting, and break all connections.
+            self._gloo.recv([word], following, _TAG).wait(_LONGEST)
         except RuntimeError:
             if not self._is_leaving:
                 self._lost(following)
