@@ -61,7 +61,7 @@ def be_ddp(row: Row, turn: Turn, *, views: bool) -> None:
     model = DistributedDataParallel(make_model(row.name), gradient_as_bucket_view=views)
     optimizer = subject.optimizer(model.parameters())
     part = Part(subject.num_samples, row.batch, rank, RANKS)
-    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)  # type: ignore[arg-type]
+    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)
     for inputs, targets in endless(loader):
         turn.wait()
         optimizer.zero_grad()
