@@ -55,22 +55,27 @@ def assert_one_cause(ended: Ended, *words: str) -> None:
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    ("num_ranks", "protocol", "norm"),
-    [(2, "full-sync", {"NORM": "1"}), (3, "full-sync", {}), (3, "local-sgd:2", {})],
+    ("num_ranks", "protocol", "chosen"),
+    [
+        (2, "full-sync", {"NORM": "1"}),
+        (2, "full-sync", {"MODE": "twice"}),
+        (3, "full-sync", {}),
+        (3, "local-sgd:2", {}),
+    ],
 )
 def test_a_script_comes_to_what_the_local_engine_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     num_ranks: int,
     protocol: str,
-    norm: dict[str, str],
+    chosen: dict[str, str],
 ) -> None:
-    ended = run_ranks(tmp_path, num_ranks, PACELINE_PROTOCOL=protocol, **norm)
+    ended = run_ranks(tmp_path, num_ranks, PACELINE_PROTOCOL=protocol, **chosen)
     assert ended.code == 0, ended.said
     run = ended.run
     assert (run.path, run.num_epochs_ended()) == ("collective", 2)
-    assert_each_sample_once(run, 64 if norm else NUM_SAMPLES, 2)
-    for name, value in norm.items():
+    assert_each_sample_once(run, 64 if "NORM" in chosen else NUM_SAMPLES, 2)
+    for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     expected = on_local(tmp_path / "local", num_ranks, protocol=protocol)

@@ -80,7 +80,11 @@ for epoch in pace.epochs(int(os.environ.get("EPOCHS", 2))):
                 step.skip()
                 continue
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            loss = nn.functional.cross_entropy(model(x), y)
+            if mode == "twice":
+                (0.25 * loss).backward(retain_graph=True)
+                loss = 0.75 * loss
+            loss.backward()
             pace.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         schedule.step()

@@ -286,7 +286,7 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
             controller.run(seats)
         except BaseException as error:
             controller.fail(ending(error))
-            if asked and isinstance(error, AllGone | KeyboardInterrupt):
+            if asked and isinstance(error, _ends_of_asked(engine)):
                 raise SignalInterrupt(getattr(error, "signal", asked[0])) from None
             if not isinstance(error, AllGone) or not settings.respawn or settings.dry_run:
                 raise
@@ -294,6 +294,11 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
     if asked:
         raise SignalInterrupt(asked[0])
     return None
+
+
+def _ends_of_asked(engine: Engine) -> tuple[type[BaseException], ...]:
+    """How a run may end that was asked to; of ranks one has died, and torchrun asks the others."""
+    return (AllGone, KeyboardInterrupt) if engine.traits.has_store else (KeyboardInterrupt,)
 
 
 def _make_logs(place: OpenFolder, settings: RunSettings) -> None:

@@ -52,6 +52,8 @@ class Replica:
         """Per gradient: its counter of changes when a hook left it, and where it lies."""
         self.num_hooked = 0
         """Grows with every gradient that a backward pass leaves."""
+        self.arrived: Callable[[int], None] | None = None
+        """Called with the number of each gradient that a hook has left."""
         self._check: Callable[[], None] = _nothing
         self._handles: list[Any] = []
 
@@ -145,8 +147,14 @@ class Replica:
                 parameter.grad = view
             self._left[number] = (view._version, self._left[number][1])
             self.num_hooked += 1
+            if self.arrived is not None:
+                self.arrived(number)
 
         return copy_out
+
+    def write_count(self, number: int) -> int:
+        """Grows with each write to where this gradient is gathered, as torch counts it."""
+        return self._grads[number]._version
 
     def is_as_left(self, number: int, gradient: Tensor) -> bool:
         """Whether this ``.grad`` is what a hook, or ``take_over``, has left, as torch counts it."""

@@ -8,7 +8,9 @@
                           |  v
     rank K   main     StoreExchange -> PeerRounds            member.py     words, lines, the store
                           lines: one all-gather a round
-                          bytes: all-reduce                  group.py      gloo between CPUs, NCCL
+                          bytes: all-reduce                  averaging.py  while the backward pass
+                                                                           computes
+                                                             group.py      gloo between CPUs, NCCL
                                                                            between GPUs
              thread   a receive from rank K + 1, which breaks where that one dies
 

@@ -36,8 +36,9 @@ from ...system.signals import REASONS
 from ...wire.messages import Done, Failed
 from ..base import MemberSpec
 from ..local import process
+from .averaging import RankAveraging
 from .group import RankGroup, trap
-from .member import RankAveraging, RankCarrier
+from .member import RankCarrier
 from .place import MeetingPlace
 from .post import (
     DOWN,

@@ -19,10 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ...errors import ConfigError
-from ...exchange.base import Clock, ScriptHooks
-from ...exchange.distributed import DistributedAveraging
-from ...exchange.model_copy import ModelCopy
+from ...exchange.base import Clock
 from ...exchange.rounds import Barrier, Line
 from ...store.control import (
     ALARM,
@@ -45,6 +42,8 @@ from ...store.parameter_store import SharedStore
 from .group import RankGroup
 
 _LINE_WORDS, _OFFER_WORDS = 16, 6
+_SHARE_WORD = len(Line._fields)
+"""Behind a line: see averaging.py."""
 _LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(one + i for one in SCALE for i in range(6)))
 """Words that go with the main member's block."""
 _SCHEDULES = ((RHYTHMS, MOST_SCHEDULES), (COUNTS, 2 * MOST_SCHEDULES), (ARGUMENTS, MOST_SCHEDULES))
@@ -174,6 +173,14 @@ class GatheredLines(Barrier):
         super().show(line)
         self._has_shown = True
 
+    def show_share(self, share: float) -> None:
+        """What this seat's gradient was multiplied by, beside the line that is shown next."""
+        self._control.set_double(self._control.numbers[self._seat] + _SHARE_WORD, share)
+
+    def shares(self) -> list[float]:
+        """Those of all seats."""
+        return [self._control.double(first + _SHARE_WORD) for first in self._control.numbers]
+
     def _set(self, column: int, value: float) -> None:
         super()._set(column, value)
         self._has_shown = True
@@ -252,27 +259,3 @@ def _bytes_of(first: int, num_words: int) -> slice:
 def _view(tensor: Tensor) -> memoryview:
     array: Any = tensor.numpy()
     return memoryview(array)
-
-
-class RankAveraging(DistributedAveraging):
-    """Peers whose gradients are averaged over the ranks' own group."""
-
-    def __init__(
-        self, group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
-    ) -> None:
-        self._group = group
-        super().__init__(copy, barrier, hooks, "")
-
-    def _start_group(self, rendezvous: str) -> None:
-        return
-
-    def refuse(self, what: str, *, is_over: bool = False) -> None:
-        if not is_over:
-            raise ConfigError(
-                f"{what} is not carried by engine torchrun, where workers share no memory; start "
-                f"it on one machine: paceline launch --workers {self._store.control.num_seats} "
-                "SCRIPT"
-            )
-
-    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
-        self._group.reduce(tensor, is_maximum=is_maximum)

@@ -1,0 +1,198 @@
+"""Full-sync under torchrun beside DDP at its best: two ranks each, gloo, alive at once, by turns.
+
+    python bench/torchrun.py [--rounds 7] [--quick] [--write]
+
+Three pairs of ranks train the same network on the same parts of every batch: the four lines of
+Paceline, and DDP with its buckets beside the gradients and with the gradients as views into them.
+All have memory that glibc keeps and a thread a rank. They take blocks of steps by turns, rank 0 of
+each held at a step's border while another pair has its turn; a ratio is of blocks in one round,
+against the DDP whose median is the lower. Writes results/torchrun.md.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from peers import Turn
+from table import interval, machine, spread, write_table
+from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
+
+HERE = Path(__file__).resolve()
+RANKS = 2
+WANTED = 0.98
+START_S = 300.0
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""As Paceline has it by itself on a CPU (``--keep-memory auto``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A network, its batch over both ranks, and the steps of a block."""
+
+    name: str
+    batch: int
+    steps: int
+
+
+ROWS = (
+    Row("lenet", 256, 30), Row("mlp", 32, 10), Row("mlp", 128, 10), Row("mlp", 256, 10),
+    Row("resnet18", 64, 2), Row("gpt", 16, 6),
+)  # fmt: skip
+
+
+def be_ddp(row: Row, turn: Turn, *, views: bool) -> None:
+    """The bare loop."""
+    dist.init_process_group("gloo")
+    subject, rank = SUBJECTS[row.name], dist.get_rank()
+    model = DistributedDataParallel(make_model(row.name), gradient_as_bucket_view=views)
+    optimizer = subject.optimizer(model.parameters())
+    part = Part(subject.num_samples, row.batch, rank, RANKS)
+    loader = DataLoader(data_of(subject), batch_sampler=part, collate_fn=as_it_is)
+    for inputs, targets in endless(loader):
+        turn.wait()
+        optimizer.zero_grad()
+        subject.loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def be_pace(row: Row, turn: Turn) -> None:
+    """The four lines."""
+    import paceline
+
+    pace, subject = paceline.connect(), SUBJECTS[row.name]
+    model = make_model(row.name)
+    optimizer = subject.optimizer(model.parameters())
+    loader = DataLoader(data_of(subject), batch_size=row.batch, collate_fn=as_it_is, drop_last=True)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for _ in pace.epochs(1_000_000):
+        for inputs, targets in loader:
+            turn.wait()
+            with pace.step():
+                optimizer.zero_grad()
+                subject.loss(model(inputs), targets).backward()
+                optimizer.step()
+
+
+KINDS = {
+    "Paceline": be_pace,
+    "DDP": lambda row, turn: be_ddp(row, turn, views=False),
+    "DDP, views": lambda row, turn: be_ddp(row, turn, views=True),
+}
+
+
+class Pair:
+    """Two ranks, started by torchrun and waiting; ended with the block."""
+
+    def __init__(self, kind: str, row: Row) -> None:
+        self._kind, self._row = kind, row
+        self.times_s: list[float] = []
+
+    def __enter__(self) -> "Pair":
+        self._folder = tempfile.TemporaryDirectory()
+        folder = self._folder.name
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(f"{folder}/socket")
+        server.listen(1)
+        server.settimeout(START_S)
+        words = ["--kind", self._kind, "--row", str(ROWS.index(self._row)), "--folder", folder]
+        environment = {
+            **os.environ, **KEPT, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            "PACELINE_CHECKPOINT_EVERY": "never", "PACELINE_RUN_DIR": f"{folder}/run",
+        }  # fmt: skip
+        self._log = Path(folder, "log")
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                 "--nproc-per-node", str(RANKS), str(HERE), *words],
+                env=environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        try:
+            self._channel, _ = server.accept()
+        except TimeoutError:
+            sys.exit(f"{self._kind} did not start:\n{self._log.read_text()}")
+        self._file = self._channel.makefile("rw")
+        return self
+
+    def block(self, *, counts: bool) -> None:
+        self._file.write(f"{self._row.steps}\n")
+        self._file.flush()
+        answer = self._file.readline()
+        if not answer:
+            sys.exit(f"{self._kind} has ended:\n{self._log.read_text()}")
+        if counts:
+            self.times_s.append(float(json.loads(answer)) / self._row.steps)
+
+    def __exit__(self, *_: object) -> None:
+        children = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
+        ranks = [int(one) for one in Path(children).read_text().split()]
+        for pid in (*ranks, self._process.pid):  # a rank has a session of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        self._process.wait()
+        self._channel.close()
+        self._folder.cleanup()
+
+
+def measure(row: Row, rounds: int) -> list[Pair]:
+    with contextlib.ExitStack() as ends:
+        pairs = [ends.enter_context(Pair(kind, row)) for kind in KINDS]
+        for number in range(rounds + 1):
+            for pair in pairs if number % 2 else reversed(pairs):
+                pair.block(counts=number > 0)  # the first is for warming up
+    return pairs
+
+
+def cells_of(row: Row, pairs: Sequence[Pair]) -> list[str]:
+    ours, *others = pairs
+    best = min(others, key=lambda one: statistics.median(one.times_s))
+    ratios = [other / own for own, other in zip(ours.times_s, best.times_s, strict=True)]
+    middle, low, high = interval(ratios)
+    return [
+        f"{row.name} {row.batch}", *(spread([1000 * s for s in one.times_s]) for one in pairs),
+        f"{middle:.3f} ({low:.3f} to {high:.3f})", "yes" if middle >= WANTED else "no",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="the first two rows")
+    parser.add_argument("--write", action="store_true")
+    for name in ("--kind", "--folder"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    parser.add_argument("--row", type=int, default=-1, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.kind:
+        torch.set_num_threads(1)
+        turn = Turn(options.folder, int(os.environ["RANK"]))
+        KINDS[options.kind](ROWS[options.row], turn)
+        return
+    note = machine()
+    cells = []
+    for row in ROWS[:2] if options.quick else ROWS:
+        cells.append(cells_of(row, measure(row, options.rounds)))
+        print(" | ".join(cells[-1]), flush=True)
+    if options.write:
+        header = ["network, batch", *(f"{kind}, ms" for kind in KINDS), "DDP over Paceline"]
+        write_table("torchrun", "Full-sync under torchrun beside DDP",
+                    [*header, f">= {WANTED}"], cells,
+                    f"{options.rounds} interleaved blocks; ms a step, median (least to most), of "
+                    f"the ratio its 95 % interval. {note}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
