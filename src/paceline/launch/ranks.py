@@ -78,7 +78,8 @@ def join(rank: RankOfWorld, program: Program, read: Settle) -> Context:
     _joined.append(life)
     life.begin_to_talk()
     if rank.rank == 0:
-        RunThread(life, program, read).start()
+        life.controller = RunThread(life, program, read)
+        life.controller.start()
     life.meet(said_of(settings_of_ranks(read(), rank)))
     return life.begin()
 

@@ -57,6 +57,7 @@ from .world import RankOfWorld
 
 _OVER_S = 60.0
 """Within which the end of all is told to a rank whose script has ended wrongly."""
+_JOIN_S = 5.0
 
 
 class RankLife:
@@ -84,6 +85,8 @@ class RankLife:
         self._group: RankGroup | None = None
         self.channel = StoreChannel(self.place, rank.rank, self._heard, self._unreachable)
         self._context: Context | None = None
+        self.controller: threading.Thread | None = None
+        """Of the first rank: what runs the controller."""
 
     # -- the beginning --------------------------------------------------------------------------
 
@@ -230,6 +233,7 @@ class RankLife:
         if not self._has_failed and self._exchange is not None:
             self._finish(self._exchange)
         self._await_over(int(self._has_failed))
+        self._await_threads()
         if self._has_failed or self._code or self._group is None or not self._group.leave():
             self._exit(self._code or int(self._has_failed))
 
@@ -252,6 +256,12 @@ class RankLife:
     def _await_over(self, code: int) -> None:
         """Until all have come to their ends."""
         self._over.wait(_OVER_S if code else None)
+
+    def _await_threads(self) -> None:
+        """Python ends, and aborts where a thread comes back from torch's code meanwhile."""
+        self.channel.join(_JOIN_S)
+        if self.controller is not None:
+            self.controller.join(_JOIN_S)
 
     def _exit(self, code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):

@@ -117,9 +117,12 @@ class StoreChannel:
         self._outbox: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[list[ToMember] | None] = queue.SimpleQueue()
         self._is_over = False
-        for work in (self._tell, self._listen):
-            thread = threading.Thread(target=work, args=(place.client(),), daemon=True)
-            thread.start()
+        tells, self._listener = (
+            threading.Thread(target=work, args=(place.client(),), daemon=True)
+            for work in (self._tell, self._listen)
+        )
+        tells.start()
+        self._listener.start()
 
     # -- what a member says ---------------------------------------------------------------------
 
@@ -142,6 +145,10 @@ class StoreChannel:
         done = threading.Event()
         self._outbox.put(done)
         done.wait(within_s)
+
+    def join(self, within_s: float) -> None:
+        """After the last word: return when nothing is heard any more."""
+        self._listener.join(within_s)
 
     def die(self) -> None:
         self.flush(_FLUSH_S)
