@@ -40,8 +40,19 @@ def by_launch(
     folder: Path, runs: str, num: int = 2, fault: tuple[str, ...] = (), **options: Any
 ) -> tuple[Run, list[dict[str, Any]]]:
     words = say(folder, **options)
-    run = run_script(SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault)
+    # Without a delay a worker may be called off each time before it has logged anything.
+    delay = ("exp:5ms",) if runs == "k-sync:1" else ()
+    run = run_script(SCRIPT, folder, *words, workers=num, protocol=runs, fault=fault, delay=delay)
     return run, left_in(folder)
+
+
+def test_a_worker_that_was_called_off_each_time_ends_with_the_others(tmp_path: Path) -> None:
+    for number in range(4):  # most of them are such
+        folder = tmp_path / str(number)
+        words = say(folder, epochs=3)
+        run = run_script(SCRIPT, folder, *words, workers=2, protocol="k-sync:1")
+        assert [(one["step"], one["epoch"]) for one in left_in(folder)] == [(18, 3), (18, 3)]
+        assert_each_sample_once(run, NUM_SAMPLES, 3)
 
 
 def left_in(folder: Path) -> list[dict[str, Any]]:

@@ -266,10 +266,30 @@ class FitLoop(_FitLoop):
         self._batches.loader.most_batches = min(limits, default=None)
 
     def on_advance_end(self) -> None:
-        super().on_advance_end()
         strategy = self.trainer.strategy
+        strategy.is_each_its_own = not self._have_the_same_values()
+        super().on_advance_end()
+        strategy.is_each_its_own = False
         stop = strategy.reduce_boolean_decision(self.trainer.should_stop, all=False)
         self.trainer.should_stop = stop
+
+    def _have_the_same_values(self) -> bool:
+        """Whether all workers have logged the same: who was called off each time has nothing.
+
+        They take turns at sums, so one that had less to sum would hear others' sums for its own.
+        """
+        if self.trainer.strategy.world_size == 1:
+            return True
+        values = (self.trainer._results or {}).values()
+        mine = sum(bool(one.meta.sync.should) for one in values)
+        num, total, squares = (self._pace.sum(one) for one in (1, mine, mine * mine))
+        if num * squares == total * total:
+            return True
+        self._pace.print(
+            "note: a worker has come to the end of no mini-batch of this epoch, so what "
+            "self.log(..., sync_dist=True) says of training is each worker's own this time"
+        )
+        return False
 
     def on_run_end(self) -> None:
         super().on_run_end()

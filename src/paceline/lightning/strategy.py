@@ -71,7 +71,7 @@ class PacelineStrategy(Strategy):
         self._batch = batch
         self._is_training = False
         """Whether the prepared loader is iterated: then nobody waits for the others' word."""
-        self._has_prepared = self._is_over = False
+        self._has_prepared = self._is_over = self.is_each_its_own = False
         self._num_words = 0
         # The Trainer fills these.
         self.parallel_devices: list[torch.device] = []
@@ -225,7 +225,7 @@ class PacelineStrategy(Strategy):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Over all workers between epochs; inside one a worker's own value stands for itself."""
-        if not isinstance(tensor, Tensor) or not self._can_sum:
+        if not isinstance(tensor, Tensor) or not self._can_sum or self.is_each_its_own:
             return tensor
         name = str(getattr(reduce_op, "name", reduce_op) or "mean").lower()
         if name not in (*_MEANS, "sum"):
