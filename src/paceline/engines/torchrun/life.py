@@ -5,8 +5,8 @@
 
 What ends a rank: its script does (then it waits until all have ended); its script raises (the
 controller is told, says why once, and tells all); `RunOver` comes while it does something else.
-Nobody waits for a process that hangs in a collective: it is left there. This module must not know
-what runs.
+Nobody waits for a process that hangs in a collective: it is left there. Above 300 lines, since a
+rank's beginning and each of its ends are read together. This module must not know what runs.
 """
 
 import atexit
