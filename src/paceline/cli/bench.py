@@ -223,6 +223,44 @@ def collectives(
     show(json, found.to_json, lambda: render_collectives(found))
 
 
+@bench.command
+def links(
+    *, topology: str | None = None, cores: str | None = None, mib: int = 16, json: Json = False
+) -> None:
+    """What the cores here are connected by: latency, bandwidth, NUMA nodes; the rings in it.
+
+    Example: paceline bench links --topology dgx1
+
+    Parameters
+    ----------
+    topology
+        Measure nothing, and show a recorded machine: dgx1, pcie8, hosts2x4.
+    cores
+        With commas between [default: up to eight, spread over those that may be used].
+    mib
+        Of the buffer that is copied.
+    """
+    from ..bench.links import (
+        measure_links,
+        recorded,
+        recorded_json,
+        render_links,
+        render_recorded,
+        usual_cores,
+    )
+    from ..errors import ConfigError
+
+    if topology is not None:
+        machines = recorded(topology)
+        show(json, lambda: recorded_json(machines), lambda: render_recorded(machines))
+        return
+    if mib < 1:
+        raise ConfigError(f"--mib must be >= 1, got {mib}")
+    chosen = usual_cores() if cores is None else _numbers(cores, "--cores", "0,1")
+    found = measure_links(chosen, mib << 20, say)
+    show(json, found.to_json, lambda: render_links(found))
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ScalingFlags:
