@@ -24,8 +24,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..collectives.optimum import cuts
 from ..collectives.ring_search import MOST_RANKS, RingSet, find_rings
@@ -144,7 +146,7 @@ class LinkSeat:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_ROUND_TRIPS):
                 end.sendall(end.recv(1))
-            view, took_s = memoryview(self._own.numpy()), list[float]()
+            view, took_s = _view(self._own), list[float]()
             for _ in range(_BLOCKS):
                 num_read = end.recv_into(view)
                 start_s, first = time.perf_counter(), num_read
@@ -165,9 +167,15 @@ class LinkSeat:
                 end.recv(1)
                 took.append(time.perf_counter() - start_s)
             for _ in range(_BLOCKS):
-                end.sendall(self._own.numpy())
+                end.sendall(_view(self._own))
                 end.recv(1)
         return {"seconds": min(took) / 2}
+
+
+def _view(tensor: Tensor) -> memoryview:
+    """The tensor's bytes."""
+    array: Any = tensor.numpy()
+    return memoryview(array)
 
 
 # -- here ------------------------------------------------------------------------------------------
