@@ -71,6 +71,12 @@ class RunSettings:
         "What a stale gradient is worth: none (all of it), inverse (1 / (staleness + 1)), "
         "distance:C (a step of at most C / squared distance), drop:S (nothing beyond S versions).",
     )
+    outer: str = _setting(
+        "none",
+        "Under local-sgd, what the mean of the workers' differences is worth: none (they are "
+        "averaged), or a step of SGD on it: sgd:LR, momentum:LR,B, nesterov:LR,B (DiLoCo: "
+        "nesterov:0.7,0.9).",
+    )
     engine: Literal["local", "inline", "torchrun"] = _setting(
         "local",
         "Where workers run: processes of this machine, or one process for debugging; torchrun "

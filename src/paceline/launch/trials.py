@@ -92,7 +92,9 @@ class TrialRuns:
         self, name: str, seats: Seats, stopped: str, place: OpenFolder, trace: Trace
     ) -> TrialOutcome:
         settings, program = self._settings, self._program
-        protocol = parse(settings.protocol, settings.workers, settings.staleness)  # it has a state
+        protocol = parse(
+            settings.protocol, settings.workers, settings.staleness, settings.outer
+        )  # it has a state
         with ExitStack() as ends:
             log = None
             if settings.log and not settings.dry_run:
