@@ -144,7 +144,7 @@ class LinkSeat:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_ROUND_TRIPS):
                 end.sendall(end.recv(1))
-            view = memoryview(self._own.numpy())
+            view = self._own.numpy().data
             for _ in range(_BLOCKS):
                 num_read = 0
                 while num_read < len(view):
