@@ -55,6 +55,7 @@ class Context:
     nonfinite: str = "error"
     deterministic: bool = False
     path: str = "auto"
+    compress: str = "none"
     workers: int = 1
     protocol: str = "full-sync"
     delay: tuple[str, ...] = ()

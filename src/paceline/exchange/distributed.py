@@ -11,12 +11,14 @@ or begins again from a checkpoint. This module must not know protocols.
 import datetime
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..compression.base import AllReduce, AllToAll, Link, Operation, UnderWay
 from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
@@ -24,6 +26,7 @@ from ..store.optimizer import Updater
 from ..store.sums import wide
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
+from .compressed import CompressedGradient, Span, spans_of
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
 
@@ -50,6 +53,9 @@ class DistributedAveraging(Averaging):
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
         self._mean = torch.zeros_like(self._own) if copy.is_difference else replica.outgoing
         self._is_bad = False
+        self._compressed = hooks.compressed
+        if self._compressed is not None:
+            self._compressed.cut(self._spans())
         if not copy.is_difference:
             replica.live_in(self._own)
             copy.unedited.watch(self._own)
@@ -109,11 +115,16 @@ class DistributedAveraging(Averaging):
             return
         weight = weights[self._seat]
         runs = self._runs()
-        self._reduce_all(runs, weight)
+        if self._compressed is None:
+            self._reduce_all(runs, weight)
+        else:
+            self._reduce_compressed(self._compressed, weight)
         norm = math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
         self._is_bad = not math.isfinite(norm)
         if self._is_bad:
             return
+        if self._compressed is not None:
+            self._compressed.keep(present, self._mean)
         if clip.has_norm:
             self.norm = norm
         for run in runs:
@@ -133,6 +144,21 @@ class DistributedAveraging(Averaging):
             self._mean[start:stop].view(dtype)
             for dtype, start, stop in self._replica.layout.parameters.runs()
         ]
+
+    def _spans(self) -> list[Span]:
+        """What is compressed together."""
+        return spans_of(self._replica.layout.parameters)
+
+    def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
+        """The mean, of what all members send in place of their gradients."""
+        under_way = UnderWay(self._link())
+        with self._told_of_deaths():
+            for exchanging in compressed.begin_all(self._mean, weight, self._mean):
+                under_way.begin(exchanging)
+            under_way.finish()
+
+    def _link(self) -> Link:
+        return DefaultGroupLink()
 
     def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
         for run in runs:
@@ -167,8 +193,13 @@ class DistributedAveraging(Averaging):
         """
         if weight is not None:
             tensor.mul_(weight) if weight else tensor.zero_()
-        try:
+        with self._told_of_deaths():
             self._combine(tensor, is_maximum=weight is None)
+
+    @contextmanager
+    def _told_of_deaths(self) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError:
             end_s = time.monotonic() + _TOLD_S
             while time.monotonic() < end_s:
@@ -211,4 +242,26 @@ class DistributedAveraging(Averaging):
 
     def hand_over(self) -> None:
         """Hand the whole state to the store; every member's copy is the same."""
+        if self._compressed is not None:
+            self._compressed.part()
         self._store.blocks[self.block].copy_(self._own)
+
+
+class DefaultGroupLink:
+    """Operations of compressors by the default group of ``torch.distributed``."""
+
+    def begin(self, operation: Operation) -> tuple[dist.Work, Tensor]:
+        tensor = operation.tensor
+        if isinstance(operation, AllReduce):
+            return dist.all_reduce(tensor, async_op=True), tensor
+        if isinstance(operation, AllToAll):
+            out = torch.empty_like(tensor)
+            return dist.all_to_all_single(out, tensor, async_op=True), out
+        out = tensor.new_empty(dist.get_world_size() * tensor.numel())
+        work = dist.all_gather_into_tensor(out, tensor, async_op=True)
+        return work, out.view(-1, tensor.numel())
+
+    def finish(self, begun: tuple[dist.Work, Tensor]) -> Tensor:
+        work, tensor = begun
+        work.wait()
+        return tensor

@@ -35,6 +35,7 @@ from ..report.logs import MetricsLog, open_log
 from ..report.summary import Summary, summarize
 from ..report.trials import TrialsSummary
 from ..run.controller import Controller
+from ..run.describe import check_compression
 from ..run_dir import RunFolder
 from ..system.files import OpenFolder
 from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
@@ -121,7 +122,7 @@ def launch_run(
             f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
             "paceline simulate takes them in virtual time"
         )
-    parse(settings.protocol, settings.workers, settings.staleness)
+    check_compression(settings, parse(settings.protocol, settings.workers, settings.staleness))
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)
     FaultPlan.parse(settings.fault, settings.workers)
