@@ -153,9 +153,14 @@ class DistributedAveraging(Averaging):
         """The mean, of what all members send in place of their gradients."""
         under_way = UnderWay(self._link())
         with self._told_of_deaths():
-            for exchanging in compressed.begin_all(self._mean, weight, self._mean):
+            for exchanging in compressed.begin_all(self._source, weight, self._mean):
                 under_way.begin(exchanging)
             under_way.finish()
+
+    @property
+    def _source(self) -> Tensor:
+        """Where this member's gradients lie when they are sent."""
+        return self._mean
 
     def _link(self) -> Link:
         return DefaultGroupLink()

@@ -17,12 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compression.base import AllReduce, AllToAll, Operation
 from ...errors import LinkError
 from .place import MeetingPlace
 from .world import RankOfWorld
@@ -35,6 +36,13 @@ _TOLD_S = 10.0
 _LEAVE_S = 5.0
 _TAG: Final = 7001
 """Of the words by which ranks leave; the script's own sends are in other groups."""
+
+
+class Begun(NamedTuple):
+    """What is under way, and where what it comes to will lie."""
+
+    work: dist.Work
+    out: Tensor
 
 
 class RankGroup:
@@ -75,25 +83,36 @@ class RankGroup:
 
     def reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> None:
         """In place: the sum of all, or the maximum; the same bits in all."""
-        self._wait(self.begin_to_reduce(tensor, is_maximum=is_maximum))
+        self._wait(self._begin_to_reduce(tensor, is_maximum=is_maximum))
 
-    def begin_to_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> dist.Work:
-        """The same, under way: ``finish`` waits for it. All begin theirs in one order."""
+    def begin(self, operation: Operation) -> Begun:
+        """An operation of a compressor, under way: ``finish`` waits for it."""
+        tensor = operation.tensor
+        if isinstance(operation, AllReduce):
+            return Begun(self._begin_to_reduce(tensor), tensor)
+        group = self._of(tensor)
+        if isinstance(operation, AllToAll):
+            out = torch.empty_like(tensor)
+            return Begun(group.alltoall_base(out, tensor, [], []), out)
+        out = tensor.new_empty(self._rank.size * tensor.numel())
+        return Begun(group._allgather_base(out, tensor), out.view(-1, tensor.numel()))
+
+    def finish(self, begun: Begun) -> Tensor:
+        """It is done; what it came to."""
+        self._wait(begun.work)
+        return begun.out
+
+    def _begin_to_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> dist.Work:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
         work: dist.Work = self._of(tensor).allreduce([_plain(tensor)], options)
         return work
 
-    def finish(self, work: dist.Work) -> None:
-        """It is done."""
-        self._wait(work)
-
-    def begin_to_share(self, tensor: Tensor) -> dist.Work:
+    def begin_to_share(self, tensor: Tensor) -> Begun:
         """Rank 0's bytes for all, on a CPU; the others' become those."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        work: dist.Work = self._gloo.broadcast([tensor], options)
-        return work
+        return Begun(self._gloo.broadcast([tensor], options), tensor)
 
     def _of(self, tensor: Tensor) -> Any:
         if tensor.device.type == "cpu":

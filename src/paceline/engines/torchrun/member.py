@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -39,7 +38,7 @@ from ...store.control import (
 from ...store.layout import Layout
 from ...store.memory import WORD_BYTES, SharedMemory
 from ...store.parameter_store import SharedStore
-from .group import RankGroup
+from .group import Begun, RankGroup
 
 _LINE_WORDS, _OFFER_WORDS = 16, 6
 _SHARE_WORD = len(Line._fields)
@@ -108,7 +107,7 @@ class RankCarrier:
         control.carrier = self
         self.control: Control = control
         self._store: SharedStore | None = None
-        self._under_way: tuple[dist.Work, Tensor] | None = None
+        self._under_way: tuple[Begun, Tensor] | None = None
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         if self._seat:
