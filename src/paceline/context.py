@@ -56,6 +56,7 @@ class Context:
     deterministic: bool = False
     path: str = "auto"
     compress: str = "none"
+    dry_run: bool = False
     workers: int = 1
     protocol: str = "full-sync"
     delay: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ class CompressionPrice:
         plain_bytes, sent_bytes: that a worker sends without it, and with it.
         spent_s: to encode and decode, measured on gradients of this model.
         plain_s, sent_s: on the link, without it and with it; None: nobody knows the link.
-        link: what that is, in words.
+        latency_s, bytes_per_s: of that link, as measured between the workers; None: likewise.
     """
 
     compressor: str
@@ -55,7 +55,8 @@ class CompressionPrice:
     spent_s: float
     plain_s: float | None = None
     sent_s: float | None = None
-    link: str = ""
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
 
     @property
     def wins(self) -> bool | None:
@@ -74,8 +75,12 @@ class CompressionPrice:
         saved = self.plain_s - self.sent_s
         return (
             f"{text}; compressing {verb} here: {_ms(saved)} saved, {_ms(self.spent_s)} spent "
-            f"({self.link})"
+            f"({self._link()})"
         )
+
+    def _link(self) -> str:
+        rate = "" if self.bytes_per_s is None else f"{self.bytes_per_s / 1e6:,.1f} MB/s, "
+        return f"link: {rate}{(self.latency_s or 0.0) * 1e6:.0f} us a message, measured"
 
 
 def _ms(seconds: float) -> str:

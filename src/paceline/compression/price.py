@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..collectives.base import LinkCost
@@ -89,3 +90,40 @@ def link_s(operations: Sequence[Operation], num_members: int, link: LinkCost) ->
         else:
             total_s += link.round_s(others, one.sent_bytes(num_members))
     return total_s
+
+
+_SMALL_NUMBERS, _LARGE_NUMBERS = 2, 1 << 18
+"""float32 numbers of the all-reduces that are timed: 8 bytes, 1 MiB."""
+_TIMED = 5
+
+
+def measure_link(
+    reduce: Callable[[Tensor], object], num_members: int, device: torch.device
+) -> LinkCost:
+    """What a message between members costs, from two sizes of an all-reduce; all call it together.
+
+    Args:
+        reduce: sums over all members, in place.
+    """
+    rounds = 2 * (num_members - 1)
+
+    def best_s(size: int) -> float:
+        tensor = torch.zeros(size, device=device)
+        times: list[float] = []
+        reduce(tensor)  # which also brings them together
+        for _ in range(_TIMED):
+            begun_s = time.perf_counter()
+            reduce(tensor)
+            float(tensor[0])  # it has come
+            times.append(time.perf_counter() - begun_s)
+        mean = torch.tensor(min(times) / num_members, dtype=torch.float64, device=device)
+        reduce(mean)  # so that all say the same
+        return float(mean)
+
+    small_s = best_s(_SMALL_NUMBERS)
+    large_s = best_s(_LARGE_NUMBERS)
+    num_bytes = 4 * (_LARGE_NUMBERS - _SMALL_NUMBERS)
+    return LinkCost(
+        latency_s=small_s / rounds,
+        s_per_byte=max(0.0, large_s - small_s) * num_members / rounds / num_bytes,
+    )

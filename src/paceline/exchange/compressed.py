@@ -18,16 +18,19 @@ from ..collectives.base import LinkCost
 from ..compression import Compression
 from ..compression.base import (
     AllReduce,
+    AllToAll,
     Compressor,
     ErrorFeedback,
     Exchanging,
     Matrix,
+    Operation,
     Segment,
 )
-from ..compression.price import link_s, measure
+from ..compression.price import link_s, measure, measure_link
 from ..plan import CompressionPrice
 from ..store.layout import Section, TensorPlace
 from ..store.sums import wide
+from .group import MemberGroup, Pending
 
 
 class Span(NamedTuple):
@@ -125,12 +128,11 @@ class CompressedGradient:
         num_bytes = sum(one.stop - one.start for one in self._runs)
         return 2 * (self._num_members - 1) / self._num_members * num_bytes
 
-    def price(self, link: LinkCost | None, words: str) -> CompressionPrice:
+    def price(self, link: LinkCost | None) -> CompressionPrice:
         """What it costs here, measured on made-up gradients; half a second.
 
         Args:
             link: between members; None: nobody knows.
-            words: what that is.
         """
         source = torch.zeros(self._section.stop, dtype=torch.uint8, device=self._device)
         for run in self._runs:
@@ -145,7 +147,8 @@ class CompressedGradient:
             spent_s=found.spent_s,
             plain_s=link and link_s(plain, self._num_members, link),
             sent_s=link and link_s(found.operations, self._num_members, link),
-            link=words,
+            latency_s=link and link.latency_s,
+            bytes_per_s=1.0 / link.s_per_byte if link and link.s_per_byte else None,
         )
 
     # -- an update ------------------------------------------------------------------------------
@@ -226,6 +229,33 @@ class CompressedGradient:
         common = read(min(self._seat, num_saved - 1))["common"]
         for piece in self._pieces:
             piece.compressor.load(common)
+
+
+class GroupLink:
+    """Operations of exchanges by all members of a group."""
+
+    def __init__(self, group: MemberGroup) -> None:
+        self._group = group
+
+    def begin(self, operation: Operation) -> tuple[Pending, Tensor]:
+        group, tensor = self._group, operation.tensor
+        if isinstance(operation, AllReduce):
+            return group.all_reduce(tensor), tensor
+        if isinstance(operation, AllToAll):
+            out = torch.empty_like(tensor)
+            return group.all_to_all(tensor.view(-1), out.view(-1)), out
+        out = tensor.new_empty((group.size, tensor.numel()))
+        return group.all_gather(tensor, out.view(-1)), out
+
+    def finish(self, begun: tuple[Pending, Tensor]) -> Tensor:
+        pending, tensor = begun
+        pending.wait()
+        return tensor
+
+
+def measured_link(group: MemberGroup, device: torch.device) -> LinkCost:
+    """What a message between these members costs; all measure together."""
+    return measure_link(lambda one: group.all_reduce(one).wait(), group.size, device)
 
 
 def spans_of(section: Section) -> list[Span]:

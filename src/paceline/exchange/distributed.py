@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..compression.base import AllReduce, AllToAll, Link, Operation, UnderWay
+from ..compression.base import UnderWay
 from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
@@ -26,7 +26,8 @@ from ..store.optimizer import Updater
 from ..store.sums import wide
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
-from .compressed import CompressedGradient, Span, spans_of
+from .compressed import CompressedGradient, GroupLink, Span, spans_of
+from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
 
@@ -40,14 +41,14 @@ _DIED_INSIDE = (
 
 
 class DistributedAveraging(Averaging):
-    """Peers whose gradients are averaged by an all-reduce."""
+    """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
     def __init__(
         self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
     ) -> None:
         super().__init__(copy, barrier, hooks, rendezvous)
         replica = self._replica
-        self._start_group(rendezvous)
+        self._group = self._make_group(rendezvous)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -61,15 +62,11 @@ class DistributedAveraging(Averaging):
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
 
-    def _start_group(self, rendezvous: str) -> None:
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo" if self._replica.device.type == "cpu" else None,
-                init_method=f"file://{rendezvous}",
-                rank=self._seat,
-                world_size=self._store.control.num_seats,
-                timeout=_TIMEOUT,
-            )
+    def _make_group(self, rendezvous: str) -> MemberGroup:
+        """Who sums together: all members of the run, by their seats."""
+        return start_group(
+            rendezvous, self._seat, self._store.control.num_seats, self._replica.device
+        )
 
     @property
     def _live(self) -> Tensor:
@@ -149,21 +146,18 @@ class DistributedAveraging(Averaging):
         """What is compressed together."""
         return spans_of(self._replica.layout.parameters)
 
+    @property
+    def _source(self) -> Tensor:
+        """The block that this member's gradients lie in when they are sent."""
+        return self._mean
+
     def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
         """The mean, of what all members send in place of their gradients."""
-        under_way = UnderWay(self._link())
+        under_way = UnderWay(GroupLink(self._group))
         with self._told_of_deaths():
             for exchanging in compressed.begin_all(self._source, weight, self._mean):
                 under_way.begin(exchanging)
             under_way.finish()
-
-    @property
-    def _source(self) -> Tensor:
-        """Where this member's gradients lie when they are sent."""
-        return self._mean
-
-    def _link(self) -> Link:
-        return DefaultGroupLink()
 
     def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
         for run in runs:
@@ -199,10 +193,11 @@ class DistributedAveraging(Averaging):
         if weight is not None:
             tensor.mul_(weight) if weight else tensor.zero_()
         with self._told_of_deaths():
-            self._combine(tensor, is_maximum=weight is None)
+            self._group.all_reduce(tensor, is_maximum=weight is None).wait()
 
     @contextmanager
     def _told_of_deaths(self) -> Iterator[None]:
+        """A connection that breaks is a member that has died."""
         try:
             yield
         except RuntimeError:
@@ -212,10 +207,6 @@ class DistributedAveraging(Averaging):
                     raise AllGone(_DIED_INSIDE) from None
                 time.sleep(0.01)
             raise
-
-    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
-        """All members' tensors become their sum, or their maximum, the same bits in all."""
-        dist.all_reduce(tensor, dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM)
 
     def _undo_if_bad(self) -> bool:
         """All members saw the same mean and left everything as it was."""
@@ -252,21 +243,14 @@ class DistributedAveraging(Averaging):
         self._store.blocks[self.block].copy_(self._own)
 
 
-class DefaultGroupLink:
-    """Operations of compressors by the default group of ``torch.distributed``."""
-
-    def begin(self, operation: Operation) -> tuple[dist.Work, Tensor]:
-        tensor = operation.tensor
-        if isinstance(operation, AllReduce):
-            return dist.all_reduce(tensor, async_op=True), tensor
-        if isinstance(operation, AllToAll):
-            out = torch.empty_like(tensor)
-            return dist.all_to_all_single(out, tensor, async_op=True), out
-        out = tensor.new_empty(dist.get_world_size() * tensor.numel())
-        work = dist.all_gather_into_tensor(out, tensor, async_op=True)
-        return work, out.view(-1, tensor.numel())
-
-    def finish(self, begun: tuple[dist.Work, Tensor]) -> Tensor:
-        work, tensor = begun
-        work.wait()
-        return tensor
+def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
+    """All members of the run, by their seats; where there is a default group already, that."""
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else None,
+            init_method=f"file://{rendezvous}",
+            rank=seat,
+            world_size=num_seats,
+            timeout=_TIMEOUT,
+        )
+    return TorchGroup()

@@ -77,6 +77,8 @@ class Description:
     """Of ``--parameters``."""
     compression: CompressionPrice | None = None
     """Of ``--compress``."""
+    machine: str = ""
+    """What computes, by its maker's name."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
@@ -141,6 +143,8 @@ class Description:
             "seed": settings.seed,
             "order": self.order,
             "device": self.device,
+            "machine": self.machine,
+            "model": self.digest.partition("-")[0],
             "learning_rates": list(self.learning_rates),
             "num_parameters": self.num_parameters,
             "update_bytes": self.update_bytes,

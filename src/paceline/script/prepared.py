@@ -33,6 +33,7 @@ from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.compressed import CompressedGradient
 from ..exchange.through_store import StoreExchange
+from ..plan import CompressionPrice
 from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
@@ -41,7 +42,7 @@ from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
 from ..store.joint import joined
 from ..store.parameter_store import arena_bytes, pinned_at
-from ..system.processors import num_cores
+from ..system.processors import num_cores, processor_name
 from ..tuning.candidate import Forward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
@@ -397,6 +398,7 @@ class Prepared:
             "program": context.program,
             "threads": torch.get_num_threads(),
             "device": str(self._device),
+            "machine": processor_name(self._device),
             "num_parameters": layout.num_parameters,
             "update_bytes": layout.parameters.num_bytes,
             "arena_bytes": arena_bytes(
@@ -411,8 +413,14 @@ class Prepared:
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
             "parameter_table": parameter_table(self.model) if context.parameters else [],
-            "compression": None if compressed is None else asdict(compressed.price(None, "")),
+            "compression": None if compressed is None else asdict(self._price(compressed)),
         }
+
+    def _price(self, compressed: CompressedGradient) -> CompressionPrice:
+        """What it costs to send fewer bytes here, beside what it saves."""
+        assert self._member is not None
+        measure = self._member.measure_link
+        return compressed.price(None if measure is None else measure(self._device))
 
     def _loop_words(self) -> dict[str, object]:
         """What the loop goes over, and steps with."""

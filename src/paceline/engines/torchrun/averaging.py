@@ -24,15 +24,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...compression.base import AllReduce, Exchanging, Link, UnderWay
+from ...compression.base import AllReduce, Exchanging, UnderWay
 from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
-from ...exchange.compressed import CompressedGradient, Span
+from ...exchange.compressed import CompressedGradient, GroupLink, Span
 from ...exchange.distributed import DistributedAveraging
+from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
 from ...store.layout import Section
-from .group import RankGroup
 from .member import GatheredLines
 
 _FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
@@ -58,10 +58,10 @@ class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
     def __init__(
-        self, group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+        self, group: MemberGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
-        self._group, self._lines = group, barrier
+        self._lines, self._ranks = barrier, group
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
         self._buckets = make_buckets(copy.replica.layout.parameters) if self._overlaps else []
         super().__init__(copy, barrier, hooks, "")
@@ -73,8 +73,8 @@ class RankAveraging(DistributedAveraging):
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
             self.come_back()
 
-    def _start_group(self, rendezvous: str) -> None:
-        return
+    def _make_group(self, rendezvous: str) -> MemberGroup:
+        return self._ranks
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
@@ -91,16 +91,10 @@ class RankAveraging(DistributedAveraging):
     def _source(self) -> Tensor:
         return self._gathered if self._overlaps else self._mean
 
-    def _link(self) -> Link:
-        return self._group
-
-    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
-        self._group.reduce(tensor, is_maximum=is_maximum)
-
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
-        self._under_way = UnderWay(self._group)
+        self._under_way = UnderWay(GroupLink(self._group))
         self._missing = [
             sum(self._replica.parameters[number].requires_grad for number in one.numbers)
             for one in self._buckets
@@ -173,12 +167,12 @@ class RankAveraging(DistributedAveraging):
             self._begin_round()
 
     def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
-        if self._overlaps and not self._must_redo:
-            return
-        if self._overlaps:
+        if not self._overlaps:
+            super()._reduce_all(runs, weight)
+        elif self._must_redo:
             size = self._replica.layout.parameters.stop
             self._mean[:size].copy_(self._gathered[:size])
-        super()._reduce_all(runs, weight)
+            super()._reduce_all(runs, weight)
 
     def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
         """What was begun with another share has changed no residual, and begins anew."""
