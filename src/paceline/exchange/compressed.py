@@ -9,6 +9,7 @@ time, and a checkpoint has it. This module must not know protocols, nor how an o
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -140,15 +141,20 @@ class CompressedGradient:
         mean = source.clone()
         found = measure(lambda: self.begin_all(source, 0.5, mean), self._num_members)
         plain = [AllReduce(run.of(source)) for run in self._runs]
-        return CompressionPrice(
+        price = CompressionPrice(
             compressor=str(self._compression),
             plain_bytes=self.plain_bytes,
             sent_bytes=self.sent_bytes,
             spent_s=found.spent_s,
-            plain_s=link and link_s(plain, self._num_members, link),
-            sent_s=link and link_s(found.operations, self._num_members, link),
-            latency_s=link and link.latency_s,
-            bytes_per_s=1.0 / link.s_per_byte if link and link.s_per_byte else None,
+        )
+        if link is None:
+            return price
+        return replace(
+            price,
+            plain_s=link_s(plain, self._num_members, link),
+            sent_s=link_s(found.operations, self._num_members, link),
+            latency_s=link.latency_s,
+            bytes_per_s=1.0 / link.s_per_byte if link.s_per_byte else None,
         )
 
     # -- an update ------------------------------------------------------------------------------
