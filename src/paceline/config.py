@@ -196,6 +196,12 @@ class RunSettings:
         "torch.distributed (one accelerator a worker).",
     )
 
+    compress: str = _setting(
+        "none",
+        "Send gradients in fewer bytes where torch.distributed carries them: none, fp16, bf16, "
+        "int8, topk:S% or powersgd:R.",
+    )
+
     def __post_init__(self) -> None:
         for one in fields(self):
             object.__setattr__(self, one.name, check(one.name, getattr(self, one.name)))

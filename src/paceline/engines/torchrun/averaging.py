@@ -24,10 +24,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...compression.base import AllReduce, Exchanging, UnderWay
 from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
+from ...exchange.compressed import CompressedGradient, GroupLink, Span
 from ...exchange.distributed import DistributedAveraging
-from ...exchange.group import MemberGroup, Pending
+from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
 from ...store.layout import Section
@@ -42,15 +44,13 @@ _MOST_IN_VAIN = 2
 
 
 class Bucket(NamedTuple):
-    """A stretch of the gradients, in bytes, of one type of numbers.
+    """A part of the gradients, whose sum is begun at once.
 
     Attributes:
         numbers: of the parameters in it.
     """
 
-    start: int
-    stop: int
-    dtype: torch.dtype
+    span: Span
     numbers: tuple[int, ...]
 
 
@@ -62,11 +62,11 @@ class RankAveraging(DistributedAveraging):
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
         self._lines, self._ranks = barrier, group
-        super().__init__(copy, barrier, hooks, "")
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
+        self._buckets = make_buckets(copy.replica.layout.parameters) if self._overlaps else []
+        super().__init__(copy, barrier, hooks, "")
         if self._overlaps:
             self._gathered, self._mean = self._mean, torch.zeros_like(self._mean)
-            self._buckets = make_buckets(self._replica.layout.parameters)
             self._bucket_of = {
                 number: index for index, one in enumerate(self._buckets) for number in one.numbers
             }
@@ -84,10 +84,17 @@ class RankAveraging(DistributedAveraging):
                 "SCRIPT"
             )
 
+    def _spans(self) -> list[Span]:
+        return [one.span for one in self._buckets] or super()._spans()
+
+    @property
+    def _source(self) -> Tensor:
+        return self._gathered if self._overlaps else self._mean
+
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
-        self._under_way: list[Pending] = []
+        self._under_way = UnderWay(GroupLink(self._group))
         self._missing = [
             sum(self._replica.parameters[number].requires_grad for number in one.numbers)
             for one in self._buckets
@@ -105,16 +112,15 @@ class RankAveraging(DistributedAveraging):
 
     def _begin(self, share: float) -> None:
         """Of the next bucket; ``share``: of this rank's gradient in the mean."""
-        bucket = self._buckets[len(self._under_way)]
-        out = self._mean[bucket.start : bucket.stop].view(bucket.dtype)
-        if share:
-            gathered = self._gathered[bucket.start : bucket.stop].view(bucket.dtype)
-            torch.mul(gathered, share, out=out)
+        index = len(self._under_way)
+        bucket = self._buckets[index]
+        if self._compressed is None:
+            exchanging = _as_they_are(bucket.span, self._gathered, share, self._mean)
         else:
-            out.zero_()
+            exchanging = self._compressed.begin(index, self._gathered, share, self._mean)
         versions = self._replica.write_count
         self._seen |= {number: versions(number) for number in bucket.numbers}
-        self._under_way.append(self._group.all_reduce(out))
+        self._under_way.begin(exchanging)
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class RankAveraging(DistributedAveraging):
         if not self._overlaps:
             return
         weight = work.weight if work.num_samples else 0.0
-        has_begun, count = bool(self._under_way), self._replica.write_count
+        has_begun, count = len(self._under_way) > 0, self._replica.write_count
         is_old = any(count(number) != seen for number, seen in self._seen.items())
         if has_begun:
             share = self._share
@@ -168,6 +174,11 @@ class RankAveraging(DistributedAveraging):
             self._mean[:size].copy_(self._gathered[:size])
             super()._reduce_all(runs, weight)
 
+    def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
+        """What was begun with another share has changed no residual, and begins anew."""
+        if not self._overlaps or self._must_redo:
+            super()._reduce_compressed(compressed, weight)
+
     def _reduce_buffers(self, weight: float) -> None:
         """Those of one type of numbers together."""
         kinds: dict[torch.dtype, list[Tensor]] = {}
@@ -181,9 +192,7 @@ class RankAveraging(DistributedAveraging):
                 one.copy_(part.view(one.shape))
 
     def _finish(self) -> None:
-        for sum_of_bucket in self._under_way:
-            sum_of_bucket.wait()
-        self._under_way = []
+        self._under_way.finish()
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -213,6 +222,16 @@ def make_buckets(section: Section) -> list[Bucket]:
             numbers.append(number)
             most = _BUCKET_BYTES if buckets else _FIRST_BYTES
             if end - place.offset >= most or place.offset == start:
-                buckets.append(Bucket(place.offset, end, dtype, tuple(numbers)))
+                buckets.append(Bucket(Span(place.offset, end, dtype), tuple(numbers)))
                 end, numbers = place.offset, []
     return buckets
+
+
+def _as_they_are(span: Span, source: Tensor, share: float, mean: Tensor) -> Exchanging:
+    """The sum of a bucket that nothing compresses."""
+    out = span.of(mean)
+    if share:
+        torch.mul(span.of(source), share, out=out)
+    else:
+        out.zero_()
+    yield AllReduce(out)
