@@ -257,12 +257,11 @@ def section(name: str, protocol: type[SyncProtocol]) -> str:
     """One protocol: what it needs, as data, and its part of the docstring of its file."""
     text = said_of(name, protocol, PROTOCOLS)
     path = Path(inspect.getfile(protocol)).name
-    argument = protocol.argument
     facts = [
         "calls work off" if protocol.cancels else "never calls work off",
         "between peers or through the store" if protocol.is_spmd else "through the store",
     ]
-    if argument is not None:
+    for argument in reversed(protocol.arguments):
         limit = ", at most the workers" if argument.is_at_most_workers else ""
         meaning = f"{argument.symbol}: {argument.meaning}, at least {argument.minimum}{limit}"
         facts.insert(0, meaning)

@@ -6,17 +6,19 @@ takes whose mini-batches were whose.
 """
 
 from collections.abc import Sequence
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from paceline.events import Apply, Ticket
+from paceline.events import Apply, Grant, Ticket
 from paceline.trace.records import Handed, Ordered, Record
-from reference import Order, State, average, differ, fresh, state_of
+from reference import Order, State, average, differ, fresh, plain_loop, state_of
 from runs import Run, assert_each_sample_once, leases_of, train
-from tiny import EPOCHS, NUM_SAMPLES, WITH_BATCH_NORM
+from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
 
 EXACT = 1e-10
 NESTEROV = "nesterov:0.7,0.9"
@@ -119,6 +121,35 @@ def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: st
     assert_each_sample_once(run, NUM_SAMPLES, 6)
     assert max(one.ticket.member for one in run.pushes) == 3, "nobody took its place"
     assert differ(run.state, diloco(task, run.records, 4, OUTERS[NESTEROV])) < EXACT
+
+
+# -- post-local-sgd --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["inline", "through the store"])
+def test_the_first_updates_of_post_local_sgd_are_full_syncs(tmp_path: Path, way: str) -> None:
+    """With momentum, decay and two groups; later ones are local-sgd's."""
+    settings = {"workers": 3, "protocol": "post-local-sgd:5,3", **WAYS[way]}
+    first = train(TASK, tmp_path / "first", updates=5, **settings)
+    assert differ(first.state, plain_loop(replace(TASK, epochs=1))) < EXACT
+    run = train(TASK, tmp_path / "whole", **settings)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    steps = [len(one.leases) for one in run.orders if isinstance(one, Grant)]
+    assert steps == [1] * 15 + [3] * 3 + [2] * 3
+    expected = diloco(TASK, run.records, 3, Outer(1.0))
+    assert differ(run.state, expected) < EXACT
+
+
+def test_what_is_not_full_syncs_is_said(tmp_path: Path) -> None:
+    adam = with_optimizer(torch.optim.Adam, 0.01)
+    settings = {"workers": 2, "protocol": "post-local-sgd:3,3", "engine": "inline"}
+    run = train(adam, tmp_path / "adam", **settings)
+    assert any("own Adam, as under local-sgd:1" in text for text in _plan_notes(run))
+    assert not any("as under" in text for text in _plan_notes(train(TASK, tmp_path, **settings)))
+
+
+def _plan_notes(run: Run) -> list[str]:
+    return list(json.loads((run.folder / "summary.json").read_text()).get("notes", []))
 
 
 def _task() -> Any:

@@ -11,12 +11,13 @@ import re
 from ..errors import ConfigError, unknown
 from .adaptive import Adaptive
 from .adaptive_local import AdaptiveLocal
+from .arguments import written
 from .asynchronous import Async
 from .base import SyncProtocol
 from .full_sync import FullSync
 from .k_async import KAsync, KBatchAsync
 from .k_sync import KBatchSync, KSync
-from .local_sgd import LocalSgd
+from .local_sgd import LocalSgd, PostLocalSgd
 from .outer import AVERAGING, SPELLINGS, OuterOptimizer, parse_outer
 from .stale_synchronous import StaleSynchronous
 from .staleness import WHOLE, parse_staleness
@@ -30,6 +31,7 @@ PROTOCOLS: dict[str, type[SyncProtocol]] = {
     "k-batch-async": KBatchAsync,
     "stale-synchronous": StaleSynchronous,
     "local-sgd": LocalSgd,
+    "post-local-sgd": PostLocalSgd,
     "adaptive": Adaptive,
     "adaptive-local": AdaptiveLocal,
 }
@@ -45,8 +47,12 @@ ALIASES = {
 
 def spelling(name: str) -> str:
     """How a protocol of the table is written: ``full-sync``, ``k-sync:K``."""
-    argument = PROTOCOLS[name].argument
-    return name if argument is None else f"{name}:{argument.symbol}"
+    return written(name, [one.symbol for one in PROTOCOLS[name].arguments])
+
+
+def with_number(name: str, number: int) -> str:
+    """A protocol of the table, with this number wherever it has one."""
+    return written(name, [number] * len(PROTOCOLS[name].arguments))
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -127,17 +133,27 @@ def _parse_one(text: str, num_workers: int) -> SyncProtocol:
     name = ALIASES.get(given, given)
     if name not in PROTOCOLS:
         raise unknown("protocol", given, [*PROTOCOLS, *ALIASES])
-    protocol, argument = PROTOCOLS[name], PROTOCOLS[name].argument
-    if argument is None:
+    protocol, arguments = PROTOCOLS[name], PROTOCOLS[name].arguments
+    if not arguments:
         if colon:
             raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
         return protocol(num_workers)
     try:
-        value = int(number)
+        values = [int(one) for one in number.split(",")]
     except ValueError:
-        found = repr(number) if number else "nothing"
-        raise ConfigError(
-            f"{spelling(name)} needs a whole number {argument.symbol} ({argument.meaning}), "
-            f"got {found} in {text!r}; write for example {name}:{max(argument.minimum, 2)}"
-        ) from None
-    return protocol(num_workers, value)
+        raise _no_number(text, name, number) from None
+    if len(values) != len(arguments):
+        raise _no_number(text, name, number)
+    return protocol(num_workers, *values)
+
+
+def _no_number(text: str, name: str, number: str) -> ConfigError:
+    """What stands behind a name is not what its arguments are."""
+    arguments = PROTOCOLS[name].arguments
+    wanted = " and ".join(f"{one.symbol} ({one.meaning})" for one in arguments)
+    kind = "a whole number" if len(arguments) == 1 else "whole numbers"
+    example = written(name, [max(one.minimum, 2) for one in arguments])
+    return ConfigError(
+        f"{spelling(name)} needs {kind} {wanted}, got {repr(number) if number else 'nothing'} in "
+        f"{text!r}; write for example {example}"
+    )
