@@ -6,7 +6,6 @@ takes whose mini-batches were whose.
 """
 
 from collections.abc import Sequence
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.config import RunSettings
 from paceline.events import Apply, Grant, Ticket
+from paceline.launch import launcher
+from paceline.plan import Plan
+from paceline.program import TaskProgram
+from paceline.report.live import QuietObserver
 from paceline.trace.records import Handed, Ordered, Record
+from paceline.workloads.base import Task
 from reference import Order, State, average, differ, fresh, plain_loop, state_of
 from runs import Run, assert_each_sample_once, leases_of, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
@@ -40,7 +45,7 @@ OUTERS = {
 }
 
 
-def diloco(task: Any, records: Sequence[Record], num_workers: int, outer: Outer) -> State:
+def diloco(task: Task, records: Sequence[Record], num_workers: int, outer: Outer) -> State:
     """The parameters after the rounds of a trace."""
     model, _ = fresh(task)
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
@@ -141,18 +146,28 @@ def test_the_first_updates_of_post_local_sgd_are_full_syncs(tmp_path: Path, way:
 
 
 def test_what_is_not_full_syncs_is_said(tmp_path: Path) -> None:
-    adam = with_optimizer(torch.optim.Adam, 0.01)
-    settings = {"workers": 2, "protocol": "post-local-sgd:3,3", "engine": "inline"}
-    run = train(adam, tmp_path / "adam", **settings)
-    assert any("own Adam, as under local-sgd:1" in text for text in _plan_notes(run))
-    assert not any("as under" in text for text in _plan_notes(train(TASK, tmp_path, **settings)))
+    adam = plan_of(with_optimizer(torch.optim.Adam, 0.01), tmp_path)
+    assert any("own Adam, as under local-sgd:1" in text for text in adam.notes)
+    plain = plan_of(TASK, tmp_path, outer="none")
+    assert not any("full-sync" in text for text in plain.notes)
+    assert any("outer sgd:0.5 steps on" in text for text in plan_of(TASK, tmp_path).notes)
+    assert ("outer optimizer", "sgd:0.5 on the mean of what local steps have changed") in (
+        adam.rows()
+    )
 
 
-def _plan_notes(run: Run) -> list[str]:
-    return list(json.loads((run.folder / "summary.json").read_text()).get("notes", []))
+def plan_of(task: Task, folder: Path, outer: str = "sgd:0.5") -> Plan:
+    observer = QuietObserver()
+    settings = RunSettings(
+        workers=2, protocol="post-local-sgd:3,3", outer=outer, engine="inline", dry_run=True,
+        run_dir=str(folder), device="cpu",
+    )  # fmt: skip
+    launcher.launch_run(TaskProgram(task=task), settings, observer)
+    assert observer.shown_plan is not None
+    return observer.shown_plan
 
 
-def _task() -> Any:
+def _task() -> Task:
     """Pushes of different sizes, and a last batch that is not full."""
     return replace(WITH_BATCH_NORM, batch_size=13, learning_rate=0.02)
 

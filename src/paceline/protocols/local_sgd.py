@@ -23,7 +23,8 @@ The first N updates are averages after one step of each worker, by its own optim
 momentum and weight decay or without, a step is linear in the gradient, so these are full-sync's
 parameters exactly; each worker keeps the momentum of its own gradients, whose mean is full-sync's.
 For an optimizer that is not linear (Adam), and where gradients are clipped, the mean of the steps
-is not the step of the mean: there the first N updates are those of local-sgd:1.
+is not the step of the mean: there the first N updates are those of local-sgd:1. An outer optimizer
+steps on these means, too.
 
 Source: T. Lin, S. U. Stich, K. K. Patel, M. Jaggi, "Don't Use Large Mini-Batches, Use Local SGD",
 ICLR 2020, section 3. Changed: momentum is not averaged where the local steps begin.

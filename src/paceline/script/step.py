@@ -461,13 +461,16 @@ def note_of_several(num: int, context: Context) -> str:
 
 def note_of_first_updates(optimizers: Sequence[Optimizer], context: Context) -> list[str]:
     """For the plan: that a mean of steps is not the step of a mean."""
+    first = f"the first {context.num_as_full_sync} updates are"
     others = [type(one).__name__ for one in optimizers if type(one) is not SGD]
-    if not others or context.workers == 1:
-        return []
-    return [
-        f"the first {context.num_as_full_sync} updates are means of a step that each worker makes "
-        f"with its own {others[0]}, as under local-sgd:1: full-sync's for torch's SGD alone"
-    ]
+    if others and context.workers > 1:
+        return [
+            f"{first} means of a step that each worker makes with its own {others[0]}, as under "
+            "local-sgd:1: full-sync's for torch's SGD alone"
+        ]
+    if context.outer != "none":
+        return [f"{first} not full-sync's: outer {context.outer} steps on their means, too"]
+    return []
 
 
 class Injection:
