@@ -106,6 +106,7 @@ def test_a_count_of_updates_goes_over_a_stream_again(tmp_path: Path) -> None:
 SPELLINGS = [
     "full-sync", "k-sync:2", "k-batch-sync:2", "async", "k-async:2", "k-batch-async:2",
     "stale-synchronous:1", "local-sgd:3", "adaptive", "adaptive-local:4",
+    "post-local-sgd:3,4",
 ]  # fmt: skip
 
 

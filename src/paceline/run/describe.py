@@ -258,7 +258,8 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
         )
     if protocol.is_adaptive:
         notes.append(
-            f"{protocol} changes the pushes or steps of an update as the loss falls: the "
+            f"{protocol} changes the pushes or steps of an update "
+            f"{'as the loss falls' if protocol.watches_loss else 'while the run goes'}: the "
             "updates are those at its first choice"
         )
     if first.program.startswith("script ") and not protocol.is_spmd and protocol.num_workers > 1:

@@ -57,7 +57,7 @@ from .patches import clone_state, leave_state, note_batches, note_losses, sort_o
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
-from .step import OptimizerStep, note_of_several
+from .step import OptimizerStep, note_of_first_updates, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays
 
 
@@ -459,6 +459,8 @@ class Prepared:
             notes.append(NOTE_OF_CLOSURES)
         elif len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
+        if context.num_as_full_sync:
+            notes += note_of_first_updates(self.optimizers, context)
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
         if self.shape.is_sticky:
