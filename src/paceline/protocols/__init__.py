@@ -8,7 +8,8 @@ under those with local steps.
 
 import re
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
+from ..fields import read_name
 from .adaptive import Adaptive
 from .adaptive_local import AdaptiveLocal
 from .arguments import written
@@ -129,31 +130,26 @@ def _allowed(outer: OuterOptimizer, protocol: SyncProtocol) -> OuterOptimizer:
 
 
 def _parse_one(text: str, num_workers: int) -> SyncProtocol:
-    given, colon, number = text.strip().partition(":")
-    name = ALIASES.get(given, given)
-    if name not in PROTOCOLS:
-        raise unknown("protocol", given, [*PROTOCOLS, *ALIASES])
-    protocol, arguments = PROTOCOLS[name], PROTOCOLS[name].arguments
-    if not arguments:
-        if colon:
-            raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
-        return protocol(num_workers)
-    try:
-        values = [int(one) for one in number.split(",")]
-    except ValueError:
-        raise _no_number(text, name, number) from None
-    if len(values) != len(arguments):
-        raise _no_number(text, name, number)
-    return protocol(num_workers, *values)
+    given, _, numbers = text.strip().partition(":")
+    if given in PROTOCOLS and len(PROTOCOLS[given].arguments) > 1:
+        return PROTOCOLS[given](num_workers, *_several(text, given, numbers))
+    arguments = {name: next(iter(one.arguments), None) for name, one in PROTOCOLS.items()}
+    name, value = read_name(text, "protocol", arguments, ALIASES)
+    return PROTOCOLS[name](num_workers, *([] if value is None else [value]))
 
 
-def _no_number(text: str, name: str, number: str) -> ConfigError:
-    """What stands behind a name is not what its arguments are."""
+def _several(text: str, name: str, numbers: str) -> list[int]:
+    """The numbers of a protocol that has more than one; ConfigError: they are not that."""
     arguments = PROTOCOLS[name].arguments
+    try:
+        values = [int(one) for one in numbers.split(",")]
+        if len(values) == len(arguments):
+            return values
+    except ValueError:
+        pass
     wanted = " and ".join(f"{one.symbol} ({one.meaning})" for one in arguments)
-    kind = "a whole number" if len(arguments) == 1 else "whole numbers"
-    example = written(name, [max(one.minimum, 2) for one in arguments])
-    return ConfigError(
-        f"{spelling(name)} needs {kind} {wanted}, got {repr(number) if number else 'nothing'} in "
-        f"{text!r}; write for example {example}"
+    example = written(name, [max(one.minimum, one.example) for one in arguments])
+    raise ConfigError(
+        f"{spelling(name)} needs whole numbers {wanted}, got {repr(numbers) if numbers else 'none'}"
+        f" in {text!r}; write for example {example}"
     )

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..fields import NameNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """A number in ``name:number``: what it means and which values it may have."""
+class Argument(NameNumber):
+    """A number behind a protocol's name, and which values it may have."""
 
-    symbol: str
-    meaning: str
-    minimum: int
+    example: int = 2
     is_at_most_workers: bool = False
     instead: str = ""  # what to use for more than the workers allow
 

@@ -40,7 +40,7 @@ from ..store.control import MOST_SCHEDULES
 from ..store.joint import joined
 from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
-from ..system.processors import num_cores
+from ..system.processors import num_cores, processor_name
 from ..tuning.candidate import Forward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
@@ -384,6 +384,7 @@ class Prepared:
             "program": context.program,
             "threads": torch.get_num_threads(),
             "device": str(self._device),
+            "machine": processor_name(self._device),
             "num_parameters": layout.num_parameters,
             "update_bytes": layout.parameters.num_bytes,
             "arena_bytes": arena_bytes(

@@ -22,16 +22,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
 from ...exchange.distributed import DistributedAveraging
+from ...exchange.group import MemberGroup, Pending
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
 from ...store.layout import Section
-from .group import RankGroup
 from .member import GatheredLines
 
 _FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
@@ -59,10 +58,10 @@ class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
     def __init__(
-        self, group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+        self, group: MemberGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
-        self._group, self._lines = group, barrier
+        self._lines, self._ranks = barrier, group
         super().__init__(copy, barrier, hooks, "")
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
         if self._overlaps:
@@ -74,8 +73,8 @@ class RankAveraging(DistributedAveraging):
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
             self.come_back()
 
-    def _start_group(self, rendezvous: str) -> None:
-        return
+    def _make_group(self, rendezvous: str) -> MemberGroup:
+        return self._ranks
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
@@ -85,13 +84,10 @@ class RankAveraging(DistributedAveraging):
                 "SCRIPT"
             )
 
-    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
-        self._group.reduce(tensor, is_maximum=is_maximum)
-
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
-        self._under_way: list[dist.Work] = []
+        self._under_way: list[Pending] = []
         self._missing = [
             sum(self._replica.parameters[number].requires_grad for number in one.numbers)
             for one in self._buckets
@@ -118,7 +114,7 @@ class RankAveraging(DistributedAveraging):
             out.zero_()
         versions = self._replica.write_count
         self._seen |= {number: versions(number) for number in bucket.numbers}
-        self._under_way.append(self._group.begin_to_reduce(out))
+        self._under_way.append(self._group.all_reduce(out))
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -185,8 +181,8 @@ class RankAveraging(DistributedAveraging):
                 one.copy_(part.view(one.shape))
 
     def _finish(self) -> None:
-        for work in self._under_way:
-            self._group.finish(work)
+        for sum_of_bucket in self._under_way:
+            sum_of_bucket.wait()
         self._under_way = []
 
     # -- the way out ----------------------------------------------------------------------------
