@@ -101,6 +101,8 @@ class Plan:
             (an all-reduce, each member updates all).
         protocol: with its number and its staleness rule: ``k-sync:3``, ``async+inverse``.
         staleness: the rule for stale gradients; ``none`` where there is none or it does nothing.
+        outer: the optimizer that steps on the mean of what local steps have changed; ``none``
+            where there is none.
         mini_batch_size: m, samples a push.
         pushes_per_update: K, pushes an update.
         samples_per_update: samples that an update averages.
@@ -138,6 +140,7 @@ class Plan:
     grain: str
     notes: tuple[str, ...] = ()
     staleness: str = "none"
+    outer: str = "none"
     accumulate: int = 1
     parameter_table: tuple[LayerParameters, ...] = ()
     compression: CompressionPrice | None = None
@@ -158,11 +161,13 @@ class Plan:
             batches += f", a push of {self.accumulate} mini-batches, one after the other"
         where = f"{self.workers} on {self.device}, engine {self.engine}, "
         where += _WAYS.get(self.path, "through the store")
+        outer = f"{self.outer} on the mean of what local steps have changed"
         return (
             ("task", self.task),
             ("data", self.source),
             ("workers", where),
             ("protocol", self.protocol),
+            *([("outer optimizer", outer)] if self.outer != "none" else []),
             ("batch", batches),
             ("updates", self._updates()),
             ("learning rate", "the optimizer has none" if math.isnan(self.lr) else f"{self.lr:g}"),

@@ -117,6 +117,7 @@ class Description:
         return {
             "task": self.task,
             "kind of update": self.update_rule(protocol),
+            "outer optimizer": protocol.outer.name,
             "model or optimizer": self.digest.partition("-")[0],
             **({} if is_stream else {"number of samples": self.num_samples}),
             "batch size": plan.samples_per_update,
@@ -131,6 +132,7 @@ class Description:
             "source": self.source,
             "protocol": plan.protocol,
             "staleness": plan.staleness,
+            "outer": plan.outer,
             "workers": settings.workers,
             "engine": plan.engine,
             "path": plan.path,
@@ -207,6 +209,7 @@ def make_plan(
         grain=first.grain,
         notes=(*_notes(first, protocol), *promise),
         staleness=str(protocol.staleness),
+        outer=str(protocol.outer),
         accumulate=first.accumulate,
         parameter_table=first.parameter_table,
         compression=first.compression,

@@ -1,7 +1,7 @@
 """What one member remembers that no other knows: written into a checkpoint, and put back from it.
 
     groups of the optimizer, schedulers, loss scale, random states, the order of the epoch,
-    the user's own (pace.keep), under local-sgd the optimizer's whole state
+    the user's own (pace.keep), under local-sgd the whole state of the optimizer that steps here
         -> worker-K.json, worker-K.safetensors
 
 Model and optimizer state come from the pinned block, by the names of ``state_dict``; they are
@@ -150,8 +150,11 @@ class MemberState:
 
     # -- going on -------------------------------------------------------------------------------
 
-    def load(self, model: nn.Module, optimizer: Optimizer, *, is_difference: bool) -> None:
-        """Put parameters, buffers and the optimizer's state into the user's own objects.
+    def load(self, model: nn.Module, rule: Optimizer) -> None:
+        """Put parameters, buffers and optimizer state into the objects that hold them.
+
+        Args:
+            rule: the optimizer that the store applies: the user's own, or one of differences.
 
         Raises:
             ConfigError: they are of another model, or what was written is damaged.
@@ -159,8 +162,7 @@ class MemberState:
         if self._found is None:
             return
         _load_model(model, load_tensors(self._found / MODEL))
-        if not is_difference:
-            _load_optimizer(optimizer, list(model.parameters()), self._found)
+        _load_optimizer(rule, list(model.parameters()), self._found)
 
     def _read_own(self, found: Path) -> dict[str, Any]:
         """This seat's part; that of another one where there is none: it is as good."""

@@ -34,6 +34,7 @@ from ..exchange.base import Exchange, Shape
 from ..exchange.compressed import CompressedGradient
 from ..exchange.through_store import StoreExchange
 from ..plan import CompressionPrice
+from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
@@ -41,6 +42,7 @@ from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
 from ..store.joint import joined
+from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores, processor_name
 from ..tuning.candidate import Forward, Objects, TrialSubject
@@ -296,11 +298,12 @@ class Prepared:
         """Join a run of several workers: move the model's memory, replace what must be shared."""
         rule = self.optimizer
         if self._context.is_difference:
-            # Frozen ones as well, whose difference is 0: they may thaw.
-            every = self.model.parameters()
-            moving = [one for one in every if one.is_floating_point() or one.is_complex()]
-            rule = torch.optim.SGD(moving, lr=1.0)
-        self._keeper.load(self.model, self.optimizer, is_difference=self._context.is_difference)
+            outer = parse_outer(self._context.outer)
+            rule = difference_rule(
+                self.model.parameters(), lr=outer.lr, momentum=outer.momentum,
+                is_nesterov=outer.is_nesterov,
+            )  # fmt: skip
+        self._keeper.load(self.model, rule)
         self._remember()
         self._replica = replica = Replica(self.model, self.optimizer, rule)
         self._compress(exchange, replica)
