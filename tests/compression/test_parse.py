@@ -42,7 +42,7 @@ def test_none_is_no_compression() -> None:
             (
                 text,
                 "topk:S% needs a percentage S% (of the gradient's numbers are sent, above 0% and "
-                f"at most 100%), got {text[5:] and repr(text[5:]) or 'nothing'} in {text!r}; "
+                f"at most 100%), got {(text[5:] and repr(text[5:])) or 'nothing'} in {text!r}; "
                 "write for example topk:1%",
             )
             for text in (
