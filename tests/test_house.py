@@ -51,7 +51,7 @@ ELSEWHERE: dict[str, str] = {
     "exchange.model_copy": "what leaves a member, driven through StoreExchange in tests/exchange",
     "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
     "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
-    "launch.trials": "runs within a run: tests/script/test_trial.py makes them by launch_run",
+    "launch.trials": "runs within a run: tests/launch/test_trials.py makes them by the command",
     "store.sums": "a part of the store: tests/store add and undo through SharedStore",
     "trace.reader": "tests/trace read through paceline.trace",
 }

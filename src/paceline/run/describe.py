@@ -294,7 +294,10 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
         f"engine {traits.name} runs its members in turn": traits.is_spmd or first.steps_together,
         f"the model lies on {first.device}": first.can_share,
-        "the end of a stream is found while it is read": first.order != "stream",
+        "the end of a stream is found while it is read": (
+            first.order != "stream"
+            or (traits.has_store and choose_path(settings, protocol) != "collective")
+        ),
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
     if settings.path in ("peers", "collective") and wrong:
