@@ -27,6 +27,8 @@ from .base import ScriptHooks, Work
 from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
+from .route import Route
+from .scheduled import along
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 _TOLD_S = 2.0
@@ -40,12 +42,10 @@ _DIED_INSIDE = (
 class DistributedAveraging(Averaging):
     """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
-    def __init__(
-        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
-    ) -> None:
-        super().__init__(copy, barrier, hooks, rendezvous)
+    def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
+        super().__init__(copy, barrier, hooks, route)
         replica = self._replica
-        self._group = self._make_group(rendezvous)
+        self._group = self._make_group(route)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -56,17 +56,17 @@ class DistributedAveraging(Averaging):
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
 
-    def _make_group(self, rendezvous: str) -> MemberGroup:
+    def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
         if not dist.is_initialized():
             dist.init_process_group(
                 "gloo" if self._replica.device.type == "cpu" else None,
-                init_method=f"file://{rendezvous}",
+                init_method=f"file://{route.rendezvous}",
                 rank=self._seat,
                 world_size=self._store.control.num_seats,
                 timeout=_TIMEOUT,
             )
-        return TorchGroup()
+        return along(route.collective, TorchGroup())
 
     @property
     def _live(self) -> Tensor:

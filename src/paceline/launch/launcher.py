@@ -34,6 +34,7 @@ from ..report.live import Observer
 from ..report.logs import MetricsLog, open_log
 from ..report.summary import Summary, summarize
 from ..report.trials import TrialsSummary
+from ..run.collective import path_of
 from ..run.controller import Controller
 from ..run_dir import RunFolder
 from ..system.files import OpenFolder
@@ -121,7 +122,7 @@ def launch_run(
             f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
             "paceline simulate takes them in virtual time"
         )
-    parse(settings.protocol, settings.workers, settings.staleness)
+    path_of(settings, parse(settings.protocol, settings.workers, settings.staleness))
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)
     FaultPlan.parse(settings.fault, settings.workers)

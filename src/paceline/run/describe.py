@@ -17,7 +17,8 @@ from ..errors import ConfigError
 from ..plan import LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
-from ..system.processors import count_accelerators, num_cores
+from ..system.processors import num_cores
+from .collective import AUTO, UNMEASURED, Measured, collective_of, path_of
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -127,6 +128,7 @@ class Description:
             "workers": settings.workers,
             "engine": plan.engine,
             "path": plan.path,
+            "collective": plan.collective,
             "batch_size": plan.samples_per_update,
             "mini_batch_size": plan.mini_batch_size,
             "pushes_per_update": plan.pushes_per_update,
@@ -157,7 +159,11 @@ class Description:
 
 
 def make_plan(
-    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
+    first: Description,
+    protocol: SyncProtocol,
+    settings: RunSettings,
+    traits: Traits,
+    measured: Measured = UNMEASURED,
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
     parts = protocol.num_pushes
@@ -165,6 +171,7 @@ def make_plan(
     check_size(first, parts)
     updates, epochs, total = _length(first, protocol, settings)
     path = _path(first, protocol, settings, traits)
+    collective, why = collective_of(settings, path, first.update_bytes, measured)
     promise = _promise(protocol, settings, path) if settings.deterministic else ()
     return Plan(
         task=first.task,
@@ -189,6 +196,8 @@ def make_plan(
         staleness=str(protocol.staleness),
         accumulate=first.accumulate,
         parameter_table=first.parameter_table,
+        collective=collective,
+        collective_why=why,
     )
 
 
@@ -272,8 +281,12 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         "the end of a stream is found while it is read": first.order != "stream",
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
-    if settings.path in ("peers", "collective") and wrong:
-        raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
+    is_asked = settings.path in ("peers", "collective") or settings.collective != AUTO
+    if is_asked and wrong:
+        what = f"path {settings.path!r}"
+        if settings.collective != AUTO:
+            what = f"collective {settings.collective!r}"
+        raise ConfigError(f"{what} cannot be used: {wrong[0]}; use path 'store'")
     is_by_store = bool(wrong) or settings.path == "store"
     if is_by_store and first.steps_together:
         why = wrong[0] if wrong else "path 'store' was asked for"
@@ -289,17 +302,4 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         )
     if is_by_store:
         return "store"
-    return "collective" if choose_path(settings, protocol) == "collective" else "peers"
-
-
-def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """``collective`` where every worker of a protocol between peers has its own accelerator.
-
-    Also where workers share no memory.
-    """
-    if settings.engine == "torchrun":
-        return "collective"
-    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
-    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
-        return "collective"
-    return settings.path
+    return "collective" if path_of(settings, protocol) == "collective" else "peers"

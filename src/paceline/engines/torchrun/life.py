@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -142,7 +143,7 @@ class RankLife:
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
             self.channel, self.carrier, seat=seat, member=spec.member,
-            averaging=lambda copy, barrier, hooks: RankAveraging(group, copy, barrier, hooks),
+            averaging=partial(RankAveraging, group),
         )  # fmt: skip
         if context.threads is not None:  # else as torchrun, or the user's OMP_NUM_THREADS, says
             torch.set_num_threads(context.threads)
