@@ -32,11 +32,12 @@ from ...exchange.distributed import DistributedAveraging
 from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
+from ...exchange.route import BUCKET_BYTES, FIRST_BUCKET_BYTES, Route
+from ...exchange.scheduled import along
 from ...store.layout import Section
+from .group import RankGroup
 from .member import GatheredLines
 
-_FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
-"""Sizes of the first bucket and of the others: those of PyTorch's DDP."""
 _OLD = -1.0
 """In place of a share: the gradients were written after their sum had begun."""
 _MOST_IN_VAIN = 2
@@ -58,13 +59,18 @@ class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
     def __init__(
-        self, group: MemberGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+        self,
+        group: RankGroup,
+        copy: ModelCopy,
+        barrier: Barrier,
+        hooks: ScriptHooks,
+        collective: str,
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
         self._lines, self._ranks = barrier, group
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
         self._buckets = make_buckets(copy.replica.layout.parameters) if self._overlaps else []
-        super().__init__(copy, barrier, hooks, "")
+        super().__init__(copy, barrier, hooks, Route(collective=collective))
         if self._overlaps:
             self._gathered, self._mean = self._mean, torch.zeros_like(self._mean)
             self._bucket_of = {
@@ -73,8 +79,8 @@ class RankAveraging(DistributedAveraging):
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
             self.come_back()
 
-    def _make_group(self, rendezvous: str) -> MemberGroup:
-        return self._ranks
+    def _make_group(self, route: Route) -> MemberGroup:
+        return along(route.collective, self._ranks, is_apart=True)
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
@@ -220,7 +226,7 @@ def make_buckets(section: Section) -> list[Bucket]:
         end, numbers = stop, list[int]()
         for number, place in reversed(inside):
             numbers.append(number)
-            most = _BUCKET_BYTES if buckets else _FIRST_BYTES
+            most = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
             if end - place.offset >= most or place.offset == start:
                 buckets.append(Bucket(Span(place.offset, end, dtype), tuple(numbers)))
                 end, numbers = place.offset, []
