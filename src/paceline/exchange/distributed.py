@@ -8,6 +8,7 @@ those of peers in shared memory. A death inside an all-reduce cannot be mended h
 or begins again from a checkpoint. This module must not know protocols.
 """
 
+import cmath
 import datetime
 import math
 import time
@@ -110,14 +111,13 @@ class DistributedAveraging(Averaging):
         weight = weights[self._seat]
         runs = self._runs()
         self._reduce_all(runs, weight)
-        norm = math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
-        self._is_bad = not math.isfinite(norm)
+        self._is_bad = not self._are_finite(runs)
         if self._is_bad:
             return
         if clip.has_norm:
-            self.norm = norm
+            self.norm = norm_of(runs)
         for run in runs:
-            if (factor := clip.factor(norm)) != 1.0:
+            if (factor := clip.factor(self.norm)) != 1.0:
                 run.mul_(factor)
             if clip.has_value:
                 run.clamp_(-clip.max_value, clip.max_value)
@@ -126,6 +126,10 @@ class DistributedAveraging(Averaging):
         self._reduce_buffers(weight)
         if not self._copy.is_difference:
             self._copy.unedited.mark()
+
+    def _are_finite(self, runs: Sequence[Tensor]) -> bool:
+        """Whether the mean is; a sum reads it once, and may itself be too large."""
+        return are_finite([run.sum() for run in runs]) or math.isfinite(norm_of(runs))
 
     def _runs(self) -> list[Tensor]:
         """The mean, a stretch for each type of numbers."""
@@ -212,3 +216,13 @@ class DistributedAveraging(Averaging):
     def hand_over(self) -> None:
         """Hand the whole state to the store; every member's copy is the same."""
         self._store.blocks[self.block].copy_(self._own)
+
+
+def are_finite(sums: Sequence[Tensor]) -> bool:
+    """Whether nothing that went into these sums is inf or nan."""
+    return all(cmath.isfinite(one.item()) for one in sums)
+
+
+def norm_of(runs: Sequence[Tensor]) -> float:
+    """Of all together."""
+    return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))

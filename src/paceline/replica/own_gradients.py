@@ -1,10 +1,12 @@
 """Gradients where torch makes them: what a backward pass has left, so that changes are seen.
 
 A member whose optimizer steps here keeps ``.grad`` as plain PyTorch has it, since an optimizer may
-hold on to the tensors that it has seen. What `Replica` tells of gradients that are gathered, this
-tells of those. This module must not know who looks, nor why.
+hold on to the tensors that it has seen; so does one that sends a multiple of each gradient, which
+is made in the only pass over it. What `Replica` tells of gradients that are gathered, this tells of
+those. This module must not know who looks, nor why.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,22 +22,35 @@ class OwnGradients:
 
     Args:
         replica: of the model; what it gathers is not looked at.
+
+    Attributes:
+        arrived: is given the number of each gradient that a backward pass leaves.
     """
 
     def __init__(self, replica: Replica) -> None:
         self.parameters, self.names = replica.parameters, replica.names
         self.layout = replica.layout
         self._num_left = 0
-        self._left = [(-1, 0)] * len(self.parameters)
+        self._left: list[tuple[int, int]] = [(-1, 0)] * len(self.parameters)
         """Per parameter: the gradient's counter of changes, and where it lay."""
-        for number, parameter in enumerate(self.parameters):
-            if parameter.is_floating_point() or parameter.is_complex():
-                register(parameter, partial(self._hooked, number))
+        self.arrived: Callable[[int], None] | None = None
+        self._handles = [
+            register(parameter, partial(self._hooked, number))
+            for number, parameter in enumerate(self.parameters)
+            if parameter.is_floating_point() or parameter.is_complex()
+        ]
+
+    def release(self) -> None:
+        """Nothing is seen from now on."""
+        for handle in self._handles:
+            handle.remove()
 
     def _hooked(self, number: int, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.take_over(number, parameter.grad)
         self._num_left += 1
+        if self.arrived is not None:
+            self.arrived(number)
 
     @property
     def num_hooked(self) -> int:

@@ -3,10 +3,11 @@
     backward   layer 3 | layer 2 | layer 1 | step: lines | wait | optimizer
     group              [bucket 0 ][bucket 1 ][bucket 2]
 
-A bucket is a stretch of the gradients, the last layers' first. As soon as the hooks have left all
-of them a copy is multiplied by this rank's share of the mean, as the last round had it, and its sum
-over ranks begins. All ranks begin the buckets of a round in one order, each once, a rank without a
-mini-batch with zeros; so they fit, whatever a script does between.
+A bucket is a stretch of the mean, the last layers' first. Gradients stay where torch makes them: a
+hook multiplies each, still warm, by this rank's share of the mean, as the last round had it, into
+its place there, and as soon as a bucket has all of its own its sum over ranks begins. All ranks
+begin the buckets of a round in one order, each once, a rank without a mini-batch with zeros; so
+they fit, whatever a script does between.
 
 A sum is only right where the step is of that backward pass alone. Each rank looks at its gradients
 when it pushes: where they were written since (a second backward pass, an edit, a clip of its own)
@@ -18,7 +19,7 @@ Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Paralle
 parameters here: their bucket begins at the push. This module must not know protocols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,15 +28,19 @@ from torch import Tensor
 
 from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
-from ...exchange.distributed import DistributedAveraging
+from ...exchange.distributed import DistributedAveraging, are_finite
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
+from ...replica.own_gradients import OwnGradients
 from ...store.layout import Section
 from .group import RankGroup
 from .member import GatheredLines
 
 _FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
 """Sizes of the first bucket and of the others: those of PyTorch's DDP."""
+_CPU_BUCKET_BYTES = 4 << 20
+"""Between CPUs links are slow: of 25 MB that are through in 2 s (100 Mbit/s) most come after the
+backward pass, while 4 MB still take thirty times what it costs to begin them (0.1 ms, loopback)."""
 _OLD = -1.0
 """In place of a share: the gradients were written after their sum had begun."""
 _MOST_IN_VAIN = 2
@@ -55,6 +60,18 @@ class Bucket(NamedTuple):
     numbers: tuple[int, ...]
 
 
+class Sent(NamedTuple):
+    """Which gradient has its share in the mean; held, so that no other one comes to lie there.
+
+    Attributes:
+        version: its counter of changes.
+    """
+
+    gradient: Tensor | None
+    version: int
+    address: int
+
+
 class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
@@ -66,12 +83,19 @@ class RankAveraging(DistributedAveraging):
         super().__init__(copy, barrier, hooks, "")
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
         if self._overlaps:
-            self._gathered, self._mean = self._mean, torch.zeros_like(self._mean)
-            self._buckets = make_buckets(self._replica.layout.parameters)
+            self._mean = torch.zeros_like(self._mean)
+            places = self._replica.layout.parameters.places
+            self._views = [place.view(self._mean) for place in places]
+            is_cpu = self._mean.device.type == "cpu"
+            self._buckets = make_buckets(
+                self._replica.layout.parameters, _CPU_BUCKET_BYTES if is_cpu else _BUCKET_BYTES
+            )
             self._bucket_of = {
                 number: index for index, one in enumerate(self._buckets) for number in one.numbers
             }
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
+            self._own_grads = OwnGradients(self._replica)
+            self._replica.leave_to(self._own_grads)
             self.come_back()
 
     def _start_group(self, rendezvous: str) -> None:
@@ -96,29 +120,51 @@ class RankAveraging(DistributedAveraging):
             sum(self._replica.parameters[number].requires_grad for number in one.numbers)
             for one in self._buckets
         ]
-        self._seen: dict[int, int] = {}
-        """Per parameter: how often its gradient had been written when its bucket began."""
+        self._sent: dict[int, Sent] = {}
+        self._sums: list[Tensor] = []
+        """Of each bucket of the mean."""
 
     def _arrived(self, number: int) -> None:
-        """A hook has left this gradient."""
-        self._missing[self._bucket_of[number]] -= 1
-        while self._share and len(self._under_way) < len(self._buckets):
+        """A backward pass has left this gradient."""
+        self._replica.check()
+        index = self._bucket_of[number]
+        if not self._share or index < len(self._under_way):
+            return
+        self._multiply(number, self._share)
+        self._missing[index] -= 1
+        while len(self._under_way) < len(self._buckets):
             if self._missing[len(self._under_way)] > 0:
                 return
             self._begin(self._share)
+
+    def _multiply(self, number: int, share: float) -> None:
+        gradient = self._replica.parameters[number].grad
+        if gradient is None:
+            self._views[number].zero_()
+            self._sent[number] = Sent(None, 0, 0)
+        else:
+            self._replica.refuse_sparse(number, gradient)
+            torch.mul(gradient.detach(), share, out=self._views[number])
+            self._sent[number] = Sent(gradient, gradient._version, gradient.data_ptr())
 
     def _begin(self, share: float) -> None:
         """Of the next bucket; ``share``: of this rank's gradient in the mean."""
         bucket = self._buckets[len(self._under_way)]
         out = self._mean[bucket.start : bucket.stop].view(bucket.dtype)
         if share:
-            gathered = self._gathered[bucket.start : bucket.stop].view(bucket.dtype)
-            torch.mul(gathered, share, out=out)
+            for number in bucket.numbers:
+                if not self._is_sent(number):
+                    self._multiply(number, share)
         else:
             out.zero_()
-        versions = self._replica.write_count
-        self._seen |= {number: versions(number) for number in bucket.numbers}
         self._under_way.append(self._group.begin_to_reduce(out))
+
+    def _is_sent(self, number: int) -> bool:
+        """Whether the mean's place has a share of the gradient as it is now."""
+        gradient, sent = self._replica.parameters[number].grad, self._sent.get(number)
+        if sent is None or gradient is None or gradient is not sent.gradient:
+            return sent is not None and gradient is sent.gradient
+        return (gradient._version, gradient.data_ptr()) == (sent.version, sent.address)
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -127,10 +173,10 @@ class RankAveraging(DistributedAveraging):
         if self._overlaps:
             self._num_vain = 0
             self._begin_round()
-            self._replica.arrived = self._arrived
+            self._own_grads.arrived = self._arrived
 
     def step_aside(self) -> None:
-        self._give_back()
+        self._end_round()
         super().step_aside()
 
     # -- a round --------------------------------------------------------------------------------
@@ -141,16 +187,22 @@ class RankAveraging(DistributedAveraging):
         if not self._overlaps:
             return
         weight = work.weight if work.num_samples else 0.0
-        has_begun, count = bool(self._under_way), self._replica.write_count
-        is_old = any(count(number) != seen for number, seen in self._seen.items())
+        has_begun = bool(self._under_way)
+        is_old = has_begun and not all(map(self._is_sent, self._numbers_under_way()))
         if has_begun:
             share = self._share
             self._num_vain = self._num_vain + 1 if is_old else 0
         else:
             share = weight / self._total if self._total else 1.0
+            if share != self._share:
+                self._sent.clear()
         while len(self._under_way) < len(self._buckets):
             self._begin(share if weight else 0.0)
         self._lines.show_share(_OLD if is_old else share if weight or has_begun else 0.0)
+
+    def _numbers_under_way(self) -> Iterator[int]:
+        for bucket in self._buckets[: len(self._under_way)]:
+            yield from bucket.numbers
 
     def update(self, lines: Sequence[Line]) -> None:
         if self._overlaps:
@@ -168,8 +220,8 @@ class RankAveraging(DistributedAveraging):
         if not self._overlaps:
             super()._reduce_all(runs, weight)
         elif self._must_redo:
-            size = self._replica.layout.parameters.stop
-            self._mean[:size].copy_(self._gathered[:size])
+            for number in range(len(self._views)):
+                self._multiply(number, 1.0)
             super()._reduce_all(runs, weight)
 
     def _reduce_buffers(self, weight: float) -> None:
@@ -185,9 +237,16 @@ class RankAveraging(DistributedAveraging):
                 one.copy_(part.view(one.shape))
 
     def _finish(self) -> None:
-        for work in self._under_way:
+        """All sums under way are there; each is looked at while the next ones come."""
+        for bucket, work in zip(self._buckets, self._under_way, strict=False):
             self._group.finish(work)
+            self._sums.append(self._mean[bucket.start : bucket.stop].view(bucket.dtype).sum())
         self._under_way = []
+
+    def _are_finite(self, runs: Sequence[Tensor]) -> bool:
+        if not self._overlaps or self._must_redo:
+            return super()._are_finite(runs)
+        return are_finite(self._sums) or super()._are_finite(runs)
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -199,15 +258,25 @@ class RankAveraging(DistributedAveraging):
         self._give_back()
         super().hand_over()
 
-    def _give_back(self) -> None:
+    def _end_round(self) -> None:
         """What is under way ends; from now on gradients go nowhere."""
         if self._overlaps:
             self._finish()
-            self._replica.arrived = None
+            self._own_grads.arrived = None
+
+    def _give_back(self) -> None:
+        """The same for good: they are gathered, for the store."""
+        if self._overlaps:
+            self._end_round()
+            self._replica.gather_anew()
 
 
-def make_buckets(section: Section) -> list[Bucket]:
-    """The gradients in buckets, the last parameters' first: theirs are there first."""
+def make_buckets(section: Section, most_bytes: int = _CPU_BUCKET_BYTES) -> list[Bucket]:
+    """The gradients in buckets, the last parameters' first: theirs are there first.
+
+    Args:
+        most_bytes: of a bucket but for the last parameter that comes into it.
+    """
     buckets: list[Bucket] = []
     numbered = list(enumerate(section.places))
     for dtype, start, stop in reversed(list(section.runs())):
@@ -215,7 +284,7 @@ def make_buckets(section: Section) -> list[Bucket]:
         end, numbers = stop, list[int]()
         for number, place in reversed(inside):
             numbers.append(number)
-            most = _BUCKET_BYTES if buckets else _FIRST_BYTES
+            most = most_bytes if buckets else _FIRST_BYTES
             if end - place.offset >= most or place.offset == start:
                 buckets.append(Bucket(place.offset, end, dtype, tuple(numbers)))
                 end, numbers = place.offset, []
