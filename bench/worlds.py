@@ -7,6 +7,7 @@ because they wait for it. So variants are interleaved (A B A B) on a machine tha
 Roles:  `ddp`  `pace`  `one` (one process, all threads)
         `bound` (each process its part of every batch, and no exchange at all)
         `read` (each process reads what another has just written, as much as a gradient)
+A world can be held to some cores: its process of rank r computes on the r-th of them.
 `ddp` and `pace` can go without a loader, too: each process then draws its part of every batch.
 """
 
@@ -213,8 +214,15 @@ def be_one(options: argparse.Namespace, channel: socket.socket) -> None:
     answer(channel, step, list(model.parameters()))
 
 
+def hold(options: argparse.Namespace, rank: int) -> None:
+    """Compute on a core of one's own, where the world has some."""
+    if options.cores:
+        os.sched_setaffinity(0, {int(options.cores.split(",")[rank])})
+
+
 def be_bound(options: argparse.Namespace, channel: socket.socket) -> None:
     torch.set_num_threads(1)
+    hold(options, options.rank)
     model = make_model(options.model)
     subject = SUBJECTS[options.model]
     step = plain_steps(model, subject, options.batch, options.rank, options.world)
@@ -308,6 +316,7 @@ def be_pace(options: argparse.Namespace) -> None:
     import paceline
 
     pace = paceline.connect()
+    hold(options, int(os.environ.get("RANK", 0)))
     if pace.num_workers == 1:
         torch.set_num_threads(options.world)
     model, subject = make_model(options.model), SUBJECTS[options.model]
@@ -365,7 +374,7 @@ class World:
     def __init__(
         self, role: str, *, model: str, batch: int, total: int, world: int = 2, tune: int = 0,
         protocol: str = "full-sync", launched: bool = True, extra: tuple[str, ...] = (),
-        draws: bool = False,
+        draws: bool = False, cores: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.role = role
         self.usual_s: dict[str, float] = {}
@@ -377,7 +386,7 @@ class World:
         own = [
             str(HERE), "--role", role, "--model", model, "--batch", str(batch), "--total",
             str(total), "--world", str(world), "--tune", str(tune), "--draws",
-            str(int(draws)), "--answer-to", address,
+            str(int(draws)), "--cores", ",".join(map(str, cores)), "--answer-to", address,
             "--rendezvous", f"{self._folder.name}/rendezvous",
         ]  # fmt: skip
         python = [sys.executable]
@@ -393,9 +402,12 @@ class World:
             commands = [[*python, *own]]
         is_one_thread = role in SIDE_BY_SIDE
         environment = {**os.environ, "OMP_NUM_THREADS": "1"} if is_one_thread else None
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores or before)  # the launcher's, too
         self._processes = [
             subprocess.Popen(one, stdout=subprocess.DEVNULL, env=environment) for one in commands
         ]
+        os.sched_setaffinity(0, before)
         server.settimeout(600)
         told = world if role in SIDE_BY_SIDE and role != "ddp" else 1
         self._channels = [server.accept()[0] for _ in range(told)]
@@ -447,7 +459,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, kind in {
         "role": str, "model": str, "batch": int, "total": int, "world": int, "rank": int,
-        "tune": int, "draws": int, "answer-to": str, "rendezvous": str,
+        "tune": int, "draws": int, "cores": str, "answer-to": str, "rendezvous": str,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=kind)
     options = parser.parse_args()

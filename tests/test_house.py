@@ -14,7 +14,7 @@ from test_layers import FILES, ROOT, module_of
 
 TESTS = Path(__file__).parent
 MOST_LINES, MOST_FUNCTION_LINES, MOST_LINES_OF_NINE_IN_TEN = 300, 40, 20
-MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 321, 21, 16
+MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 335, 21, 16
 
 LONG_FUNCTIONS = {
     "script.prepared.Prepared.__init__": "every part of what a script prepared, made in one place",
@@ -39,6 +39,7 @@ DRIVEN = {
     "run": "events go in and messages come out on paper: tests/run, through run.controller",
     "protocols": "a protocol is reached by its name: tests/protocols, through protocols.parse",
     "collectives": "a schedule is reached by its name: tests/collectives, by collectives.parse",
+    "compression": "a compressor is reached by its name: tests/compression, by compression.parse",
     "engines": "members are run: tests/contracts and tests/engines, by an engine's name",
     "lightning": "a Trainer drives it: tests/frameworks, by paceline.lightning.PacelineStrategy",
 }

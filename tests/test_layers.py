@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("system", "context", "config"),
     ("store",),
     ("replica", "run_dir"),
-    ("kvstore", "data", "conditions", "protocols", "collectives", "wire"),
+    ("kvstore", "data", "conditions", "protocols", "collectives", "compression", "wire"),
     ("core", "trace"),
     ("exchange", "checkpoints", "workloads", "report", "tuning", "theory"),
     ("script", "program"),

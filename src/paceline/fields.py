@@ -3,17 +3,22 @@
     JSON        count(fields["samples"])    many(count)(fields["stops"])    by_name(real)(...)
     a setting   convert("4", int | None)    a variable of the environment is always text, a file
                                             has types of its own and a call has Python's
+    name:number read_name("k-sync:3", ...)  one of a family's members, and its number
 
-Each raises TypeError or ValueError where the value is another; who reads it says where it came
-from. This module must not know files, nor which settings there are or what the values mean.
+Each raises TypeError or ValueError where the value is another, and who reads it says where it came
+from; of a name and its number ConfigError, with what may be written. This module must not know
+files, nor which settings there are or what the values mean.
 """
 
 import math
 import re
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
+
+from .errors import ConfigError, unknown
 
 T = TypeVar("T")
 Value: TypeAlias = str | int | float | bool | tuple[str, ...] | None
@@ -213,3 +218,81 @@ def read_length(text: str | None) -> Length | None:
     if not match or not 0.0 < number <= LARGEST or not (match[2] or number.is_integer()):
         raise ValueError("5ep (epochs) or 200 (updates), above 0")
     return Length(number, 0) if match[2] else Length(0.0, int(number))
+
+
+# -- a member of a family, by its name and its number ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameNumber:
+    """The number in ``name:number`` of a family's member: what it means.
+
+    Attributes:
+        default: its value if it is left out; None: it must be given.
+        example: what a message proposes.
+    """
+
+    symbol: str
+    meaning: str
+    minimum: int
+    default: int | None = None
+    example: int = 1
+
+    def read(self, name: str, number: str, text: str) -> int:
+        """The number of ``text``, which names this member.
+
+        Raises:
+            ConfigError: it is no whole number.
+        """
+        try:
+            return int(number)
+        except ValueError:
+            found = repr(number) if number else "nothing"
+            raise ConfigError(
+                f"{spelled(name, self)} needs a whole number {self.symbol} ({self.meaning}), "
+                f"got {found} in {text!r}; write for example "
+                f"{name}:{max(self.minimum, self.example)}"
+            ) from None
+
+
+def spelled(name: str, argument: NameNumber | None) -> str:
+    """How a member is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
+    if argument is None:
+        return name
+    symbol = f":{argument.symbol}"
+    return name + (symbol if argument.default is None else f"[{symbol}]")
+
+
+def read_name(
+    text: str,
+    kind: str,
+    arguments: Mapping[str, NameNumber | None],
+    aliases: Mapping[str, str],
+) -> tuple[str, int | None]:
+    """The member that ``name`` or ``name:number`` means, and its number.
+
+    Args:
+        kind: of the family, for a message: ``protocol``.
+        arguments: of each member; None: it takes no number.
+        aliases: other names.
+
+    Raises:
+        ConfigError: the name is unknown, or its number is missing, not one, or not wanted.
+
+    Example:
+        >>> read_name("k-sync:3", "protocol", {"k-sync": NameNumber(
+        ...     symbol="K", meaning="pushes an update", minimum=1)}, {})
+        ('k-sync', 3)
+    """
+    given, colon, number = text.strip().partition(":")
+    name = aliases.get(given, given)
+    if name not in arguments:
+        raise unknown(kind, given, [*arguments, *aliases])
+    argument = arguments[name]
+    if argument is None:
+        if colon:
+            raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
+        return name, None
+    if not colon and argument.default is not None:
+        return name, None
+    return name, argument.read(name, number, text)

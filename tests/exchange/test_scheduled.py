@@ -17,7 +17,8 @@ from paceline.collectives.choose import candidates
 from paceline.collectives.rings import ParallelRings
 from paceline.collectives.transfers import Operation, bounds, owner_of
 from paceline.errors import ConfigError
-from paceline.exchange.scheduled import ScheduledCollective
+from paceline.exchange.group import TorchGroup
+from paceline.exchange.scheduled import ScheduledCollective, ScheduledGroup
 
 folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
@@ -89,8 +90,28 @@ else:
 pair = dist.new_group([0, size - 1])
 if rank in (0, size - 1):
     part = torch.full((5,), float(rank + 1))
-    ScheduledCollective(parse("ring", 2), pair).all_reduce(part)
+    ScheduledCollective(parse("ring", 2), TorchGroup(pair)).all_reduce(part)
     assert torch.equal(part, torch.full((5,), 1.0 + size)), part
+
+members = TorchGroup()
+for group in (members, ScheduledGroup(parse("ring", size), members)):
+    assert (group.rank, group.size) == (rank, size)
+    numbers = [torch.full((3,), float(rank)), torch.tensor(rank), torch.tensor([True, rank == 1])]
+    for begun in [group.all_reduce(one, is_maximum=True) for one in numbers]:
+        begun.wait()
+    assert numbers[0].tolist() == [size - 1.0] * 3
+    assert (int(numbers[1]), numbers[2].tolist()) == (size - 1, [True, True])
+    turned = torch.tensor([1.0 + rank * 1j])
+    group.all_reduce(turned).wait()
+    assert turned.tolist() == [size + 1j * size * (size - 1) / 2]
+    sent = torch.arange(2 * size, dtype=torch.uint8) + 10 * rank
+    came = torch.empty(2 * size, dtype=torch.uint8)
+    group.all_to_all(sent, came).wait()
+    assert came.tolist() == [10 * n + 2 * rank + i for n in range(size) for i in (0, 1)], came
+    every = torch.empty(2 * size * size, dtype=torch.uint8)
+    group.all_gather(sent, every).wait()
+    assert every.tolist() == [10 * n + i for n in range(size) for i in range(2 * size)]
+    num_checked += 1
 print("checked", num_checked)
 dist.barrier()
 dist.destroy_process_group()
@@ -100,6 +121,7 @@ dist.destroy_process_group()
 DYING = """
 import os, signal, sys, time, torch, torch.distributed as dist
 from paceline.collectives import parse
+from paceline.exchange.group import TorchGroup
 from paceline.exchange.scheduled import ScheduledCollective
 
 folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -108,13 +130,13 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
 run = ScheduledCollective(parse("ring", size))
 run.all_reduce(torch.ones(1000))
 if rank == 1:
-    passed, rounds = dist.batch_isend_irecv, []
-    def dies_in_its_third_round(calls):
-        rounds.append(calls)
+    passed, rounds = TorchGroup.swap, []
+    def dies_in_its_third_round(self, sent, received):
+        rounds.append(sent)
         if len(rounds) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return passed(calls)
-    dist.batch_isend_irecv = dies_in_its_third_round
+        return passed(self, sent, received)
+    TorchGroup.swap = dies_in_its_third_round
 begun_s = time.monotonic()
 try:
     run.all_reduce(torch.ones(1000))

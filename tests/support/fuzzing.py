@@ -62,7 +62,7 @@ from paceline.script.member_state import MemberState, set_groups
 from paceline.speed import Finding, Outcome, Speed
 from paceline.system.files import OpenFolder
 from paceline.trace import read_trace
-from paceline.trace.records import Handed, Ordered, Record
+from paceline.trace.records import Handed, Header, Ordered, Record
 from paceline.tuning import remembered
 from paceline.workloads.base import Task
 from resealing import reseal
@@ -336,8 +336,9 @@ def _check_sums(records: list[Record], summary: Summary, sample: SampleReport) -
     )
     stale = summary.staleness_versions
     assert 0 <= stale.p50 <= stale.p99 <= stale.max <= max(0, len(updates) - 1)
+    (said,) = {one.number("num_samples") for one in records if isinstance(one, Header)}
     for one in sample.ledgers:
-        assert one.used + one.dropped + one.open == one.samples == NUM_SAMPLES
+        assert one.used + one.dropped + one.open == one.samples == said
         assert min(one.used, one.dropped, one.open) >= 0
         assert 0 <= one.twice <= one.used
 

@@ -6,6 +6,8 @@
     queues, asynchrony     queued operations as an accelerator's stream has them; what they save
     overlap                what copying meanwhile saves, and a second place
     collectives, collective_seat     sums between processes, beside their formulas
+    links                  what cores are connected by, and the rings in it
+    scaling                what more workers bring: real runs by 1, 2, 4 ..., in turn
     ways, compiling        the same model through each compiler
     batch_size, throughput           which batch fits; images a second, up to where memory ends
     training, batch_choice           real training: gradient noise, and what a batch size is worth

@@ -1,4 +1,4 @@
-"""``paceline bench``: what one device does, measured: compilers, asynchrony, overlap; collectives.
+"""``paceline bench``: what is measured: compilers, asynchrony, overlap; collectives, scaling.
 
 A command a measurement and its flags, which makes more than 300 lines.
 """
@@ -6,16 +6,21 @@ A command a measurement and its flags, which makes more than 300 lines.
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from ..errors import Interrupted
 from .flags import Json, say, show, writable
 
 if TYPE_CHECKING:
+    from ..bench.scaling import MeasuredScaling, ScalingQuestion
     from ..bench.throughput import ThroughputRow
 
-bench = App(name="bench", help="What one device does, and what collectives do between processes.")
+bench = App(
+    name="bench",
+    help="What one device does, what collectives do between processes, what more workers bring.",
+)
 
 
 @Parameter(name="*")
@@ -218,6 +223,146 @@ def collectives(
     show(json, found.to_json, lambda: render_collectives(found))
 
 
+@bench.command
+def links(
+    *, topology: str | None = None, cores: str | None = None, mib: int = 16, json: Json = False
+) -> None:
+    """What the cores here are connected by: latency, bandwidth, NUMA nodes; the rings in it.
+
+    Example: paceline bench links --topology dgx1
+
+    Parameters
+    ----------
+    topology
+        Measure nothing, and show a recorded machine: dgx1, pcie8, hosts2x4.
+    cores
+        With commas between [default: up to eight, spread over those that may be used].
+    mib
+        Of the buffer that is copied.
+    """
+    from ..bench.links import (
+        measure_links,
+        recorded,
+        recorded_json,
+        render_links,
+        render_recorded,
+        usual_cores,
+    )
+    from ..errors import ConfigError
+
+    if topology is not None:
+        machines = recorded(topology)
+        show(json, lambda: recorded_json(machines), lambda: render_recorded(machines))
+        return
+    if mib < 1:
+        raise ConfigError(f"--mib must be >= 1, got {mib}")
+    chosen = usual_cores() if cores is None else _numbers(cores, "--cores", "0,1")
+    found = measure_links(chosen, mib << 20, say)
+    show(json, found.to_json, lambda: render_links(found))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ScalingFlags:
+    """Which runs are measured, and how long.
+
+    Parameters
+    ----------
+    workers
+        How many, with commas between [default: 1,2,4 ... up to what can compute at once].
+    protocol
+        Of the runs with more than one worker.
+    weak
+        Only runs in which each worker takes a whole batch [default: both].
+    strong
+        Only runs that share a batch.
+    batch_size
+        Samples that one worker takes at once, and that n workers share [default: the task's].
+    updates
+        Of one worker; runs of more make so many steps a worker, about.
+    rounds
+        In which they take turns.
+    engine
+        local or inline.
+    threads
+        Of each worker, however many there are.
+    device
+        cpu, cuda, cuda:1 ...
+    seed
+        Of weights and order.
+    plot
+        Draw the picture into this SVG file.
+    """
+
+    workers: str | None = None
+    protocol: str = "full-sync"
+    weak: Annotated[bool, Parameter(negative=())] = False
+    strong: Annotated[bool, Parameter(negative=())] = False
+    batch_size: int | None = None
+    updates: int = 60
+    rounds: int = 5
+    engine: str = "local"
+    threads: int = 1
+    device: str = "auto"
+    seed: int = 0
+    plot: Path | None = None
+
+
+NO_SCALING = ScalingFlags()
+
+
+@bench.command
+def scaling(task: str, /, *, asked: ScalingFlags = NO_SCALING, json: Json = False) -> None:
+    """What more workers bring: throughput, speed-up, efficiency and steps of real runs in turn.
+
+    Example: paceline bench scaling lenet -n 1,2,4 --plot scaling.svg
+
+    Parameters
+    ----------
+    task
+        A built-in task or package.module:task.
+    """
+    from ..bench.scaling import measure_scaling
+
+    writable(asked.plot)
+    try:
+        found = measure_scaling(_scaling_question(task, asked), say)
+    except Interrupted as end:
+        _show_scaling(end.summary, asked.plot, is_json=json)
+        raise
+    _show_scaling(found, asked.plot, is_json=json)
+
+
+def _show_scaling(found: "MeasuredScaling", plot: Path | None, *, is_json: bool) -> None:
+    from ..bench.scaling import draw_scaling, render_scaling
+
+    if plot is not None:
+        plot.write_text(draw_scaling(found), encoding="utf-8")
+    show(is_json, found.to_json, lambda: render_scaling(found))
+
+
+def _scaling_question(task: str, asked: ScalingFlags) -> "ScalingQuestion":
+    from ..bench.scaling import STRONG, WEAK, ScalingQuestion, usual_workers
+
+    numbers = usual_workers(asked.device, asked.threads)
+    if asked.workers is not None:
+        numbers = _numbers(asked.workers, "--workers", "1,2,4")
+    kinds = (WEAK,) * asked.weak + (STRONG,) * asked.strong
+    return ScalingQuestion(
+        task=task,
+        workers=tuple(number for number in numbers if number != 1),
+        kinds=kinds or (WEAK, STRONG),
+        protocol=asked.protocol,
+        batch_size=asked.batch_size,
+        updates=asked.updates,
+        rounds=asked.rounds,
+        engine=asked.engine,
+        threads=asked.threads,
+        device=asked.device,
+        seed=asked.seed,
+    )
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags:
@@ -317,18 +462,19 @@ def _swept(models: str, here: SweepFlags) -> "list[ThroughputRow]":
             threads=chosen_threads(here.threads),
         )
         if here.batch_sizes is not None:
-            asked = replace(asked, batch_sizes=_numbers(here.batch_sizes))
+            sizes = _numbers(here.batch_sizes, "--batch-sizes", "1,16,256")
+            asked = replace(asked, batch_sizes=sizes)
         rows += sweep(asked, name, say)
     return rows
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str, flag: str, example: str) -> tuple[int, ...]:
     from ..errors import ConfigError
 
     try:
-        return tuple(sorted(int(number) for number in text.split(",")))
+        return tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError:
-        raise ConfigError(f"--batch-sizes {text!r} must read as 1,16,256") from None
+        raise ConfigError(f"{flag} {text!r} must read as {example}") from None
 
 
 def _size(size: int | None, kind: str) -> int:

@@ -22,7 +22,7 @@ tests in tests/collectives run over the table. How members exchange bytes while 
 another family: `exchange/`, whose averagings may follow a schedule of these.
 """
 
-from ..errors import ConfigError, unknown
+from ..fields import read_name, spelled
 from .base import Collective
 from .butterflies import BineButterfly, HalvingDoubling
 from .direct import FullyConnected, HubServer
@@ -56,11 +56,7 @@ ALIASES = {
 
 def spelling(name: str) -> str:
     """How a collective of the table is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
-    argument = COLLECTIVES[name].argument
-    if argument is None:
-        return name
-    symbol = f":{argument.symbol}"
-    return name + (symbol if argument.default is None else f"[{symbol}]")
+    return spelled(name, COLLECTIVES[name].argument)
 
 
 def parse(text: str, num_ranks: int) -> Collective:
@@ -79,23 +75,6 @@ def parse(text: str, num_ranks: int) -> Collective:
         >>> str(parse("star", num_ranks=3))
         'hub'
     """
-    given, colon, number = text.strip().partition(":")
-    name = ALIASES.get(given, given)
-    if name not in COLLECTIVES:
-        raise unknown("collective", given, [*COLLECTIVES, *ALIASES])
-    collective, argument = COLLECTIVES[name], COLLECTIVES[name].argument
-    if argument is None:
-        if colon:
-            raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
-        return collective(num_ranks)
-    if not colon and argument.default is not None:
-        return collective(num_ranks)
-    try:
-        value = int(number)
-    except ValueError:
-        found = repr(number) if number else "nothing"
-        raise ConfigError(
-            f"{spelling(name)} needs a whole number {argument.symbol} ({argument.meaning}), "
-            f"got {found} in {text!r}; write for example {name}:{max(argument.minimum, 1)}"
-        ) from None
-    return collective(num_ranks, value)
+    arguments = {name: one.argument for name, one in COLLECTIVES.items()}
+    name, value = read_name(text, "collective", arguments, ALIASES)
+    return COLLECTIVES[name](num_ranks, value)

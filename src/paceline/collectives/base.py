@@ -21,6 +21,7 @@ from itertools import chain
 from typing import ClassVar
 
 from ..errors import ConfigError
+from ..fields import NameNumber
 from .transfers import BACKWARDS, Action, Operation, Round, backwards
 
 
@@ -49,16 +50,6 @@ class LinkCost:
             return 0.0
         port_s = num_messages * self.overhead_s + num_bytes * self.s_per_byte
         return self.latency_s + port_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NameNumber:
-    """The number in ``name:number`` of a collective: what it means, and its value if left out."""
-
-    symbol: str
-    meaning: str
-    minimum: int
-    default: int | None = None
 
 
 class Collective(abc.ABC):

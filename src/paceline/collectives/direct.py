@@ -28,7 +28,8 @@ practice, and experience", Concurrency and Computation 19(13), 2007.
 from collections.abc import Iterator
 
 from ..errors import ConfigError
-from .base import LinkCost, NameNumber, Spreading
+from ..fields import NameNumber
+from .base import LinkCost, Spreading
 from .transfers import Action, ChunkTransfer, Operation, Round
 
 

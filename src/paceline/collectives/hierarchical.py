@@ -25,7 +25,8 @@ hosts). Changed: rings on both levels.
 from collections.abc import Iterator
 
 from ..errors import ConfigError
-from .base import LinkCost, NameNumber, Spreading
+from ..fields import NameNumber
+from .base import LinkCost, Spreading
 from .rings import around
 from .transfers import Action, Operation, Round
 

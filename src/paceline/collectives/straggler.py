@@ -38,7 +38,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ..errors import ConfigError
-from .base import Collective, LinkCost, NameNumber
+from ..fields import NameNumber
+from .base import Collective, LinkCost
 from .butterflies import folded, folding_s
 from .rings import around
 from .transfers import Action, ChunkTransfer, Operation, Round, floor_power_of_two

@@ -231,3 +231,11 @@ def two_hosts(*, has_nvlink: bool = True) -> Topology:
             for b in range(a + 1, first + 4):
                 links += _both_ways(a, b, NVLINK_BYTES_PER_S)
     return replace(plain, name="2 hosts of 4", links=tuple(links))
+
+
+RECORDED: dict[str, tuple[Topology, ...]] = {
+    "dgx1": (dgx(), dgx(has_nvlink=False)),
+    "pcie8": (pcie_cards(),),
+    "hosts2x4": (two_hosts(), two_hosts(has_nvlink=False)),
+}
+"""By what ``bench links --topology`` takes; where a machine has NVLink, also without."""

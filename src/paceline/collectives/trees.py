@@ -46,7 +46,8 @@ all-reduce is one after the other, not interleaved.
 
 from collections.abc import Iterator
 
-from .base import LinkCost, NameNumber, Spreading
+from ..fields import NameNumber
+from .base import LinkCost, Spreading
 from .transfers import Action, ChunkTransfer, Operation, Round
 
 

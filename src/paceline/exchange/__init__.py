@@ -12,7 +12,8 @@
 
     lockstep        steps that call the model again, made by all members together
 
-    scheduled       a schedule of `collectives/` on tensors, by ``torch.distributed``
+    group           what all members do together with tensors: the contract, torch's own way
+    scheduled       a schedule of `collectives/` on tensors
 
 Their parts: member (what a member has: its carrier of words and bytes, its part in checkpoints),
 model_copy (what leaves it and comes back), inbox (what it hears, its jobs), rounds (where peers

@@ -25,6 +25,7 @@ from ..store.optimizer import Updater
 from ..store.sums import wide
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
+from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
 
@@ -38,14 +39,14 @@ _DIED_INSIDE = (
 
 
 class DistributedAveraging(Averaging):
-    """Peers whose gradients are averaged by an all-reduce."""
+    """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
     def __init__(
         self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
     ) -> None:
         super().__init__(copy, barrier, hooks, rendezvous)
         replica = self._replica
-        self._start_group(rendezvous)
+        self._group = self._make_group(rendezvous)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -56,7 +57,8 @@ class DistributedAveraging(Averaging):
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
 
-    def _start_group(self, rendezvous: str) -> None:
+    def _make_group(self, rendezvous: str) -> MemberGroup:
+        """Who sums together: all members of the run, by their seats."""
         if not dist.is_initialized():
             dist.init_process_group(
                 "gloo" if self._replica.device.type == "cpu" else None,
@@ -65,6 +67,7 @@ class DistributedAveraging(Averaging):
                 world_size=self._store.control.num_seats,
                 timeout=_TIMEOUT,
             )
+        return TorchGroup()
 
     @property
     def _live(self) -> Tensor:
@@ -172,7 +175,7 @@ class DistributedAveraging(Averaging):
         if weight is not None:
             tensor.mul_(weight) if weight else tensor.zero_()
         try:
-            self._combine(tensor, is_maximum=weight is None)
+            self._group.all_reduce(tensor, is_maximum=weight is None).wait()
         except RuntimeError:
             end_s = time.monotonic() + _TOLD_S
             while time.monotonic() < end_s:
@@ -180,10 +183,6 @@ class DistributedAveraging(Averaging):
                     raise AllGone(_DIED_INSIDE) from None
                 time.sleep(0.01)
             raise
-
-    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
-        """All members' tensors become their sum, or their maximum, the same bits in all."""
-        dist.all_reduce(tensor, dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM)
 
     def _undo_if_bad(self) -> bool:
         """All members saw the same mean and left everything as it was."""

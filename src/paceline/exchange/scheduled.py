@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..collectives.base import Collective
 from ..collectives.transfers import Action, Operation, bounds
 from ..errors import ConfigError
+from .group import DONE, MemberGroup, Parcel, Pending, TorchGroup, plain
 
 Span = tuple[int, int]  # elements, from and up to
 
@@ -50,23 +50,20 @@ class ScheduledCollective:
     """This rank's part of a collective.
 
     Args:
-        group: of ``torch.distributed``; the default one where none is given. It stays the user's:
-            nothing is started or ended here.
+        group: who sends to whom; the default one of ``torch.distributed`` where none is given.
 
     Raises:
         ConfigError: the group has another number of ranks than the collective.
     """
 
-    def __init__(self, collective: Collective, group: dist.ProcessGroup | None = None) -> None:
-        size = dist.get_world_size(group)
-        if size != collective.num_ranks:
+    def __init__(self, collective: Collective, group: TorchGroup | None = None) -> None:
+        self._group = group = TorchGroup() if group is None else group
+        if group.size != collective.num_ranks:
             raise ConfigError(
-                f"{collective} is made for {collective.num_ranks} ranks, and the group has {size}; "
-                f"parse it with {size}"
+                f"{collective} is made for {collective.num_ranks} ranks, and the group has "
+                f"{group.size}; parse it with {group.size}"
             )
         self.collective = collective
-        self._group = group
-        self._rank = dist.get_rank(group)
         self._turns: dict[tuple[Operation, int, int], list[_Turn]] = {}
 
     def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> None:
@@ -92,7 +89,7 @@ class ScheduledCollective:
 
         Raises:
             ConfigError: the collective has no such operation for so many ranks.
-            RuntimeError: of ``torch.distributed``, where a peer is gone.
+            RuntimeError, LinkError: a peer is gone.
         """
         flat = tensor.contiguous().view(-1)
         for turn in self._turns_for(operation, root, flat.numel()):
@@ -105,22 +102,16 @@ class ScheduledCollective:
             flat[slice(*one.spans[0])] if one.is_in_place else flat.new_empty(one.num_elements)
             for one in turn.receives
         ]
-        calls = [
-            dist.P2POp(dist.irecv, into, self._global(one.peer), self._group)
-            for one, into in zip(turn.receives, beside, strict=True)
-        ]
+        sent = []
         for one in turn.sends:
             parts = [flat[begin:end] for begin, end in one.spans]
-            joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-            calls.append(dist.P2POp(dist.isend, joined, self._global(one.peer), self._group))
-        for work in dist.batch_isend_irecv(calls):
-            work.wait()
+            sent.append(Parcel(one.peer, parts[0] if len(parts) == 1 else torch.cat(parts)))
+        self._group.swap(
+            sent, [Parcel(one.peer, into) for one, into in zip(turn.receives, beside, strict=True)]
+        )
         for one, came in zip(turn.receives, beside, strict=True):
             if not one.is_in_place:
                 _write(flat, one, came, is_maximum=is_maximum)
-
-    def _global(self, rank: int) -> int:
-        return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
     def _turns_for(self, operation: Operation, root: int, num_elements: int) -> list[_Turn]:
         """This rank's rounds for so many elements, made once."""
@@ -135,9 +126,9 @@ class ScheduledCollective:
             sends: list[_Message] = []
             receives: list[_Message] = []
             for one in transfers:
-                if self._rank not in (one.source, one.destination):
+                if self._group.rank not in (one.source, one.destination):
                     continue
-                is_mine = one.source == self._rank
+                is_mine = one.source == self._group.rank
                 message = _Message(
                     peer=one.destination if is_mine else one.source,
                     spans=_joined([edges[chunk] for chunk in one.chunks]),
@@ -150,6 +141,31 @@ class ScheduledCollective:
                 yield _Turn(
                     sends=tuple(sends), receives=tuple(_placed(one, sent) for one in receives)
                 )
+
+
+class ScheduledGroup(MemberGroup):
+    """Members whose sums follow a schedule; what else they do is torch's own.
+
+    Args:
+        below: what carries the messages.
+
+    Raises:
+        ConfigError: they are not as many as the schedule is for.
+    """
+
+    def __init__(self, collective: Collective, below: TorchGroup) -> None:
+        self.rank, self.size = below.rank, below.size
+        self._sums, self._below = ScheduledCollective(collective, below), below
+
+    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
+        self._sums.all_reduce(plain(tensor), is_maximum=is_maximum)
+        return DONE
+
+    def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
+        return self._below.all_gather(mine, out)
+
+    def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
+        return self._below.all_to_all(mine, out)
 
 
 def _placed(message: _Message, sent: Sequence[Span]) -> _Message:

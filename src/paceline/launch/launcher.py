@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +33,7 @@ from ..protocols import parse
 from ..report.files import write_report
 from ..report.live import Observer
 from ..report.logs import MetricsLog, open_log
+from ..report.one_worker import find_one_worker
 from ..report.summary import Summary, summarize
 from ..report.trials import TrialsSummary
 from ..run.controller import Controller
@@ -277,7 +279,7 @@ def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllL
         trials = TrialRuns(program, lives, engine, observer, tail)
         controller = Controller(
             engine, protocol, settings, trace, observer, log, tail, origin,
-            carry_out=trials.carry_out,
+            carry_out=trials.carry_out, find_one_worker=partial(find_one_worker, place.path),
         )  # fmt: skip
         ends.enter_context(closing(controller))
         ends.callback(lives.lived, trace)

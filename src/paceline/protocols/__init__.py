@@ -5,7 +5,8 @@ claims in tests/protocols. The contract test runs over the table. Beside them li
 what a stale gradient is worth under any of them.
 """
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
+from ..fields import read_name, spelled
 from .adaptive import Adaptive
 from .adaptive_local import AdaptiveLocal
 from .asynchronous import Async
@@ -41,8 +42,7 @@ ALIASES = {
 
 def spelling(name: str) -> str:
     """How a protocol of the table is written: ``full-sync``, ``k-sync:K``."""
-    argument = PROTOCOLS[name].argument
-    return name if argument is None else f"{name}:{argument.symbol}"
+    return spelled(name, PROTOCOLS[name].argument)
 
 
 def parse(text: str, num_workers: int, staleness: str = "none") -> SyncProtocol:
@@ -80,21 +80,6 @@ def parse(text: str, num_workers: int, staleness: str = "none") -> SyncProtocol:
 
 
 def _parse_one(text: str, num_workers: int) -> SyncProtocol:
-    given, colon, number = text.strip().partition(":")
-    name = ALIASES.get(given, given)
-    if name not in PROTOCOLS:
-        raise unknown("protocol", given, [*PROTOCOLS, *ALIASES])
-    protocol, argument = PROTOCOLS[name], PROTOCOLS[name].argument
-    if argument is None:
-        if colon:
-            raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
-        return protocol(num_workers)
-    try:
-        value = int(number)
-    except ValueError:
-        found = repr(number) if number else "nothing"
-        raise ConfigError(
-            f"{spelling(name)} needs a whole number {argument.symbol} ({argument.meaning}), "
-            f"got {found} in {text!r}; write for example {name}:{max(argument.minimum, 2)}"
-        ) from None
-    return protocol(num_workers, value)
+    arguments = {name: one.argument for name, one in PROTOCOLS.items()}
+    name, value = read_name(text, "protocol", arguments, ALIASES)
+    return PROTOCOLS[name](num_workers, value)

@@ -34,16 +34,15 @@ from ..events import (
     Stalled,
     Ticket,
 )
+from ..fields import NameNumber
 from .staleness import WHOLE, StalenessRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """The number in ``name:number``: what it means and which values it may have."""
+class Argument(NameNumber):
+    """The number in ``name:number`` of a protocol, and which values it may have."""
 
-    symbol: str
-    meaning: str
-    minimum: int
+    example: int = 2
     is_at_most_workers: bool = False
     instead: str = ""  # what to use for more than the workers allow
 

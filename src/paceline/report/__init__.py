@@ -1,6 +1,7 @@
 """From the trace of a run to numbers, text and pictures.
 
     tally, summary     the numbers of a run; whereabouts: what became of one sample
+    one_worker         what one worker alone needs for a step, where a run has measured it
     terminal           a summary as text; files: what a run leaves: its curve
     logs               metrics for other tools, as they come
     live, screen       what is seen while the run goes

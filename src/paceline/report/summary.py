@@ -14,6 +14,7 @@ from ..core.stats import SlowWorker, accuracy_among
 from ..errors import ConfigError
 from ..trace import FILE_NAME, read_trace
 from ..trace.records import Evaluated
+from .one_worker import OneWorker
 from .tally import Tally
 from .text import Point
 
@@ -73,6 +74,17 @@ class SlowSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingEfficiency:
+    """One worker's time for a mini-batch over the time of each of these workers."""
+
+    value: float
+    """1: each of them trains as many samples a second as one worker alone."""
+    one_worker_step_s: float
+    one_worker_run: str
+    one_worker_day: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSummary:
     """One epoch, whole or begun."""
 
@@ -105,6 +117,8 @@ class Summary:
     samples: int
     time_per_update_s: float | None
     images_per_s: float | None
+    scaling_efficiency: ScalingEfficiency | None
+    """None: no run of one worker that is like this one is known."""
     seconds_per_epoch: float | None
     staleness_versions: Staleness
     skipped_updates: int
@@ -192,6 +206,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         samples=samples,
         time_per_update_s=_ratio(trained_s, tally.version),
         images_per_s=_ratio(samples, trained_s),
+        scaling_efficiency=_efficiency(tally, workers),
         seconds_per_epoch=_seconds_per_epoch(tally),
         staleness_versions=staleness_of(tally.staleness),
         skipped_updates=tally.skipped,
@@ -241,6 +256,19 @@ def _devices(device: str, workers: int) -> tuple[str, ...]:
 
 def _ratio(value: float, by: float) -> float | None:
     return value / by if by else None
+
+
+def _efficiency(tally: Tally, workers: int) -> ScalingEfficiency | None:
+    """By what one worker alone was known to need when the run began; both once they were warm."""
+    assert tally.header is not None
+    alone = OneWorker.from_header(tally.header)
+    if alone is None or not tally.warm.samples:
+        return None
+    mini_batch_s = tally.header.number("mini_batch_size") * tally.warm.seconds / tally.warm.samples
+    return ScalingEfficiency(
+        value=alone.step_s / (workers * mini_batch_s),
+        one_worker_step_s=alone.step_s, one_worker_run=alone.run, one_worker_day=alone.day,
+    )  # fmt: skip
 
 
 def _seconds_per_epoch(tally: Tally) -> float | None:

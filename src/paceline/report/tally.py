@@ -27,6 +27,9 @@ from ..trace.records import (
     SupersededRecord,
 )
 
+WARM_UP_UPDATES = 3
+"""At a run's begin, while workers fill caches and allocate."""
+
 
 @dataclass(slots=True)
 class WorkerTally:
@@ -71,6 +74,30 @@ class Update:
     t_s: float
     num_samples: int
     loss: float
+
+
+@dataclass(slots=True)
+class WarmRate:
+    """Updates once a run is warm, and only within epochs: what lies between two does not count."""
+
+    updates: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    _num_seen: int = 0
+    _last_s: float | None = None
+
+    def applied(self, t_s: float, num_samples: int) -> None:
+        """An update was decided then."""
+        self._num_seen += 1
+        if self._last_s is not None and self._num_seen > WARM_UP_UPDATES:
+            self.updates += 1
+            self.samples += num_samples
+            self.seconds += t_s - self._last_s
+        self._last_s = t_s
+
+    def paused(self) -> None:
+        """What comes next does not follow at once."""
+        self._last_s = None
 
 
 @dataclass(slots=True)
@@ -120,6 +147,7 @@ class Tally:
         self.updates: list[Update] = []
         self.evaluations: list[Evaluated] = []
         self.service = ServiceTimes(num_kept=4096)
+        self.warm = WarmRate()
         self.resumes: list[Resumed] = []
         self.last_s = 0.0
         self.ended = ""
@@ -172,6 +200,7 @@ class Tally:
                 self.resumes.append(record)
                 self.version = record.version  # that of before, but for a trace that was damaged
                 self._free_leases()
+                self.warm.paused()
                 self.last_s = max(self.last_s, record.t_s)
             case Evaluated():
                 self.evaluations.append(record)
@@ -220,6 +249,7 @@ class Tally:
                 for ticket in order.tickets:  # what it neither keeps nor leaves, others have used
                     self._use_leases(ticket, self._pushed.pop(ticket[:2], None))
             case EpochEnd():
+                self.warm.paused()
                 self._epoch_ended(order, t_s)
 
     def _granted(self, order: Grant, t_s: float) -> None:
@@ -266,6 +296,7 @@ class Tally:
                 loss_sum += fact.loss * fact.num_samples
                 loss_samples += fact.num_samples
         self.samples += num_samples
+        self.warm.applied(t_s, num_samples)
         # Without a rule the weights are shares of the samples and sum to 1.
         self.scales.decided.add(sum(order.weights), len(order.tickets))
         self.version += 1

@@ -52,6 +52,7 @@ def _figures(summary: Summary, columns: int) -> list[str]:
             "samples",
             f"{summary.samples:,}, {or_dash(summary.images_per_s, '{:,.0f}'.format)} a second",
         ),
+        ("efficiency", _efficiency(summary)),
         ("seconds an epoch", _an_epoch(summary)),
         (
             "staleness",
@@ -74,6 +75,15 @@ def _figures(summary: Summary, columns: int) -> list[str]:
         for line in lines
         for part in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False)
     ]
+
+
+def _efficiency(summary: Summary) -> str:
+    """Beside one worker alone; empty where its time is not known."""
+    one = summary.scaling_efficiency
+    if one is None:
+        return ""
+    step = format_duration(one.one_worker_step_s)
+    return f"{one.value:.2f} of one worker's {step} a step (run of {one.one_worker_day})"
 
 
 def _an_epoch(summary: Summary) -> str:

@@ -9,8 +9,8 @@ refusals need the same parts. This module must not know processes, sockets, tens
 """
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from ..checkpoints.resumption import Origin
 from ..checkpoints.writer import WriteQueue
@@ -23,6 +23,7 @@ from ..passes import START
 from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
+from ..report.one_worker import OneWorker
 from ..store.memory import Memory
 from ..trace import FILE_NAME, Trace, read_trace
 from ..trace.records import Evaluated
@@ -55,6 +56,7 @@ from .state import RunState
 from .trials import CarryOut, TrialBook, TrialOutcome
 
 _TICK_S = 0.1
+FindOneWorker: TypeAlias = Callable[[Mapping[str, Any]], OneWorker | None]
 _FOUR_LINES = """\
 the script ended without paceline.connect() and prepare(): it trained nothing that Paceline could \
 share out. Add the four lines:
@@ -73,6 +75,7 @@ class Controller:
         make_queue: of the store's memory, where checkpoints are handed in to be written.
         carry_out: carries out a trial in the midst of it; None: it can have none.
         trial: name of the trial that it is; empty: it is a run.
+        find_one_worker: by the trace's header, what one worker alone has needed for such a step.
 
     Attributes:
         outcome: what of it concerns the run around it, if it is a trial.
@@ -93,6 +96,7 @@ class Controller:
         make_queue: Callable[[Memory], WriteQueue] = WriteQueue,
         carry_out: CarryOut | None = None,
         trial: str = "",
+        find_one_worker: FindOneWorker = lambda header: None,
     ) -> None:
         self.interruption = ""
         self._interrupted_s = 0.0
@@ -102,6 +106,7 @@ class Controller:
         self._protocol = protocol
         self._output = output
         self._origin = origin
+        self._find_one_worker = find_one_worker
         self._run = RunState(engine, settings, trace, observer, log, origin.resumption, clock)
         self._make_queue = make_queue
         self._peers = Peers(self._run, lambda number: self._checkpointing.at_round(number))
@@ -331,7 +336,9 @@ class Controller:
         if self._origin.resumption is not None:
             self._origin.resumption.refuse_another(identity)
         else:
-            run.trace.header(**run.header(first, run.plan))
+            header = run.header(first, run.plan)
+            alone = self._find_one_worker(header)
+            run.trace.header(**header, **({} if alone is None else alone.header()))
         run.observer.plan(run.plan)
         if run.settings.dry_run:
             run.ending = "dry run"

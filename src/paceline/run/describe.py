@@ -74,6 +74,8 @@ class Description:
     """Whether all members make each step together, each with an optimizer of its own."""
     parameter_table: tuple[LayerParameters, ...] = ()
     """Of ``--parameters``."""
+    machine: str = ""
+    """What computes, by its maker's name."""
 
     @classmethod
     def read(cls, text: str) -> "Description":
@@ -134,6 +136,8 @@ class Description:
             "seed": settings.seed,
             "order": self.order,
             "device": self.device,
+            "machine": self.machine,
+            "model": self.digest.partition("-")[0],
             "learning_rates": list(self.learning_rates),
             "num_parameters": self.num_parameters,
             "update_bytes": self.update_bytes,

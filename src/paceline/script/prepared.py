@@ -38,7 +38,7 @@ from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
 from ..store.joint import joined
 from ..store.parameter_store import arena_bytes, pinned_at
-from ..system.processors import num_cores
+from ..system.processors import num_cores, processor_name
 from ..tuning.candidate import Forward, Objects, TrialSubject
 from ..tuning.fast import Settled, made_up_loss, settle
 from .accumulation import Accumulation
@@ -381,6 +381,7 @@ class Prepared:
             "program": context.program,
             "threads": torch.get_num_threads(),
             "device": str(self._device),
+            "machine": processor_name(self._device),
             "num_parameters": layout.num_parameters,
             "update_bytes": layout.parameters.num_bytes,
             "arena_bytes": arena_bytes(

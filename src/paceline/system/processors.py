@@ -7,6 +7,7 @@ shows that there may be one, because that takes seconds. This module must not kn
 """
 
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,19 @@ def _quota_cores(root: Path) -> float | None:
         return quota_us / period_us if quota_us > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def processor_name(device: "torch.device | None" = None) -> str:
+    """What computes, by its maker's name: the accelerator of CUDA or ROCm, else the processor."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def count_accelerators(device: str = "auto") -> int:

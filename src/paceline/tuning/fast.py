@@ -19,7 +19,7 @@ from ..context import Context
 from ..data.feed import apply, move
 from ..errors import ConfigError, FileError
 from ..speed import Outcome, Speed
-from ..system.processors import num_cores
+from ..system.processors import num_cores, processor_name
 from . import allocator
 from .candidate import Candidate, Feed, TrialSubject, host_batch, num_samples_of
 from .candidates import CANDIDATES
@@ -218,7 +218,7 @@ def _key(
     ]
     modules = [type(one).__qualname__ for one in model.modules()]
     device = subject.device
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    machine = processor_name(device)
     return key_of((
         tensors, modules, repr(model), type(optimizer).__qualname__, settings,
         sorted(subject.objects.sizes), subject.num_workers,
@@ -227,16 +227,6 @@ def _key(
         torch.__version__, importlib.metadata.version("paceline"), machine, str(device.type),
         num_cores(), torch.get_num_threads(), shapes, options,
     ))  # fmt: skip
-
-
-def _cpu_name() -> str:
-    import platform
-
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.partition(":")[2].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _source(outcome: Outcome, was_there: bool) -> str:

@@ -23,17 +23,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
 from ...exchange.distributed import DistributedAveraging, are_finite
+from ...exchange.group import MemberGroup, Pending
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
 from ...replica.own_gradients import OwnGradients
 from ...store.layout import Section
-from .group import RankGroup
 from .member import GatheredLines
 
 _FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
@@ -76,10 +75,10 @@ class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
     def __init__(
-        self, group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+        self, group: MemberGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
-        self._group, self._lines = group, barrier
+        self._lines, self._ranks = barrier, group
         super().__init__(copy, barrier, hooks, "")
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
         if self._overlaps:
@@ -98,8 +97,8 @@ class RankAveraging(DistributedAveraging):
             self._replica.leave_to(self._own_grads)
             self.come_back()
 
-    def _start_group(self, rendezvous: str) -> None:
-        return
+    def _make_group(self, rendezvous: str) -> MemberGroup:
+        return self._ranks
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
@@ -109,13 +108,10 @@ class RankAveraging(DistributedAveraging):
                 "SCRIPT"
             )
 
-    def _combine(self, tensor: Tensor, *, is_maximum: bool) -> None:
-        self._group.reduce(tensor, is_maximum=is_maximum)
-
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
-        self._under_way: list[dist.Work] = []
+        self._under_way: list[Pending] = []
         self._missing = [
             sum(self._replica.parameters[number].requires_grad for number in one.numbers)
             for one in self._buckets
@@ -157,7 +153,7 @@ class RankAveraging(DistributedAveraging):
                     self._multiply(number, share)
         else:
             out.zero_()
-        self._under_way.append(self._group.begin_to_reduce(out))
+        self._under_way.append(self._group.all_reduce(out))
 
     def _is_sent(self, number: int) -> bool:
         """Whether the mean's place has a share of the gradient as it is now."""
@@ -238,8 +234,8 @@ class RankAveraging(DistributedAveraging):
 
     def _finish(self) -> None:
         """All sums under way are there; each is looked at while the next ones come."""
-        for bucket, work in zip(self._buckets, self._under_way, strict=False):
-            self._group.finish(work)
+        for bucket, sum_of_bucket in zip(self._buckets, self._under_way, strict=False):
+            sum_of_bucket.wait()
             self._sums.append(self._mean[bucket.start : bucket.stop].view(bucket.dtype).sum())
         self._under_way = []
 

@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import torch
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import LinkError
+from ...exchange.group import Parcel, Pending, TorchGroup
 from .place import MeetingPlace
 from .world import RankOfWorld
 
@@ -37,7 +38,7 @@ _TAG: Final = 7001
 """Of the words by which ranks leave; the script's own sends are in other groups."""
 
 
-class RankGroup:
+class RankGroup(TorchGroup):
     """What this rank does together with all others.
 
     Args:
@@ -47,8 +48,11 @@ class RankGroup:
         LinkError: they do not reach each other.
     """
 
+    patience = _LONGEST
+
     def __init__(self, place: MeetingPlace, rank: RankOfWorld, lost: Callable[[int], None]) -> None:
         self._place, self._rank, self._lost = place, rank, lost
+        self.rank, self.size = rank.rank, rank.size
         self._store = place.client("gloo")
         try:
             self._gloo: Any = dist.ProcessGroupGloo(
@@ -69,31 +73,11 @@ class RankGroup:
 
     # -- what all do together -------------------------------------------------------------------
 
-    def gather(self, mine: Tensor, out: Tensor) -> None:
-        """``out`` becomes what all have, by rank: ``(size * n,)`` of ``(n,)``, on a CPU."""
-        self._wait(self._gloo._allgather_base(out, mine))
-
-    def reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> None:
-        """In place: the sum of all, or the maximum; the same bits in all."""
-        self._wait(self.begin_to_reduce(tensor, is_maximum=is_maximum))
-
-    def begin_to_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> dist.Work:
-        """The same, under way: ``finish`` waits for it. All begin theirs in one order."""
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
-        work: dist.Work = self._of(tensor).allreduce([_plain(tensor)], options)
-        return work
-
-    def finish(self, work: dist.Work) -> None:
-        """It is done."""
-        self._wait(work)
-
-    def begin_to_share(self, tensor: Tensor) -> dist.Work:
+    def begin_to_share(self, tensor: Tensor) -> Pending:
         """Rank 0's bytes for all, on a CPU; the others' become those."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        work: dist.Work = self._gloo.broadcast([tensor], options)
-        return work
+        return self._told(self._gloo.broadcast([tensor], options))
 
     def _of(self, tensor: Tensor) -> Any:
         if tensor.device.type == "cpu":
@@ -106,13 +90,19 @@ class RankGroup:
             )
         return self._nccl
 
-    def _wait(self, work: dist.Work) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            self._break(error)
+    def _devices(self, device: torch.device) -> tuple[torch.device, ...]:
+        return ()  # each group is of one backend
 
-    def _break(self, error: RuntimeError) -> NoReturn:
+    def _told(self, work: dist.Work) -> Pending:
+        return _Watched(self, work)
+
+    def swap(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        try:
+            super().swap(sent, received)
+        except RuntimeError as error:
+            self.break_off(error)
+
+    def break_off(self, error: RuntimeError) -> NoReturn:
         """A rank has died. Whoever hears of it first says so, and the process ends meanwhile."""
         time.sleep(_TOLD_S)
         raise LinkError(
@@ -143,11 +133,17 @@ class RankGroup:
         return not self._watch.is_alive()
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """As numbers that a group knows."""
-    if tensor.dtype is torch.bool:
-        return tensor.view(torch.uint8)
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+class _Watched:
+    """An operation that a death breaks with a cause."""
+
+    def __init__(self, group: RankGroup, work: dist.Work) -> None:
+        self._group, self._work = group, work
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._group.break_off(error)
 
 
 def _first_line(error: Exception) -> str:

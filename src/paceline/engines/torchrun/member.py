@@ -15,11 +15,11 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ...exchange.base import Clock
+from ...exchange.group import Pending
 from ...exchange.rounds import Barrier, Line
 from ...store.control import (
     ALARM,
@@ -108,7 +108,7 @@ class RankCarrier:
         control.carrier = self
         self.control: Control = control
         self._store: SharedStore | None = None
-        self._under_way: tuple[dist.Work, Tensor] | None = None
+        self._under_way: tuple[Pending, Tensor] | None = None
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         if self._seat:
@@ -130,7 +130,7 @@ class RankCarrier:
         """It goes to all others as soon as they come for it."""
         assert self._store is not None
         if self._under_way is not None:
-            self._group.finish(self._under_way[0])
+            self._under_way[0].wait()
         words = torch.tensor([self.control[one] for one in _LAID])
         block = self._store.blocks[self._store.current]
         data = torch.cat([words.view(torch.uint8), block])
@@ -141,7 +141,7 @@ class RankCarrier:
         assert self._store is not None
         num_words = len(_LAID) * WORD_BYTES
         data = torch.empty(num_words + len(self._store.blocks[0]), dtype=torch.uint8)
-        self._group.finish(self._group.begin_to_share(data))
+        self._group.begin_to_share(data).wait()
         words = data[:num_words].view(torch.int64).tolist()
         self._store.blocks[words[_LAID.index(VERSION)] & 1].copy_(data[num_words:])
         for index, value in zip(_LAID, words, strict=True):
@@ -201,7 +201,7 @@ class GatheredLines(Barrier):
             self._own[at : at + size] = self._page[part]
             at += size
         self._own[at : at + len(present)] = present
-        self._group.gather(self._mine, self._all)
+        self._group.all_gather(self._mine, self._all).wait()
         self._take()
         self._clock.wait_s += time.perf_counter() - start
         return 0

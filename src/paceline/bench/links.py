@@ -1,0 +1,386 @@
+"""What the places of this machine are connected by: a matrix of latency and bandwidth, measured.
+
+    place a ---- shared memory, loopback ----> place b      for each two cores, one pair at a time
+
+    latency      half of a way there and back of one word or byte, the least of many
+    bandwidth    b copies what a has just written; b takes what a sends
+
+A place is a core with a process on it; of a machine with more than eight, eight are taken, spread
+over its NUMA nodes. Out of the matrix come the rings that move most (`collectives/ring_search`); of
+a machine that was recorded (`collectives/topology.RECORDED`) they come without any measuring. Who
+spins and who sends is Python, whose own time is in each latency. Accelerators are not measured.
+This module must not know schedules. Question, measurement and table are one file, as of the others
+here, which makes more than 300 lines.
+"""
+
+import contextlib
+import mmap
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..collectives.optimum import cuts
+from ..collectives.ring_search import MOST_RANKS, RingSet, find_rings
+from ..collectives.topology import RECORDED, NetworkLink, Topology
+from ..errors import ConfigError, unknown
+from ..report.text import table, three_figures
+from .apart import Apart
+from .samples import Measured
+
+MEMORY, LOOPBACK = "shared memory", "loopback"
+_NODES = Path("/sys/devices/system/node")
+_ROUND_TRIPS, _BLOCKS = 200, 5
+_WORDS_BYTES = 4096
+"""In front of the buffer: one line for each side's word."""
+_LINE_WORDS = 8
+_MOST_RINGS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPair(Measured):
+    """From one core to another."""
+
+    kind: str
+    source: int
+    destination: int
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLinks(Measured):
+    """The matrix of this machine.
+
+    Args:
+        nodes: core -> its NUMA node.
+    """
+
+    num_bytes: int
+    nodes: dict[int, int]
+    pairs: tuple[MeasuredPair, ...]
+
+    def topology(self, kind: str) -> Topology:
+        """The places as ranks in their order, with a link between each two."""
+        ranks = {core: rank for rank, core in enumerate(self.nodes)}
+        return Topology(
+            name=f"this machine, {kind}", num_ranks=len(ranks), num_switches=0,
+            links=tuple(
+                NetworkLink(
+                    source=ranks[one.source], destination=ranks[one.destination],
+                    bytes_per_s=one.bytes_per_s, latency_s=one.latency_s,
+                )
+                for one in self.pairs if one.kind == kind
+            ),
+        )  # fmt: skip
+
+
+# -- the other side: a process on a core -----------------------------------------------------------
+
+
+class LinkSeat:
+    """One end of a link, in a process of its own; `Apart` makes it.
+
+    Args:
+        core: that it computes on.
+        meeting: a file of `_WORDS_BYTES` and a buffer of ``num_bytes``, mapped by both ends.
+    """
+
+    def __init__(self, core: int, meeting: str, num_bytes: int) -> None:
+        torch.set_num_threads(1)
+        os.sched_setaffinity(0, {core})
+        with open(meeting, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _WORDS_BYTES + num_bytes)
+        self._words = memoryview(self._memory).cast("q")
+        self._shared = torch.frombuffer(
+            self._memory, dtype=torch.uint8, offset=_WORDS_BYTES, count=num_bytes
+        )
+        self._own = torch.ones(num_bytes, dtype=torch.uint8)
+
+    def spin(self, first: bool) -> Mapping[str, object]:
+        """There and back of one word: the least seconds of one way."""
+        mine, other = (0, _LINE_WORDS) if first else (_LINE_WORDS, 0)
+        words, start = self._words, self._words[other if first else mine]
+        took = [0.0] * _ROUND_TRIPS
+        for number in range(start + 1, start + 1 + _ROUND_TRIPS):
+            begun_s = time.perf_counter()
+            if first:
+                words[mine] = number
+            while words[other] < number:
+                pass
+            if not first:
+                words[mine] = number
+            took[number - start - 1] = time.perf_counter() - begun_s
+        return {"seconds": min(took) / 2}
+
+    def write(self) -> Mapping[str, object]:
+        """Fill the shared buffer, so that it is in this core's cache as far as it fits."""
+        self._shared.copy_(self._own)
+        return {}
+
+    def read(self) -> Mapping[str, object]:
+        """Seconds of copying the shared buffer."""
+        start_s = time.perf_counter()
+        self._own.copy_(self._shared)
+        return {"seconds": time.perf_counter() - start_s}
+
+    def listen(self) -> Mapping[str, object]:
+        """A port of this side."""
+        self._server = socket.create_server(("127.0.0.1", 0))
+        return {"port": self._server.getsockname()[1]}
+
+    def accept(self) -> Mapping[str, object]:
+        """Answer single bytes, then take a stream: the seconds of the whole buffer."""
+        end, _ = self._server.accept()
+        self._server.close()
+        with end:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(_ROUND_TRIPS):
+                end.sendall(end.recv(1))
+            view, took_s = _view(self._own), list[float]()
+            for _ in range(_BLOCKS):
+                num_read = end.recv_into(view)
+                start_s, first = time.perf_counter(), num_read
+                while num_read < len(view):
+                    num_read += end.recv_into(view[num_read:])
+                took_s.append((time.perf_counter() - start_s) * len(view) / (len(view) - first))
+                end.sendall(b"+")
+        return {"seconds": statistics.median(took_s)}
+
+    def connect(self, port: int) -> Mapping[str, object]:
+        """Send single bytes there and back, then the whole buffer: the least of one way."""
+        with socket.create_connection(("127.0.0.1", port)) as end:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            took = []
+            for _ in range(_ROUND_TRIPS):
+                start_s = time.perf_counter()
+                end.sendall(b"+")
+                end.recv(1)
+                took.append(time.perf_counter() - start_s)
+            for _ in range(_BLOCKS):
+                end.sendall(_view(self._own))
+                end.recv(1)
+        return {"seconds": min(took) / 2}
+
+
+def _view(tensor: Tensor) -> memoryview:
+    """The tensor's bytes."""
+    array: Any = tensor.numpy()
+    return memoryview(array)
+
+
+# -- here ------------------------------------------------------------------------------------------
+
+
+def numa_nodes(cores: Sequence[int], root: Path = _NODES) -> dict[int, int]:
+    """The NUMA node of each core; 0 where the kernel does not say."""
+    found = dict.fromkeys(cores, 0)
+    for node in root.glob("node[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            for core in _listed((node / "cpulist").read_text()):
+                if core in found:
+                    found[core] = int(node.name.removeprefix("node"))
+    return found
+
+
+def _listed(text: str) -> Iterator[int]:
+    """``0-3,8`` as numbers."""
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _usable() -> list[int]:
+    """The cores that this process may use. ConfigError: this system holds no process to a core."""
+    if not hasattr(os, "sched_getaffinity"):
+        raise ConfigError(
+            f"bench links holds processes to cores, which {sys.platform} does not let it; a "
+            "recorded machine is shown by --topology"
+        )
+    return sorted(os.sched_getaffinity(0))
+
+
+def usual_cores() -> tuple[int, ...]:
+    """Up to eight of those that this process may use, spread evenly over them in their order."""
+    cores = _usable()
+    most = min(MOST_RANKS, len(cores))
+    return tuple(cores[number * len(cores) // most] for number in range(most))
+
+
+def measure_links(
+    cores: Sequence[int], num_bytes: int, say: Callable[[str], None] = lambda line: None
+) -> MeasuredLinks:
+    """Every pair of cores, one after the other, both ways.
+
+    Raises:
+        ConfigError: fewer than two cores, more than eight, or one that may not be used.
+        WorkerError: a process died.
+    """
+    usable = _usable()
+    if not 2 <= len(set(cores)) == len(cores) <= MOST_RANKS:
+        raise ConfigError(
+            f"bench links needs 2 to {MOST_RANKS} different cores, got {len(cores)}; write "
+            "--cores 0,1"
+        )
+    if wrong := [core for core in cores if core not in usable]:
+        known = ",".join(map(str, usable))
+        raise ConfigError(f"core {wrong[0]} may not be used here; --cores takes of {known}")
+    with contextlib.ExitStack() as stack:
+        shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        place = stack.enter_context(tempfile.TemporaryDirectory(dir=shared, prefix="paceline-"))
+        meeting = Path(place) / "meeting"
+        meeting.write_bytes(bytes(_WORDS_BYTES + num_bytes))
+        target = f"{LinkSeat.__module__}:{LinkSeat.__name__}"
+        seats = {
+            core: stack.enter_context(
+                Apart(
+                    target, {"core": core, "meeting": str(meeting), "num_bytes": num_bytes},
+                    {"OMP_NUM_THREADS": "1"},
+                )
+            )
+            for core in cores
+        }  # fmt: skip
+        pairs = list[MeasuredPair]()
+        for source in cores:
+            for destination in cores:
+                if source != destination:
+                    say(f"core {source} to core {destination}")
+                    ends = seats[source], seats[destination]
+                    for kind, measure in (
+                        (MEMORY, _through_memory), (LOOPBACK, _through_loopback)
+                    ):  # fmt: skip
+                        latency_s, took_s = measure(*ends)
+                        pairs.append(
+                            MeasuredPair(
+                                kind=kind, source=source, destination=destination,
+                                latency_s=latency_s, bytes_per_s=num_bytes / took_s,
+                            )
+                        )  # fmt: skip
+    return MeasuredLinks(num_bytes=num_bytes, nodes=numa_nodes(cores), pairs=tuple(pairs))
+
+
+def _through_memory(source: Apart, destination: Apart) -> tuple[float, float]:
+    """Seconds of a word, and of the whole buffer."""
+    destination.begin("spin", first=False)
+    latency_s = float(source.ask("spin", first=True)["seconds"])
+    destination.end()
+    took_s = []
+    for _ in range(_BLOCKS):
+        source.ask("write")
+        took_s.append(float(destination.ask("read")["seconds"]))
+    return latency_s, statistics.median(took_s)
+
+
+def _through_loopback(source: Apart, destination: Apart) -> tuple[float, float]:
+    """Seconds of a byte, and of the whole buffer."""
+    port = destination.ask("listen")["port"]
+    destination.begin("accept")
+    latency_s = float(source.ask("connect", port=port)["seconds"])
+    return latency_s, float(destination.end()["seconds"])
+
+
+def recorded(name: str) -> tuple[Topology, ...]:
+    """A recorded machine as it is, and without NVLink where it has some.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in RECORDED:
+        raise unknown("topology", name, RECORDED)
+    return RECORDED[name]
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def render_links(found: MeasuredLinks) -> list[str]:
+    """Both matrices, the nodes, and the rings."""
+    cores = list(found.nodes)
+    lines = [
+        f"{len(cores)} cores, one pair at a time; {found.num_bytes / 2**20:g} MiB; the core that "
+        "has it on the left", "NUMA nodes: " + ", ".join(
+            f"{node}: cores {','.join(str(one) for one in cores if found.nodes[one] == node)}"
+            for node in sorted(set(found.nodes.values()))
+        ),
+    ]  # fmt: skip
+    for kind in (MEMORY, LOOPBACK):
+        pairs = {(one.source, one.destination): one for one in found.pairs if one.kind == kind}
+        rows = [
+            (
+                f"core {source}",
+                *(
+                    _cell(pairs[source, other]) if source != other else "-" for other in cores
+                ),
+            )
+            for source in cores
+        ]  # fmt: skip
+        lines += ["", *table((kind, *(f"core {one}" for one in cores)), rows)]
+        lines += [f"rings of cores: {_rings(found.topology(kind), cores)}"]
+    return lines
+
+
+def _cell(one: MeasuredPair) -> str:
+    return f"{one.bytes_per_s / 1e9:.3g} GB/s, {three_figures(one.latency_s)}"
+
+
+def _rings(topology: Topology, names: Sequence[int]) -> str:
+    found = find_rings(topology, _MOST_RINGS)
+    narrowest = min(out for _, _, out in cuts(topology))
+    rings = "; ".join(" - ".join(str(names[rank]) for rank in ring) for ring in found.rings)
+    share = found.total_bytes_per_s / narrowest
+    return f"{rings}: {_rate(found)} together, {share:.0%} of the narrowest cut"
+
+
+def _rate(found: RingSet) -> str:
+    many = f"{len(found.rings)} x " if len(found.rings) > 1 else ""
+    return f"{many}{found.each_bytes_per_s / 1e9:.3g} GB/s"
+
+
+def render_recorded(topologies: Sequence[Topology]) -> list[str]:
+    """Of each: the narrowest link between each two ranks, and the rings."""
+    lines = list[str]()
+    for one in topologies:
+        ranks = range(one.num_ranks)
+        rows = [
+            (
+                f"rank {source}",
+                *(
+                    f"{_width(one, source, other) / 1e9:.3g}" if source != other else "-"
+                    for other in ranks
+                ),
+            )
+            for source in ranks
+        ]
+        lines += ["", *table((f"{one.name}, GB/s", *map(str, ranks)), rows)]
+        lines += [f"rings: {_rings(one, list(ranks))}"]
+    return lines[1:]
+
+
+def recorded_json(topologies: Sequence[Topology]) -> dict[str, object]:
+    """As one JSON object."""
+    rows = []
+    for one in topologies:
+        found = find_rings(one, _MOST_RINGS)
+        ranks = range(one.num_ranks)
+        rows.append({
+            "name": one.name,
+            "bytes_per_s": [[_width(one, a, b) if a != b else None for b in ranks] for a in ranks],
+            "rings": [list(ring) for ring in found.rings],
+            "each_bytes_per_s": found.each_bytes_per_s,
+        })  # fmt: skip
+    return {"topologies": rows}
+
+
+def _width(topology: Topology, source: int, destination: int) -> float:
+    """Of the narrowest link on the way."""
+    way = topology.way(source, destination)
+    return min(topology.links[place].bytes_per_s for place in way)

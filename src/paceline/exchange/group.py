@@ -1,0 +1,153 @@
+"""What all members of a run do together with tensors: the contract, and torch's own way.
+
+    member 0   all_reduce ...... wait |          each begins an operation, and waits for it when it
+    member 1      all_reduce .... wait |         needs what comes of it
+
+    torch        torch.distributed's own, NCCL or gloo
+    scheduled    a sum along a schedule of `collectives/` (scheduled.py)
+    ranks        torch's own on groups of the torchrun engine (engines/torchrun/group.py)
+
+All members begin the same operations in one order. What they come to is the same bits in all of
+them: nobody could put a member right that has drifted away. This module must not know what the
+tensors are.
+"""
+
+import abc
+import datetime
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> object:
+        """Return when its tensors are what was promised.
+
+        Raises:
+            RuntimeError, LinkError: a member is gone.
+        """
+
+
+class Done:
+    """One that was over when it began."""
+
+    def wait(self) -> None:
+        """At once."""
+
+
+DONE = Done()
+
+
+class MemberGroup(abc.ABC):
+    """The members that sum together.
+
+    Attributes:
+        rank: of this one, from 0.
+        size: how many there are.
+    """
+
+    rank: int
+    size: int
+
+    @abc.abstractmethod
+    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
+        """In place: the sum of all members' tensors, or their maximum.
+
+        Args:
+            tensor: contiguous, of any shape and type of numbers, the same in all.
+        """
+
+    @abc.abstractmethod
+    def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
+        """``out`` becomes what all have, by rank: ``(size * n,)`` of ``(n,)``."""
+
+    @abc.abstractmethod
+    def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
+        """Part j of ``mine`` goes to member j: its ``out`` has this one's as part ``rank``.
+
+        Args:
+            mine, out: ``(size * n,)``, of one type.
+        """
+
+
+class Parcel(NamedTuple):
+    """One message: contiguous numbers for a peer, or room for what comes from it."""
+
+    peer: int
+    tensor: Tensor
+
+
+class TorchGroup(MemberGroup):
+    """Members of a process group of ``torch.distributed``.
+
+    Args:
+        group: the default one where none is given. It stays whose it is: nothing is ended here.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    patience: datetime.timedelta | None = None
+    """So long a message may take; None: as the group was made."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._group: Any = group or dist.group.WORLD
+
+    def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX if is_maximum else dist.ReduceOp.SUM
+        return self._told(self._of(tensor).allreduce([plain(tensor)], options))
+
+    def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
+        return self._told(self._of(mine)._allgather_base(plain(out), plain(mine)))
+
+    def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
+        return self._told(self._of(mine).alltoall_base(plain(out), plain(mine), [], []))
+
+    def swap(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        """Messages from member to member, those of one round; returns when all have arrived.
+
+        Between two members they arrive in the order in which they are given.
+
+        Raises:
+            RuntimeError, LinkError: a member is gone.
+        """
+        ends = [*sent, *received]
+        if not ends:
+            return
+        group, device = self._of(ends[0].tensor), ends[0].tensor.device
+        are_one = device.type != "cpu"
+        if are_one:  # as torch.distributed.batch_isend_irecv: else NCCL waits for one after another
+            group._start_coalescing(*self._devices(device))
+        works = [group.recv([one.tensor], one.peer, 0) for one in received]
+        works += [group.send([one.tensor], one.peer, 0) for one in sent]
+        if are_one:
+            works = [group._end_coalescing(*self._devices(device))]
+        for work in works:
+            work.wait() if self.patience is None else work.wait(self.patience)
+
+    def _of(self, tensor: Tensor) -> Any:
+        """The process group that carries it."""
+        return self._group
+
+    def _devices(self, device: torch.device) -> tuple[torch.device, ...]:
+        """How a group of several backends is told which one is meant."""
+        return (device,)
+
+    def _told(self, work: Any) -> Pending:
+        """The operation as whoever waits for it sees it."""
+        pending: Pending = work
+        return pending
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """As numbers that every process group knows."""
+    if tensor.dtype is torch.bool:
+        return tensor.view(torch.uint8)
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

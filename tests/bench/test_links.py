@@ -1,0 +1,116 @@
+"""Cores are measured in pairs by real processes; known links print with their rings."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.links import (
+    LOOPBACK,
+    MEMORY,
+    MeasuredLinks,
+    MeasuredPair,
+    numa_nodes,
+    recorded,
+    render_links,
+    usual_cores,
+)
+from paceline.collectives.ring_search import find_rings
+
+Say = Callable[[str], tuple[int, str, str]]
+
+
+def made_up(cores: tuple[int, ...], fast: set[tuple[int, int]]) -> MeasuredLinks:
+    """Pairs at 8 GB/s, all others at 1; loopback is a tenth of it."""
+    return MeasuredLinks(
+        num_bytes=1 << 24,
+        nodes={core: core // 4 for core in cores},
+        pairs=tuple(
+            MeasuredPair(
+                kind=kind, source=a, destination=b, latency_s=1e-6,
+                bytes_per_s=(8e9 if (a, b) in fast or (b, a) in fast else 1e9) * factor,
+            )
+            for kind, factor in ((MEMORY, 1.0), (LOOPBACK, 0.1))
+            for a in cores for b in cores if a != b
+        ),
+    )  # fmt: skip
+
+
+def test_the_ring_goes_over_the_fast_pairs() -> None:
+    found = made_up((0, 2, 4, 6), {(0, 4), (4, 2), (2, 6), (6, 0)})
+    lines = render_links(found)
+    assert lines[1] == "NUMA nodes: 0: cores 0,2, 1: cores 4,6"
+    rings = [line for line in lines if line.startswith("rings of cores")]
+    assert len(rings) == 2
+    assert "0 - 4 - 2 - 6" in rings[0]
+    assert "8 GB/s" in rings[0]
+    (row,) = [line for line in lines if line.startswith("core 0 ")][:1]
+    assert row.split("  ")[-1].strip() == "8 GB/s, 1 us"
+
+
+def test_nodes_are_what_the_kernel_lists(tmp_path: Path) -> None:
+    for node, cores in ((0, "0-3,8"), (1, "4-7,9-11")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
+    assert numa_nodes((0, 3, 4, 8, 10), tmp_path) == {0: 0, 3: 0, 4: 1, 8: 0, 10: 1}
+    assert numa_nodes((5,), tmp_path / "gone") == {5: 0}
+
+
+def test_as_many_cores_as_rings_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert usual_cores() == (0, 8, 16, 24, 32, 40, 48, 56)
+
+
+def test_nvlink_is_worth_what_the_rings_say(say: Say) -> None:
+    code, out, err = say("bench links --topology dgx1 --json")
+    assert code == 0, err
+    with_nvlink, without = json.loads(out)["topologies"]
+    assert (with_nvlink["name"], without["name"]) == ("DGX-1", "DGX-1 without NVLink")
+    for one, topology in zip((with_nvlink, without), recorded("dgx1"), strict=True):
+        rings = find_rings(topology, 8)
+        assert one["rings"] == [list(ring) for ring in rings.rings]
+        assert one["each_bytes_per_s"] == rings.each_bytes_per_s
+    gain = len(with_nvlink["rings"]) * with_nvlink["each_bytes_per_s"]
+    assert gain > 5 * len(without["rings"]) * without["each_bytes_per_s"]
+    assert with_nvlink["bytes_per_s"][0][3] == 50e9
+    assert without["bytes_per_s"][0][1] == 12e9
+    code, out, _ = say("bench links --topology pcie8")
+    assert code == 0
+    assert out.startswith("8 PCIe cards, GB/s")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a link joins two cores")
+def test_two_cores_are_measured_both_ways(say: Say) -> None:
+    first, second = usual_cores()[:2]
+    code, out, err = say(f"bench links --cores {first},{second} --mib 1 --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert sorted(map(int, found["nodes"])) == [first, second]
+    assert {(one["kind"], one["source"], one["destination"]) for one in found["pairs"]} == {
+        (kind, *ends) for kind in (MEMORY, LOOPBACK) for ends in ((first, second), (second, first))
+    }
+    for one in found["pairs"]:
+        assert 1e-8 < one["latency_s"] < 1.0
+        assert 1e6 < one["bytes_per_s"] < 1e12
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline bench links`")[1].split("\n## ")[0]
+    for field in (*found, *found["pairs"][0]):
+        assert f"`{field}`" in section, field
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--topology dgx2", "did you mean 'dgx1'"),
+        ("--cores 0", "needs 2 to 8 different cores"),
+        ("--cores 0,100000", "core 100000 may not be used here"),
+        ("--cores here", "--cores 'here' must read as 0,1"),
+        ("--mib 0", "--mib must be >= 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+    code, _, err = say(f"bench links {flags}")
+    assert code == 2
+    assert words in err.splitlines()[-1]

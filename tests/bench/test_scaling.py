@@ -1,0 +1,190 @@
+"""Scaling over real workers, in turn; how known times print, and what cannot be asked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from paceline.bench import scaling
+from paceline.bench.scaling import (
+    STRONG,
+    WEAK,
+    ScalingCase,
+    ScalingQuestion,
+    ScalingSample,
+    cases,
+    draw_scaling,
+    measure_scaling,
+    read_sample,
+    render_scaling,
+)
+from paceline.errors import ConfigError, Interrupted
+from paceline.events import Apply, EpochEnd, Pushed, Ticket
+from paceline.trace import FILE_NAME, Trace
+
+Say = Callable[[str], tuple[int, str, str]]
+QUESTION = ScalingQuestion(task="quadratic", workers=(2, 4), batch_size=8, rounds=2, updates=10)
+
+
+def sample(step_s: float, workers: int, mini_batch_size: int) -> ScalingSample:
+    """Of workers that are all done at the same time, always."""
+    return ScalingSample(workers * mini_batch_size / step_s, 1.0 / step_s, (step_s,) * 9)
+
+
+def made_up(question: ScalingQuestion, steps_s: dict[str, float]) -> Callable[..., ScalingSample]:
+    """Instead of runs: steps by the label of a row, the second round 10 % slower."""
+    count = dict.fromkeys(steps_s, 0)
+
+    def measure(
+        asked: ScalingQuestion, case: ScalingCase, about: dict[str, str], keep: str | None
+    ) -> ScalingSample:
+        about.update(device="cpu", source="made up")
+        count[case.label] += 1
+        factor = 1.1 if count[case.label] == 2 else 1.0
+        if steps_s[case.label] < 0:
+            raise KeyboardInterrupt
+        return sample(factor * steps_s[case.label], case.workers, case.mini_batch_size)
+
+    return measure
+
+
+STEPS_S = {
+    "1 worker": 0.010, "2 workers, weak": 0.0125, "2 workers, strong": 0.00625,
+    "4 workers, weak": 0.020, "4 workers, strong": 0.005,
+}  # fmt: skip
+
+
+def test_known_times_make_speed_up_and_efficiency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that is slow for all changes no ratio."""
+    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, STEPS_S))
+    monkeypatch.setattr(scaling, "num_cores", lambda: 2)
+    said: list[str] = []
+    found = measure_scaling(QUESTION, said.append)
+    rows = {(one.kind, one.workers): one for one in found.rows}
+    assert rows[WEAK, 2].efficiencies == pytest.approx((0.8, 0.8))
+    assert rows[WEAK, 2].speedups == pytest.approx((1.6, 1.6))
+    assert rows[STRONG, 2].speedups == pytest.approx((1.6, 1.6))
+    assert rows[STRONG, 4].efficiencies == pytest.approx((0.5, 0.5))
+    assert rows[STRONG, 4].p95_step_s == pytest.approx(0.00525)  # of the two rounds, the middle
+    assert (rows[STRONG, 4].mini_batch_size, rows[WEAK, 4].mini_batch_size) == (2, 8)
+    lines = render_scaling(found)
+    row = next(line for line in lines if line.startswith("2 workers, weak"))
+    assert row.split()[3:] == [
+        "8", "1,222", "1.60", "0.800", "0.800", "to", "0.800", "13.1", "ms", "13.1", "ms", "76.4"
+    ]  # fmt: skip
+    assert "4 workers and more share 2 cores: their efficiency says" in " ".join(lines)
+    assert len(said) == 10
+    assert said[0].startswith("round 1 of 2: 1 worker: 800 samples/s")
+    assert said[5].startswith("round 2 of 2: 2 workers, weak")  # it begins with another one
+
+
+def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = {**STEPS_S, "4 workers, weak": -1.0}
+    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, stops))
+    with pytest.raises(Interrupted) as caught:
+        measure_scaling(QUESTION)
+    found = caught.value.summary
+    assert [(one.kind, one.workers) for one in found.rows] == [("", 1), (WEAK, 2), (STRONG, 2)]
+    assert found.interrupted_in == "round 1 of 2: 4 workers, weak"
+    assert render_scaling(found)[-1].startswith("interrupted in round 1 of 2")
+    ElementTree.fromstring(draw_scaling(found))
+    first = {**STEPS_S, "2 workers, weak": -1.0}
+    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, first))
+    with pytest.raises(KeyboardInterrupt) as alone:
+        measure_scaling(QUESTION)
+    assert not isinstance(alone.value, Interrupted)
+
+
+def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / FILE_NAME)
+    trace.header(workers=2, device="cpu", source="made up", num_samples=48, mini_batch_size=4)
+    for worker in range(2):
+        trace.joined(0.0, worker, worker, 1)
+    t_s, version = 0.0, 0
+    for epoch in range(2):
+        for number in range(6):
+            # The first updates of the run are slow, and so is what precedes an epoch.
+            t_s += 1.0 if version < 3 or number == 0 else 0.010
+            tickets = tuple(Ticket(worker, version, version) for worker in range(2))
+            for ticket in tickets:
+                trace.pushed(Pushed(ticket, 4, 1.0, True, t_s), 0.009, 0.0, 0.001)
+            trace.order(Apply(tickets, (0.5, 0.5)), t_s)
+            version += 1
+        trace.order(EpochEnd(epoch, version), t_s)
+    trace.close()
+    about: dict[str, str] = {}
+    found = read_sample(tmp_path, about)
+    assert found.samples_per_s == pytest.approx(800.0)
+    assert found.updates_per_s == pytest.approx(100.0)
+    # Each worker's first two steps do not count; the third is still a slow one.
+    assert max(found.steps_s) == pytest.approx(1.0)
+    assert len(found.steps_s) == 2 * (4 + 5)
+    assert about == {"device": "cpu", "source": "made up"}
+
+
+def test_real_workers_are_measured_and_drawn(say: Say, tmp_path: Path) -> None:
+    line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 10 --rounds 2"
+    code, out, err = say(f"{line} --plot scaling.svg --json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(row["kind"], row["workers"]) for row in found["rows"]] == [
+        ("", 1), (WEAK, 2), (STRONG, 2)
+    ]  # fmt: skip
+    assert [row["mini_batch_size"] for row in found["rows"]] == [8, 8, 4]
+    for row in found["rows"]:
+        assert len(row["samples_per_s"]) == 2
+        assert min(row["samples_per_s"]) > 0 < row["step_s"] <= row["p95_step_s"]
+    ElementTree.parse(tmp_path / "scaling.svg")
+    assert (tmp_path / found["one_worker_run"] / FILE_NAME).is_file()
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline bench scaling`")[1].split("\n## ")[0]
+    for field in (*found, *found["rows"][0]):
+        assert f"`{field}`" in section, field
+    # A run of two workers with the same mini-batch now knows what one needs.
+    code, out, err = say(
+        "train quadratic --workers 2 --mini-batch-size 8 --threads 1 --updates 20 --json"
+    )
+    assert code == 0, err
+    known = json.loads(out)["scaling_efficiency"]
+    assert f"runs/{known['one_worker_run']}" == found["one_worker_run"]
+    assert known["value"] > 0
+
+
+def test_an_asynchronous_protocol_makes_as_many_steps_a_worker(say: Say) -> None:
+    code, out, err = say(
+        "bench scaling quadratic -n 2 --weak --protocol async --batch-size 4 --updates 12 "
+        "--rounds 1 --engine inline --json"
+    )
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert [row["kind"] for row in rows] == ["", WEAK]
+    assert rows[1]["updates_per_s"] == pytest.approx(rows[1]["samples_per_s"][0] / 4, rel=1e-6)
+
+
+def test_a_batch_is_shared_as_far_as_it_goes() -> None:
+    assert [one.mini_batch_size for one in cases(QUESTION, 9)] == [9, 9, 4, 9, 2]
+    with pytest.raises(ConfigError, match="a batch of 3 has no sample for each of 4 workers"):
+        cases(QUESTION, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("quadratic -n 1", "write -n 1,2,4"),
+        ("quadratic -n two", "--workers 'two' must read as 1,2,4"),
+        ("quadratic --updates 3", "--updates must be >= 10"),
+        ("quadratic --rounds 0", "--rounds must be >= 1"),
+        ("quadratic --threads 0", "--threads must be >= 1"),
+        ("quadratik", "did you mean 'quadratic'"),
+        ("quadratic --plot nowhere/scaling.svg", "nowhere is no folder"),
+        ("quadratic -n 2,4 --protocol k-sync:3", "k-sync"),
+        ("quadratic --engine torchrun", "use --engine local"),
+        ("quadratic -n 8 --batch-size 4", "--batch-size"),
+    ],
+)
+def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+    code, _, err = say(f"bench scaling {flags}")
+    assert code == 2
+    assert words in err.splitlines()[-1]

@@ -1,0 +1,137 @@
+"""What holds of every compressor of the table, whoever it is."""
+
+import math
+
+import pytest
+import torch
+
+from compressing import example, exchange, make_members
+from paceline.compression import COMPRESSORS, parse
+from paceline.compression.base import Compressor, Matrix
+
+SIZE = 2600
+MATRICES = (
+    Matrix(start=0, rows=40, columns=30, number=0),
+    Matrix(start=1264, rows=7, columns=100, number=2),
+    Matrix(start=1968, rows=3, columns=2, number=3),
+)
+"""The last one would not become smaller; 1200 to 1264 and from 1974 on are no matrix."""
+
+
+def members_of(
+    name: str, num_members: int, size: int = SIZE, dtype: torch.dtype = torch.float32
+) -> list[Compressor]:
+    compression = parse(example(name))
+    assert compression is not None
+    matrices = MATRICES if size == SIZE else ()
+    return make_members(compression, size, num_members, matrices, dtype)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("num_members", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 7, SIZE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_sent_and_what_is_left_is_what_went_in(
+    name: str, num_members: int, size: int, dtype: torch.dtype
+) -> None:
+    """Each update; a member without a mini-batch sends its residual all the same."""
+    torch.manual_seed(0)
+    members = members_of(name, num_members, size, dtype)
+    for update in range(8):
+        owns = [10 ** (seat - 1) * torch.randn(size, dtype=dtype) for seat in range(num_members)]
+        shares = [(1.0 + seat) / sum(range(num_members + 1)) for seat in range(num_members)]
+        if update == 3:
+            shares[-1] = 0.0
+        went_in = sum(
+            share * own + one.residual
+            for share, own, one in zip(shares, owns, members, strict=True)
+        )
+        outs, _ = exchange(members, owns, shares)
+        for one in members:
+            one.keep()
+        came_out = outs[0] + sum(one.residual for one in members)
+        cut = {"fp16": 2e-3, "bf16": 2e-2}.get(name, 0.0) * (num_members > 1)  # sums of 16 bits
+        close = (1e-6 + cut) * float(went_in.abs().max())
+        assert float((came_out - went_in).abs().max()) <= close
+        assert all(torch.equal(one, outs[0]) for one in outs)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("num_members", [2, 3, 4])
+@pytest.mark.parametrize("size", [5, 1024, SIZE])
+def test_the_formula_is_what_is_sent(name: str, num_members: int, size: int) -> None:
+    members = members_of(name, num_members, size)
+    _, sent = exchange(members, [torch.randn(size)] * num_members, [1.0] * num_members)
+    for member, num_bytes in zip(members, sent, strict=True):
+        assert math.isclose(member.sent_bytes(), num_bytes, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_fewer_bytes_than_all_numbers_have(name: str) -> None:
+    for member in members_of(name, 2):
+        assert member.sent_bytes() <= 0.5 * 4 * SIZE
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_an_update_that_does_not_stand_changes_nothing(name: str) -> None:
+    torch.manual_seed(1)
+    members = members_of(name, 2)
+    first, other = ([torch.randn(SIZE), torch.randn(SIZE)] for _ in range(2))
+    exchange(members, first, [0.5, 0.5])
+    for one in members:
+        one.keep()
+    before = [one.residual.clone() for one in members]
+    again, _ = exchange(members, first, [0.5, 0.5])
+    exchange(members, other, [0.5, 0.5])
+    assert all(torch.equal(one.residual, was) for one, was in zip(members, before, strict=True))
+    after, _ = exchange(members, first, [0.5, 0.5])
+    assert torch.equal(after[0], again[0])
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_so_for_all(name: str, value: float) -> None:
+    members = members_of(name, 3)
+    owns = [torch.randn(SIZE) for _ in members]
+    owns[1][17] = value
+    outs, _ = exchange(members, owns, [1 / 3] * 3)
+    assert not any(bool(torch.isfinite(one).all()) for one in outs)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_zeros_come_back_as_zeros_and_are_no_end(name: str) -> None:
+    members = members_of(name, 2)
+    for _ in range(2):
+        outs, _ = exchange(members, [torch.zeros(SIZE)] * 2, [0.5, 0.5])
+        assert not outs[0].any()
+        for one in members:
+            one.keep()
+    torch.manual_seed(2)
+    same = torch.randn(SIZE)
+    total = torch.zeros(SIZE)
+    for _ in range(150):  # of a gradient that stays, the mean of all that came is that gradient
+        outs, _ = exchange(members, [same, same], [0.5, 0.5])
+        total += outs[0]
+        for one in members:
+            one.keep()
+    assert float((total / 150 - same).norm()) < 0.5 * float(same.norm())
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_gradient_may_lie_where_the_mean_goes(name: str) -> None:
+    torch.manual_seed(3)
+    compression = parse(example(name))
+    assert compression is not None
+    apart, inside = members_of(name, 1), members_of(name, 1)
+    own = torch.randn(SIZE)
+    (expected,), _ = exchange(apart, [own], [1.0])
+    found = own.clone()
+    under_way = inside[0].begin(found, 1.0, found)
+    asked = next(under_way)
+    while True:
+        answer = asked.tensor if type(asked).__name__ != "Gather" else asked.tensor[None]
+        try:
+            asked = under_way.send(answer)
+        except StopIteration:
+            break
+    assert torch.equal(found, expected)

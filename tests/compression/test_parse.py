@@ -1,0 +1,57 @@
+"""A compressor's name on the command line: what is understood, and what is said where it is not."""
+
+import pytest
+
+from paceline.compression import parse
+from paceline.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fp16", "bf16", "int8", "topk:1%", "topk:0.01%", "topk:12.5%", "topk:100%", "powersgd:4"],
+)
+def test_a_name_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse(text)) == text
+
+
+def test_none_is_no_compression() -> None:
+    assert parse("none") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "int7",
+            "unknown compressor 'int7'; did you mean 'int8'? "
+            "Known: bf16, fp16, int8, none, powersgd, topk",
+        ),
+        ("int8:4", "int8 takes no number, got 'int8:4'; write int8"),
+        ("none:1", "none takes no number, got 'none:1'; write none"),
+        (
+            "powersgd:0",
+            "powersgd:R needs R >= 1 (rank of what is sent of a matrix), got powersgd:0; "
+            "try powersgd:2",
+        ),
+        (
+            "powersgd",
+            "powersgd:R needs a whole number R (rank of what is sent of a matrix), got nothing in "
+            "'powersgd'; write for example powersgd:2",
+        ),
+        *(
+            (
+                text,
+                "topk:S% needs a percentage S% above 0% and at most 100% (of the gradient's "
+                f"numbers are sent), got {text!r}; write for example topk:1%",
+            )
+            for text in (
+                "topk", "topk:", "topk:0%", "topk:200%", "topk:0.01", "topk:few", "topk:-1%",
+                "topk:nan%", "topk:inf%", "topk:1%%", "topk:0.00001%",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_what_can(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert str(caught.value) == said

@@ -1,0 +1,108 @@
+"""A run of one worker counts for a later run only where everything is as it was."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.events import Apply, Pushed, Ticket
+from paceline.report.one_worker import ALIKE, OneWorker, find_one_worker
+from paceline.report.summary import summarize
+from paceline.report.terminal import render_summary
+from paceline.trace import FILE_NAME, Trace
+
+HEADER: dict[str, Any] = {
+    "program": "task made-up", "model": "abc", "source": "made up", "mini_batch_size": 4,
+    "accumulate": 1, "machine": "a processor", "device": "cpu", "cores": 2, "threads": 1,
+    "rounding": [], "engine": "local", "delay": [], "slow": [],
+}  # fmt: skip
+
+
+def written(folder: Path, step_s: float, updates: int = 20, **fields: Any) -> dict[str, Any]:
+    """A made-up run whose workers push together every ``step_s``; its header."""
+    folder.mkdir(parents=True)
+    header: dict[str, Any] = {**HEADER, "workers": 1, **fields}
+    trace = Trace(folder / FILE_NAME)
+    trace.header(**header)
+    workers = range(header["workers"])
+    for worker in workers:
+        trace.joined(0.0, worker, worker, 1)
+    for version in range(updates):
+        tickets = tuple(Ticket(worker, version, version) for worker in workers)
+        for ticket in tickets:
+            trace.pushed(Pushed(ticket, 4, 1.0, True, version * step_s), step_s, 0.0, 0.0)
+        trace.order(Apply(tickets, tuple(1 / len(workers) for _ in workers)), version * step_s)
+    trace.close()
+    return header
+
+
+def test_efficiency_is_one_workers_step_over_that_of_each(tmp_path: Path) -> None:
+    written(tmp_path / "one", 0.010)
+    mine = {**HEADER, "workers": 4}
+    alone = find_one_worker(tmp_path / "four", mine)
+    assert alone is not None
+    assert (alone.step_s, alone.run) == (pytest.approx(0.010), "one")
+    written(tmp_path / "four", 0.0125, workers=4, **alone.header())
+    summary = summarize(tmp_path / "four")
+    assert summary.scaling_efficiency is not None
+    assert summary.scaling_efficiency.value == pytest.approx(0.8)
+    (line,) = [one for one in render_summary(summary) if one.startswith("efficiency")]
+    assert line.split(maxsplit=1)[1] == f"0.80 of one worker's 10 ms a step (run of {alone.day})"
+
+
+def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
+    assert find_one_worker(tmp_path / "four", {**HEADER, "workers": 4}) is None
+    written(tmp_path / "four", 0.0125, workers=4)
+    summary = summarize(tmp_path / "four")
+    assert summary.scaling_efficiency is None
+    assert not [one for one in render_summary(summary) if one.startswith("efficiency")]
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_run_that_differs_does_not_count(tmp_path: Path, name: str) -> None:
+    other: Any = ["bf16"] if name == "rounding" else 8 if name == "mini_batch_size" else "other"
+    written(tmp_path / "one", 0.010, **{name: other})
+    assert find_one_worker(tmp_path / "four", {**HEADER, "workers": 4}) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"workers": 2}, {"engine": "inline"}, {"engine": "simulated"}, {"delay": ["10ms"]},
+     {"slow": ["0=2x"]}, {"updates": 9}],
+    ids=str,
+)  # fmt: skip
+def test_only_one_worker_at_its_own_pace_counts(tmp_path: Path, fields: dict[str, Any]) -> None:
+    written(tmp_path / "one", 0.010, **fields)
+    assert find_one_worker(tmp_path / "four", {**HEADER, "workers": 4}) is None
+
+
+def test_the_newest_counts_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+    for number, step_s in enumerate((0.010, 0.020, 0.030)):
+        written(tmp_path / f"run-{number}", step_s)
+        os.utime(tmp_path / f"run-{number}" / FILE_NAME, (number, number))
+    (tmp_path / "run-2" / FILE_NAME).write_text("nothing\n")
+    (tmp_path / "latest").symlink_to("run-0")
+    (tmp_path / "a file").touch()
+    alone = find_one_worker(tmp_path / "four", {**HEADER, "workers": 4})
+    assert alone is not None
+    assert alone.run == "run-1"
+
+
+def test_one_worker_and_members_of_one_process_have_no_efficiency(tmp_path: Path) -> None:
+    written(tmp_path / "one", 0.010)
+    assert find_one_worker(tmp_path / "next", {**HEADER, "workers": 1}) is None
+    inline = {**HEADER, "workers": 4, "engine": "inline"}
+    assert find_one_worker(tmp_path / "next", inline) is None
+
+
+def test_a_folder_that_is_not_there_holds_none(tmp_path: Path) -> None:
+    assert find_one_worker(tmp_path / "gone" / "four", {**HEADER, "workers": 4}) is None
+
+
+def test_it_goes_through_a_header_unchanged(tmp_path: Path) -> None:
+    alone = OneWorker(step_s=0.0125, run="one", day="2026-11-24")
+    written(tmp_path / "four", 0.0125, workers=4, **alone.header())
+    found = summarize(tmp_path / "four").scaling_efficiency
+    assert found is not None
+    assert (found.one_worker_run, found.one_worker_day) == ("one", "2026-11-24")

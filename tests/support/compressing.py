@@ -1,0 +1,85 @@
+"""Members that exchange compressed gradients in one process, without a link.
+
+It must not know what a test claims.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.compression import COMPRESSORS, Compression, Percentage
+from paceline.compression.base import Compressor, Exchanging, Matrix, Operation, Stretch, Sum, Swap
+
+
+def example(name: str) -> str:
+    """How a compressor may be written."""
+    argument = COMPRESSORS[name].argument
+    if argument is None:
+        return name
+    return f"{name}:2%" if isinstance(argument, Percentage) else f"{name}:2"
+
+
+def make_members(
+    compression: Compression,
+    size: int,
+    num_members: int,
+    matrices: Sequence[Matrix] = (),
+    dtype: torch.dtype = torch.float32,
+) -> list[Compressor]:
+    """One compressor a seat."""
+    return [
+        compression.kind(
+            Stretch(
+                size=size, dtype=dtype, device=torch.device("cpu"), seat=seat,
+                num_members=num_members, matrices=matrices,
+            ),
+            compression.value,
+        )
+        for seat in range(num_members)
+    ]  # fmt: skip
+
+
+def exchange(
+    members: Sequence[Compressor], owns: Sequence[Tensor], shares: Sequence[float]
+) -> tuple[list[Tensor], list[float]]:
+    """One update: what each member has got, and how many bytes each has sent."""
+    outs = [torch.full_like(one.residual, float("nan")) for one in members]
+    under_way = [
+        member.begin(own, share, out)
+        for member, own, share, out in zip(members, owns, shares, outs, strict=True)
+    ]
+    sent = [0.0] * len(members)
+    for asked in _rounds(under_way):
+        for seat, one in enumerate(asked):
+            sent[seat] += one.sent_bytes(len(members))
+    return outs, sent
+
+
+def _rounds(under_way: Sequence[Exchanging]) -> list[list[Operation]]:
+    every: list[list[Operation]] = []
+    asked = [next(one) for one in under_way]
+    while asked:
+        every.append(asked)
+        came, asked = _answers(asked), []
+        for one, answer in zip(under_way, came, strict=True):
+            try:
+                asked.append(one.send(answer))
+            except StopIteration:
+                continue
+        assert len(asked) in (0, len(under_way)), "members do not ask alike"
+    return every
+
+
+def _answers(asked: Sequence[Operation]) -> list[Tensor]:
+    """What the operation comes to in each member."""
+    assert len({type(one) for one in asked}) == 1, asked
+    tensors = [one.tensor for one in asked]
+    if isinstance(asked[0], Sum):
+        total = tensors[0].clone()
+        for tensor in tensors[1:]:
+            total += tensor
+        return [tensor.copy_(total) for tensor in tensors]
+    if isinstance(asked[0], Swap):
+        return [torch.stack([one[seat] for one in tensors]) for seat in range(len(tensors))]
+    return [torch.stack(tensors) for _ in tensors]
