@@ -187,6 +187,11 @@ class Replica:
             and gradient.data_ptr() == address
         )
 
+    def note_edit(self) -> None:
+        """The script was allowed to change gradients, in ways that torch need not count."""
+        if self._own is not None:
+            self._own.note_edit()
+
     def take_over(self, number: int, gradient: Tensor) -> None:
         """This ``.grad``, changed or replaced by somebody, is what goes out."""
         if self._own is not None:

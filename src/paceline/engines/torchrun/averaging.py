@@ -117,6 +117,7 @@ class RankAveraging(DistributedAveraging):
             for one in self._buckets
         ]
         self._sent: dict[int, Sent] = {}
+        self._num_edits = self._own_grads.num_edits
         self._sums: list[Tensor] = []
         """Of each bucket of the mean."""
 
@@ -183,8 +184,10 @@ class RankAveraging(DistributedAveraging):
         if not self._overlaps:
             return
         weight = work.weight if work.num_samples else 0.0
+        if self._num_edits != self._own_grads.num_edits:
+            self._sent.clear()
         has_begun = bool(self._under_way)
-        is_old = has_begun and not all(map(self._is_sent, self._numbers_under_way()))
+        is_old = not all(map(self._is_sent, self._numbers_under_way()))
         if has_begun:
             share = self._share
             self._num_vain = self._num_vain + 1 if is_old else 0
