@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from paceline.collectives import parse
 from paceline.collectives.base import LinkCost
 from paceline.collectives.transfers import Operation
-from paceline.engines.torchrun.averaging import make_buckets
+from paceline.engines.torchrun.buckets import make_buckets
 from paceline.store.layout import lay_out
 from table import machine, write_table
 from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
@@ -247,9 +247,9 @@ def exchange_s(row: Row, model: nn.Module, link: LinkCost, alone: Mapping[str, A
     ready_s = {int(number): at_s for number, at_s in alone["ready_s"].items()}
     last_s = max(ready_s.values())
     free_s = 0.0
-    for bucket in make_buckets(layout.parameters):
+    for bucket in make_buckets(layout.parameters, torch.device("cpu")):
         there_s = max(ready_s[number] for number in bucket.numbers)
-        free_s = max(free_s, there_s) + seconds(bucket.stop - bucket.start)
+        free_s = max(free_s, there_s) + seconds(bucket.span.stop - bucket.span.start)
     return max(0.0, free_s - last_s) + row.spends_s(model)
 
 

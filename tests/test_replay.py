@@ -27,7 +27,7 @@ from runs import Run, _launch, run_script, train
 
 PROTOCOLS = (
     "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
-    "stale-synchronous:1", "local-sgd:2", "adaptive",
+    "stale-synchronous:1", "local-sgd:2", "local-sgd:2+nesterov:0.7,0.9", "adaptive",
 )  # fmt: skip
 
 

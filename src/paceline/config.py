@@ -43,9 +43,17 @@ def _setting(
     above: float | None = None,
     most: float | None = None,
     hint: str = "",
+    separator: str | None = None,
 ) -> Any:
-    """A field with its help text, its range and what to try when a value is refused."""
-    metadata = {"help": text, "least": least, "above": above, "most": most, "hint": hint}
+    """A field with its help text, its range and what to try when a value is refused.
+
+    Args:
+        separator: between several values in one text; None: spaces.
+    """
+    metadata = {
+        "help": text, "least": least, "above": above, "most": most, "hint": hint,
+        "separator": separator,
+    }  # fmt: skip
     return field(default=default, metadata=metadata)
 
 
@@ -70,6 +78,12 @@ class RunSettings:
         "none",
         "What a stale gradient is worth: none (all of it), inverse (1 / (staleness + 1)), "
         "distance:C (a step of at most C / squared distance), drop:S (nothing beyond S versions).",
+    )
+    outer: str = _setting(
+        "none",
+        "Under local-sgd, what the mean of the workers' differences is worth: none (they are "
+        "averaged), or a step of SGD on it: sgd:LR, momentum:LR,B, nesterov:LR,B (DiLoCo: "
+        "nesterov:0.7,0.9).",
     )
     engine: Literal["local", "inline", "torchrun"] = _setting(
         "local",
@@ -116,7 +130,9 @@ class RunSettings:
         (), "Delay each mini-batch: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms."
     )
     fault: tuple[str, ...] = _setting(
-        (), "Let something go wrong, to see how the run takes it: 'kill worker 1 at update 100'."
+        (),
+        "Let something go wrong, to see how the run takes it: 'kill worker 1 at update 100'.",
+        separator=";",
     )
     respawn: bool = _setting(
         False, "Begin a new worker in the place of one that died, and the run again where all did."
@@ -178,6 +194,12 @@ class RunSettings:
         "auto",
         "How gradients move: through the store, between peers in shared memory, or by "
         "torch.distributed (one accelerator a worker).",
+    )
+
+    compress: str = _setting(
+        "none",
+        "Send gradients in fewer bytes where torch.distributed carries them: none, fp16, bf16, "
+        "int8, topk:S% or powersgd:R.",
     )
 
     def __post_init__(self) -> None:
@@ -256,11 +278,19 @@ def check(name: str, value: object, where: str = "") -> Value:
     """
     place = f" ({where})" if where else ""
     try:
-        converted = convert(value, TYPES[name])
+        converted = convert(_apart(name, value), TYPES[name])
     except ValueError as error:
         raise ConfigError(f"{name} must be {error}, got {reprlib.repr(value)}{place}") from None
     _check_range(name, converted, place)
     return converted
+
+
+def _apart(name: str, value: object) -> object:
+    """The values that stand in one text, where spaces do not separate them."""
+    separator = RunSettings.__dataclass_fields__[name].metadata["separator"]
+    if separator is None or not isinstance(value, str):
+        return value
+    return [one.strip() for one in value.split(separator) if one.strip()]
 
 
 def help_of(name: str) -> str:

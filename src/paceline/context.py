@@ -19,6 +19,7 @@ class Context:
         parts: mini-batches that an update averages (the protocol's K).
         num_steps: local steps a push (local-sgd's H).
         is_difference: members push differences of parameters, the store averages them.
+        outer: the optimizer that the store steps with on their mean, as it is written.
         averages: whether an update may be of several pushes.
         cancels: whether work in flight can be abandoned.
         is_spmd: whether all members do the same number of steps, in step with each other.
@@ -47,6 +48,7 @@ class Context:
     parts: int = 1
     num_steps: int = 1
     is_difference: bool = False
+    outer: str = "none"
     averages: bool = False
     cancels: bool = False
     is_spmd: bool = False
@@ -55,6 +57,8 @@ class Context:
     nonfinite: str = "error"
     deterministic: bool = False
     path: str = "auto"
+    compress: str = "none"
+    dry_run: bool = False
     workers: int = 1
     protocol: str = "full-sync"
     delay: tuple[str, ...] = ()

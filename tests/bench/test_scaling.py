@@ -125,7 +125,7 @@ def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -
 
 
 def test_real_workers_are_measured_and_drawn(say: Say, tmp_path: Path) -> None:
-    line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 10 --rounds 2"
+    line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 20 --rounds 2"
     code, out, err = say(f"{line} --plot scaling.svg --json")
     assert code == 0, err
     found = json.loads(out)

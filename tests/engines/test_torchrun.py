@@ -33,6 +33,7 @@ from runs import Run, assert_each_sample_once, run_script
 
 NUM_SAMPLES = 61
 CLOSE = 1e-9
+DILOCO = "local-sgd:2+nesterov:0.7,0.9"
 
 
 def on_local(folder: Path, workers: int, **settings: Any) -> Run:
@@ -62,6 +63,7 @@ def assert_one_cause(ended: Ended, *words: str) -> None:
         (2, "full-sync", {"MODE": "twice"}),
         (3, "full-sync", {}),
         (3, "local-sgd:2", {}),
+        (2, DILOCO, {}),
     ],
 )
 def test_a_script_comes_to_what_the_local_engine_does(
@@ -92,7 +94,7 @@ def test_a_script_comes_to_what_the_local_engine_does(
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+@pytest.mark.parametrize("protocol", ["full-sync", DILOCO])
 def test_what_is_killed_goes_on_in_the_middle_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:

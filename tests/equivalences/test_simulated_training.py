@@ -32,7 +32,8 @@ WORKERS = 3
 CLOSE = 1e-6
 PROTOCOLS = [
     "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
-    "stale-synchronous:1", "local-sgd:3",
+    "stale-synchronous:1", "local-sgd:3", "local-sgd:3+nesterov:0.7,0.9",
+    "adaptive-local:3+momentum:0.5,0.5",
 ]  # fmt: skip
 
 
@@ -47,8 +48,7 @@ def simulate(
     task: Task, folder: Path, protocol_text: str, conditions: Conditions, **options: Any
 ) -> tuple[State, TrainingWork]:
     """Train in virtual time; the parameters at the end, and what trained them."""
-    name, _, rule = protocol_text.partition("+")
-    protocol = parse(name, conditions.num_workers, rule or "none")
+    protocol = parse(protocol_text, conditions.num_workers)
     work = TrainingWork(task, protocol, batch_size=task.batch_size, **options)
     ledger = Ledger(work.num_samples, task.batch_size, protocol.num_pushes)
     trace = Trace(folder / "trace.jsonl")

@@ -471,7 +471,7 @@ def _load_own(place: Path) -> str:
     model = TASK.model()
     optimizer = TASK.optimizer(model.parameters(), TASK.learning_rate)
     keeper = MemberState(None, place, 0)
-    keeper.load(model, optimizer, is_difference=False)
+    keeper.load(model, optimizer)
     states = random_states()
     keeper.add("groups", list, lambda rows: set_groups(optimizer, rows))
     keeper.add("random", random_states, restore_random_states)

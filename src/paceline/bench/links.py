@@ -24,10 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..collectives.optimum import cuts
 from ..collectives.ring_search import MOST_RANKS, RingSet, find_rings
@@ -139,43 +137,35 @@ class LinkSeat:
         return {"port": self._server.getsockname()[1]}
 
     def accept(self) -> Mapping[str, object]:
-        """Answer single bytes, then take a stream: the seconds of the whole buffer."""
+        """Answer single bytes, then say of each whole buffer that it is there."""
         end, _ = self._server.accept()
         self._server.close()
         with end:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_ROUND_TRIPS):
                 end.sendall(end.recv(1))
-            view, took_s = _view(self._own), list[float]()
+            view = self._own.numpy().data
             for _ in range(_BLOCKS):
-                num_read = end.recv_into(view)
-                start_s, first = time.perf_counter(), num_read
+                num_read = 0
                 while num_read < len(view):
                     num_read += end.recv_into(view[num_read:])
-                took_s.append((time.perf_counter() - start_s) * len(view) / (len(view) - first))
                 end.sendall(b"+")
-        return {"seconds": statistics.median(took_s)}
+        return {}
 
     def connect(self, port: int) -> Mapping[str, object]:
-        """Send single bytes there and back, then the whole buffer: the least of one way."""
+        """Seconds of one way, the least of single bytes there and back; and of the buffer."""
         with socket.create_connection(("127.0.0.1", port)) as end:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            took = []
-            for _ in range(_ROUND_TRIPS):
-                start_s = time.perf_counter()
-                end.sendall(b"+")
-                end.recv(1)
-                took.append(time.perf_counter() - start_s)
-            for _ in range(_BLOCKS):
-                end.sendall(_view(self._own))
-                end.recv(1)
-        return {"seconds": min(took) / 2}
+            one_s = [self._sent_s(end, b"+") for _ in range(_ROUND_TRIPS)]
+            all_s = [self._sent_s(end, self._own.numpy().data) for _ in range(_BLOCKS)]
+        return {"latency_s": min(one_s) / 2, "seconds": statistics.median(all_s)}
 
-
-def _view(tensor: Tensor) -> memoryview:
-    """The tensor's bytes."""
-    array: Any = tensor.numpy()
-    return memoryview(array)
+    def _sent_s(self, end: socket.socket, data: bytes | memoryview) -> float:
+        """Seconds until the other side has it, and has said so."""
+        start_s = time.perf_counter()
+        end.sendall(data)
+        end.recv(1)
+        return time.perf_counter() - start_s
 
 
 # -- here ------------------------------------------------------------------------------------------
@@ -284,8 +274,9 @@ def _through_loopback(source: Apart, destination: Apart) -> tuple[float, float]:
     """Seconds of a byte, and of the whole buffer."""
     port = destination.ask("listen")["port"]
     destination.begin("accept")
-    latency_s = float(source.ask("connect", port=port)["seconds"])
-    return latency_s, float(destination.end()["seconds"])
+    answer = source.ask("connect", port=port)
+    destination.end()
+    return float(answer["latency_s"]), float(answer["seconds"])
 
 
 def recorded(name: str) -> tuple[Topology, ...]:

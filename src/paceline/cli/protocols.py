@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from ..config import resolve
 from ..errors import Interrupted
+from ..protocols import split_names
 from .flags import Json, num_columns, say, show
 from .simulate import NO_TRAINING, NO_WORLD, TrainingFlags, WorldFlags, world_of
 
@@ -107,7 +108,7 @@ def _question(task: str, asked: PlanFlags) -> "Question":
     goal = None
     if asked.target_accuracy is not None or asked.target_loss is not None:
         goal = Goal(accuracy=asked.target_accuracy, loss=asked.target_loss)
-    protocols = None if asked.protocols is None else tuple(asked.protocols.split(","))
+    protocols = None if asked.protocols is None else split_names(asked.protocols)
     return Question(
         task=task, workers=asked.workers, cores=asked.cores, profile=asked.profile,
         protocols=protocols, delay=tuple(asked.delay or ()), slow=tuple(asked.slow or ()),
@@ -175,7 +176,7 @@ def compare(
         softmax, mlp, mlp488k, lenet, alexnet, resnet18, resnet50, transformer, quadratic, or your
         own: package.module:task.
     protocols
-        With commas: full-sync,k-sync:6,k-batch-async:4,async,async+inverse.
+        With commas: full-sync,k-sync:6,async,async+inverse,local-sgd:8+nesterov:0.7,0.9.
     """
     from ..predict.comparison import compare as run_all
 
@@ -204,7 +205,7 @@ def _contest(
         places["device"] = contest.device
     return Contest(
         task=task,
-        protocols=tuple(text.strip() for text in protocols.split(",") if text.strip()),
+        protocols=split_names(protocols),
         settings=resolve({**chosen, **places}, env={}, is_call=False).settings,
         world=world_of(world),
         repeats=contest.repeats,

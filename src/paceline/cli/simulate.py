@@ -119,6 +119,7 @@ def simulate(
     workers: int = 1,
     protocol: str = "full-sync",
     staleness: str = "none",
+    outer: str = "none",
     world: WorldFlags = NO_WORLD,
     training: TrainingFlags = NO_TRAINING,
     updates: int | None = None,
@@ -138,6 +139,8 @@ def simulate(
         As for train: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, ...
     staleness
         What a stale gradient is worth: inverse, distance:C, drop:S or none.
+    outer
+        Under local-sgd, the step on the mean difference: sgd:LR, momentum:LR,B, nesterov:LR,B.
     updates
         Stop after so many updates [default: 10,000 where only time is simulated].
     batched
@@ -152,29 +155,29 @@ def simulate(
         if chosen or batched:
             flag = flag_of(next(iter(chosen), "batched"))
             raise ConfigError(f"{flag} is for training: name a task, as in paceline simulate lenet")
-        _simulate_time(workers, (protocol, staleness), given, updates, run_dir, json)
+        _simulate_time(workers, (protocol, staleness, outer), given, updates, run_dir, json)
     else:
         places = {
-            "workers": workers, "protocol": protocol, "staleness": staleness, "updates": updates,
-            "seed": world.seed,
+            "workers": workers, "protocol": protocol, "staleness": staleness, "outer": outer,
+            "updates": updates, "seed": world.seed,
         }  # fmt: skip
         settings = resolve({**chosen, **places}, env={}, is_call=False).settings
         _simulate_training(task, settings, given, run_dir, json, batched)
 
 
 def _simulate_time(
-    workers: int, names: tuple[str, str], world: "World", updates: int | None, run_dir: Path | None,
-    wants_json: bool,
+    workers: int, names: tuple[str, str, str], world: "World", updates: int | None,
+    run_dir: Path | None, wants_json: bool,
 ) -> None:  # fmt: skip
     from ..predict.simulation import forecast
     from ..report.forecast import render_forecast
 
     wanted = _DEFAULT_UPDATES if updates is None else updates
     heard = _Progress(wanted)
-    protocol, staleness = names
+    protocol, staleness, outer = names
     found = forecast(
-        protocol, workers, world, wanted, staleness=staleness, run_dir=run_dir,
-        on_progress=heard.progress,
+        protocol, workers, world, wanted, staleness=staleness, outer=outer,
+        run_dir=run_dir, on_progress=heard.progress,
     )  # fmt: skip
     show(wants_json, found.to_json, lambda: render_forecast(found))
 

@@ -12,12 +12,14 @@ import cmath
 import datetime
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..compression.base import UnderWay
 from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
@@ -25,6 +27,7 @@ from ..store.optimizer import Updater
 from ..store.sums import wide
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
+from .compressed import CompressedGradient, GroupLink, Span, spans_of
 from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
@@ -52,6 +55,9 @@ class DistributedAveraging(Averaging):
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
         self._mean = torch.zeros_like(self._own) if copy.is_difference else replica.outgoing
         self._is_bad = False
+        self._compressed = hooks.compressed
+        if self._compressed is not None:
+            self._compressed.cut(self._spans())
         if not copy.is_difference:
             replica.live_in(self._own)
             copy.unedited.watch(self._own)
@@ -59,15 +65,9 @@ class DistributedAveraging(Averaging):
 
     def _make_group(self, rendezvous: str) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo" if self._replica.device.type == "cpu" else None,
-                init_method=f"file://{rendezvous}",
-                rank=self._seat,
-                world_size=self._store.control.num_seats,
-                timeout=_TIMEOUT,
-            )
-        return TorchGroup()
+        return start_group(
+            rendezvous, self._seat, self._store.control.num_seats, self._replica.device
+        )
 
     @property
     def _live(self) -> Tensor:
@@ -113,10 +113,15 @@ class DistributedAveraging(Averaging):
             return
         weight = weights[self._seat]
         runs = self._runs()
-        self._reduce_all(runs, weight)
+        if self._compressed is None:
+            self._reduce_all(runs, weight)
+        else:
+            self._reduce_compressed(self._compressed, weight)
         self._is_bad = not self._are_finite(runs)
         if self._is_bad:
             return
+        if self._compressed is not None:
+            self._compressed.keep(present, self._mean)
         if clip.has_norm:
             self.norm = norm_of(runs)
         for run in runs:
@@ -140,6 +145,18 @@ class DistributedAveraging(Averaging):
             self._mean[start:stop].view(dtype)
             for dtype, start, stop in self._replica.layout.parameters.runs()
         ]
+
+    def _spans(self) -> list[Span]:
+        """What is compressed together."""
+        return spans_of(self._replica.layout.parameters)
+
+    def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
+        """The mean, of what all members send in place of their gradients."""
+        under_way = UnderWay(GroupLink(self._group))
+        with self._told_of_deaths():
+            for exchanging in compressed.begin_all(self._mean, weight, self._mean):
+                under_way.begin(exchanging)
+            under_way.finish()
 
     def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
         for run in runs:
@@ -174,8 +191,14 @@ class DistributedAveraging(Averaging):
         """
         if weight is not None:
             tensor.mul_(weight) if weight else tensor.zero_()
-        try:
+        with self._told_of_deaths():
             self._group.all_reduce(tensor, is_maximum=weight is None).wait()
+
+    @contextmanager
+    def _told_of_deaths(self) -> Iterator[None]:
+        """A connection that breaks is a member that has died."""
+        try:
+            yield
         except RuntimeError:
             end_s = time.monotonic() + _TOLD_S
             while time.monotonic() < end_s:
@@ -214,6 +237,8 @@ class DistributedAveraging(Averaging):
 
     def hand_over(self) -> None:
         """Hand the whole state to the store; every member's copy is the same."""
+        if self._compressed is not None:
+            self._compressed.part()
         self._store.blocks[self.block].copy_(self._own)
 
 
@@ -225,3 +250,16 @@ def are_finite(sums: Sequence[Tensor]) -> bool:
 def norm_of(runs: Sequence[Tensor]) -> float:
     """Of all together."""
     return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
+
+
+def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
+    """All members of the run, by their seats; where there is a default group already, that."""
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else None,
+            init_method=f"file://{rendezvous}",
+            rank=seat,
+            world_size=num_seats,
+            timeout=_TIMEOUT,
+        )
+    return TorchGroup()

@@ -215,7 +215,7 @@ class PeerRounds:
         member.mail.look()  # it may go to another folder than the last one
         if member.seat == 0:
             snapshots.take(number, member.version, *self._averaging.standing())
-        elif member.copy.is_difference:
+        elif member.copy.is_difference or member.hooks.compressed is not None:
             snapshots.add_own(number, member.version)
         else:
             snapshots.newest = number

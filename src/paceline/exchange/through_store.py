@@ -11,13 +11,14 @@ the loop.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from ..collectives.base import LinkCost
 from ..conditions.faults import Fault, Kind
 from ..core.batches import Ends
 from ..errors import ConfigError
@@ -81,6 +82,9 @@ class StoreExchange(Exchange):
         """Whether that began, so that all hold the main member's weights."""
         self._is_published = False
         """Whether weights were published since the last epoch."""
+        self.measure_link: Callable[[torch.device], LinkCost] | None = None
+        """What a message between members costs, measured by all of them together; None: it costs
+        none, or nobody can."""
         self._owes_stop = False
         """Whether it has asked for the end between epochs, where a last checkpoint comes along."""
 

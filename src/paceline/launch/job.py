@@ -41,7 +41,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             "one of several; leave the setting out"
         )
     settings = replace(given, workers=size, engine="torchrun")
-    protocol = parse(settings.protocol, size, settings.staleness)
+    protocol = parse(settings.protocol, size, settings.staleness, settings.outer)
     instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
     if not protocol.is_spmd:
         raise ConfigError(

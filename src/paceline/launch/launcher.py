@@ -37,6 +37,7 @@ from ..report.one_worker import find_one_worker
 from ..report.summary import Summary, summarize
 from ..report.trials import TrialsSummary
 from ..run.controller import Controller
+from ..run.describe import check_compression
 from ..run_dir import RunFolder
 from ..system.files import OpenFolder
 from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
@@ -123,7 +124,8 @@ def launch_run(
             f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
             "paceline simulate takes them in virtual time"
         )
-    parse(settings.protocol, settings.workers, settings.staleness)
+    protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
+    check_compression(settings, protocol)
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)
     FaultPlan.parse(settings.fault, settings.workers)
@@ -252,7 +254,7 @@ def _live(program: Program, lives: Lives, observer: Observer, host: Host) -> Non
 def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllLost | None:
     """One life of a run; where all workers were lost that end, how far it came, and its faults."""
     settings, origin, place = lives.settings, lives.origin, lives.place
-    protocol = parse(settings.protocol, settings.workers, settings.staleness)
+    protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
     _make_logs(place, settings)
     seats: dict[int, tuple[int, int]] = {}
     controller: Controller | None = None

@@ -222,6 +222,7 @@ def context_of(
         parts=protocol.num_pushes,
         num_steps=protocol.num_steps,
         is_difference=protocol.update_rule == "mean",
+        outer=str(protocol.outer),
         averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,

@@ -82,7 +82,7 @@ def rehearse(
         WorkerError: a gradient is not finite.
     """
     start_s = time.perf_counter()
-    protocol = parse(settings.protocol, settings.workers, settings.staleness)
+    protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
     task = load_task(spec, settings.workers, settings.init) if isinstance(spec, str) else spec
     batch_size = _batch_size(settings, task, protocol)
     work = TrainingWork(
@@ -142,6 +142,7 @@ def _header(
         "source": work.splits.source,
         "protocol": str(protocol),
         "staleness": str(protocol.staleness),
+        "outer": str(protocol.outer),
         "workers": settings.workers,
         "engine": "simulated",
         "path": "virtual time",

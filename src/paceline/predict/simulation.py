@@ -119,6 +119,7 @@ def forecast(
     num_updates: int,
     *,
     staleness: str = "none",
+    outer: str = "none",
     run_dir: Path | None = None,
     on_progress: OnProgress = lambda done: None,
 ) -> Forecast:
@@ -133,7 +134,7 @@ def forecast(
     if num_updates < 1:
         raise ConfigError(f"updates must be >= 1, got {num_updates}")
     conditions = world.conditions(num_workers)
-    protocol = parse(protocol_text, num_workers, staleness)
+    protocol = parse(protocol_text, num_workers, staleness, outer)
     start_s = time.perf_counter()
     if run_dir is None:
         counts = TimingRun(protocol, conditions).run(num_updates, on_progress)
@@ -156,7 +157,7 @@ def _traced(
     try:
         trace.header(
             task="timing", source="no data: only time", protocol=str(protocol),
-            staleness=str(protocol.staleness),
+            staleness=str(protocol.staleness), outer=str(protocol.outer),
             workers=conditions.num_workers, engine="simulated", path="virtual time",
             batch_size=protocol.num_pushes, mini_batch_size=1,
             pushes_per_update=protocol.num_pushes, num_samples=0, seed=conditions.seed,
@@ -235,7 +236,7 @@ def likely_update_s(
     updates = min(counts.updates, max(_FEWEST_UPDATES, _PUSHES_OF_AN_END // protocol.num_pushes))
 
     def taken_s(factor: float) -> float:
-        again = parse(str(protocol), conditions.num_workers, str(protocol.staleness))
+        again = parse(str(protocol), conditions.num_workers)
         then = replace(conditions, machine=machine.stretched(factor))
         return TimingRun(again, then).run(updates).mean_update_s()
 

@@ -1,9 +1,12 @@
 """The protocols by name, and how a name on the command line becomes one.
 
 A new protocol is a file here, or a section in that of its sister; one line in the table, and its
-claims in tests/protocols. The contract test runs over the table. Beside them lies staleness.py,
-what a stale gradient is worth under any of them.
+claims in tests/protocols. The contract test runs over the table. Beside them lie staleness.py,
+what a stale gradient is worth under any of them, and outer.py, what the mean difference is worth
+under those with local steps.
 """
+
+import re
 
 from ..errors import ConfigError
 from ..fields import read_name, spelled
@@ -15,6 +18,7 @@ from .full_sync import FullSync
 from .k_async import KAsync, KBatchAsync
 from .k_sync import KBatchSync, KSync
 from .local_sgd import LocalSgd
+from .outer import AVERAGING, SPELLINGS, OuterOptimizer, parse_outer
 from .stale_synchronous import StaleSynchronous
 from .staleness import WHOLE, parse_staleness
 
@@ -45,17 +49,33 @@ def spelling(name: str) -> str:
     return spelled(name, PROTOCOLS[name].argument)
 
 
-def parse(text: str, num_workers: int, staleness: str = "none") -> SyncProtocol:
+def split_names(text: str) -> tuple[str, ...]:
+    """The protocols in a list with commas; what begins with a digit belongs to the one before.
+
+    Example:
+        >>> split_names("full-sync,local-sgd:8+nesterov:0.7,0.9,async")
+        ('full-sync', 'local-sgd:8+nesterov:0.7,0.9', 'async')
+    """
+    parts = re.split(r",(?!\s*[.\d])", text)
+    return tuple(one.strip() for one in parts if one.strip())
+
+
+def parse(
+    text: str, num_workers: int, staleness: str = "none", outer: str = "none"
+) -> SyncProtocol:
     """The protocol that ``name``, ``name:number`` or ``name:number+rule`` means.
+
+    A rule is one for stale pushes, or an outer optimizer.
 
     Args:
         num_workers: of the run.
         staleness: the rule where the text names none; under a protocol that never uses a stale
             push it does nothing, and is left out.
+        outer: the outer optimizer where the text names none.
 
     Raises:
-        ConfigError: a name is unknown, a number is missing, not one, or out of its range, or two
-            rules are named.
+        ConfigError: a name is unknown, a number is missing, not one, or out of its range, two
+            rules of a kind are named, or an outer optimizer where gradients are pushed.
 
     Example:
         >>> str(parse("k-sync:3", num_workers=4))
@@ -64,19 +84,42 @@ def parse(text: str, num_workers: int, staleness: str = "none") -> SyncProtocol:
         'stale-synchronous:2'
         >>> str(parse("async+drop:6", num_workers=4))
         'async+drop:6'
+        >>> str(parse("local-sgd:8", num_workers=4, outer="nesterov:0.7,0.9"))
+        'local-sgd:8+nesterov:0.7,0.9'
     """
-    body, plus, own = text.partition("+")
-    rule = parse_staleness(staleness)
-    if plus:
-        if rule is not WHOLE:
-            raise ConfigError(f"{text} names a staleness rule, and {rule} is another: give one")
-        rule = parse_staleness(own)
+    body, *own = re.split(r"\+(?=\s*[a-z])", text)  # not that of 5e+02
+    rule, optimizer = parse_staleness(staleness), parse_outer(outer)
+    for one in own:
+        if one.strip().partition(":")[0] in SPELLINGS:
+            if optimizer not in (AVERAGING, parse_outer(one)):
+                raise ConfigError(
+                    f"{text} names an outer optimizer, and {optimizer} is another: give one"
+                )
+            optimizer = parse_outer(one)
+        else:
+            if rule is not WHOLE:
+                raise ConfigError(f"{text} names a staleness rule, and {rule} is another: give one")
+            rule = parse_staleness(one)
     protocol = _parse_one(body, num_workers)
     if protocol.has_stale_pushes and num_workers > 1:
         protocol.staleness = rule
     elif rule is not WHOLE:
         protocol.idle_rule = str(rule)
+    if optimizer != AVERAGING:
+        protocol.outer = _allowed(optimizer, protocol)
     return protocol
+
+
+def _allowed(outer: OuterOptimizer, protocol: SyncProtocol) -> OuterOptimizer:
+    """``outer``; ConfigError: this protocol pushes gradients."""
+    if protocol.update_rule == "mean":
+        return outer
+    others = [spelling(name) for name, one in PROTOCOLS.items() if one.update_rule == "mean"]
+    raise ConfigError(
+        f"outer {outer} steps on the mean of what local steps have changed, and under {protocol} "
+        f"workers push gradients, on which your own optimizer steps; leave it out, or use "
+        f"--protocol {' or '.join(others)}"
+    )
 
 
 def _parse_one(text: str, num_workers: int) -> SyncProtocol:

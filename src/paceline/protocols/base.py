@@ -35,6 +35,7 @@ from ..events import (
     Ticket,
 )
 from ..fields import NameNumber
+from .outer import AVERAGING, OuterOptimizer
 from .staleness import WHOLE, StalenessRule
 
 
@@ -94,10 +95,12 @@ class SyncProtocol(abc.ABC):
         self.value = value  # the number in the name, if it has one
         self.staleness: StalenessRule = WHOLE  # of the run; the protocol itself never asks it
         self.idle_rule = ""  # a staleness rule that was asked for and can do nothing here
+        self.outer: OuterOptimizer = AVERAGING  # where a push is a difference; likewise
 
     def __str__(self) -> str:
         text = self.name if self.value is None else f"{self.name}:{self.value}"
-        return text if self.staleness is WHOLE else f"{text}+{self.staleness}"
+        outer = "" if self.outer is AVERAGING else f"+{self.outer}"
+        return text + outer if self.staleness is WHOLE else f"{text}{outer}+{self.staleness}"
 
     def idle_note(self) -> str:
         """Why the staleness rule that was asked for does nothing; empty where it does."""

@@ -10,11 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..compression import parse as parse_compression
 from ..config import RunSettings
 from ..data.likeness import Likeness, are_others
 from ..engines.base import Traits
 from ..errors import ConfigError
-from ..plan import LayerParameters, Plan
+from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
 from ..system.processors import count_accelerators, num_cores
@@ -74,6 +75,8 @@ class Description:
     """Whether all members make each step together, each with an optimizer of its own."""
     parameter_table: tuple[LayerParameters, ...] = ()
     """Of ``--parameters``."""
+    compression: CompressionPrice | None = None
+    """Of ``--compress``."""
     machine: str = ""
     """What computes, by its maker's name."""
 
@@ -85,6 +88,8 @@ class Description:
         values["samples"] = tuple(Likeness(*one) for one in values["samples"])
         layers = values.get("parameter_table", ())
         values["parameter_table"] = tuple(LayerParameters(*one) for one in layers)
+        if values.get("compression") is not None:
+            values["compression"] = CompressionPrice(**values["compression"])
         return cls(**values)
 
     def difference(self, other: "Description") -> str:
@@ -112,6 +117,7 @@ class Description:
         return {
             "task": self.task,
             "kind of update": self.update_rule(protocol),
+            "outer optimizer": protocol.outer.name,
             "model or optimizer": self.digest.partition("-")[0],
             **({} if is_stream else {"number of samples": self.num_samples}),
             "batch size": plan.samples_per_update,
@@ -126,9 +132,12 @@ class Description:
             "source": self.source,
             "protocol": plan.protocol,
             "staleness": plan.staleness,
+            "outer": plan.outer,
             "workers": settings.workers,
             "engine": plan.engine,
             "path": plan.path,
+            "compress": settings.compress,
+            **_sent(plan),
             "batch_size": plan.samples_per_update,
             "mini_batch_size": plan.mini_batch_size,
             "pushes_per_update": plan.pushes_per_update,
@@ -160,6 +169,14 @@ class Description:
         }
 
 
+def _sent(plan: Plan) -> dict[str, float]:
+    """What a worker sends an update, where that is compressed: without it, and with it."""
+    price = plan.compression
+    if price is None:
+        return {}
+    return {"plain_bytes": round(price.plain_bytes), "sent_bytes": round(price.sent_bytes)}
+
+
 def make_plan(
     first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
 ) -> Plan:
@@ -169,6 +186,7 @@ def make_plan(
     check_size(first, parts)
     updates, epochs, total = _length(first, protocol, settings)
     path = _path(first, protocol, settings, traits)
+    _refuse_to_compress(first, settings, path)
     promise = _promise(protocol, settings, path) if settings.deterministic else ()
     return Plan(
         task=first.task,
@@ -191,8 +209,10 @@ def make_plan(
         grain=first.grain,
         notes=(*_notes(first, protocol), *promise),
         staleness=str(protocol.staleness),
+        outer=str(protocol.outer),
         accumulate=first.accumulate,
         parameter_table=first.parameter_table,
+        compression=first.compression,
     )
 
 
@@ -294,6 +314,44 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
     if is_by_store:
         return "store"
     return "collective" if choose_path(settings, protocol) == "collective" else "peers"
+
+
+def check_compression(settings: RunSettings, protocol: SyncProtocol) -> None:
+    """Raise ConfigError where nothing that is asked for would carry compressed gradients."""
+    compression = parse_compression(settings.compress)
+    if compression is None:
+        return
+    asked = f"compress {compression}"
+    if not protocol.is_spmd:
+        raise ConfigError(
+            f"{asked} is carried where workers average with each other, and {protocol} hands each "
+            "push in by itself; use protocol full-sync or local-sgd:H"
+        )
+    if settings.workers < 2:
+        raise ConfigError(f"{asked} needs workers that send to each other, and there is one")
+    if choose_path(settings, protocol) != "collective":
+        raise ConfigError(
+            f"{asked}: here gradients stay in the memory of one machine, where fewer bytes win "
+            "nothing; it is carried between machines (torchrun SCRIPT), and by path 'collective' "
+            "of engine 'local'"
+        )
+
+
+def _refuse_to_compress(first: Description, settings: RunSettings, path: str) -> None:
+    """Raise ConfigError where the model or data leave no way that carries it."""
+    if parse_compression(settings.compress) is None:
+        return
+    if first.steps_together:
+        raise ConfigError(
+            f"compress {settings.compress} is not carried where workers make each step together "
+            "(LBFGS, closures, hooks), on means that must be whole; leave it out, or use "
+            "--protocol local-sgd:1"
+        )
+    if path != "collective":
+        raise ConfigError(
+            f"compress {settings.compress} is carried by path 'collective', and here gradients go "
+            "through the store: --path collective says why; leave one of them out"
+        )
 
 
 def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:

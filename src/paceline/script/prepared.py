@@ -12,6 +12,7 @@ an exchange carries anything.
 import math
 import re
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..checkpoints.writer import unwritable
+from ..compression import parse as parse_compression
 from ..context import Context
 from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
@@ -29,7 +31,10 @@ from ..data.numbers import Numbers, note, numbered
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
+from ..exchange.compressed import CompressedGradient
 from ..exchange.through_store import StoreExchange
+from ..plan import CompressionPrice
+from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
@@ -37,6 +42,7 @@ from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
 from ..store.joint import joined
+from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores, processor_name
 from ..tuning.candidate import Forward, Objects, TrialSubject
@@ -292,13 +298,15 @@ class Prepared:
         """Join a run of several workers: move the model's memory, replace what must be shared."""
         rule = self.optimizer
         if self._context.is_difference:
-            # Frozen ones as well, whose difference is 0: they may thaw.
-            every = self.model.parameters()
-            moving = [one for one in every if one.is_floating_point() or one.is_complex()]
-            rule = torch.optim.SGD(moving, lr=1.0)
-        self._keeper.load(self.model, self.optimizer, is_difference=self._context.is_difference)
+            outer = parse_outer(self._context.outer)
+            rule = difference_rule(
+                self.model.parameters(), lr=outer.lr, momentum=outer.momentum,
+                is_nesterov=outer.is_nesterov,
+            )  # fmt: skip
+        self._keeper.load(self.model, rule)
         self._remember()
         self._replica = replica = Replica(self.model, self.optimizer, rule)
+        self._compress(exchange, replica)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
         self.loop.leased.seeds_between = exchange.num_workers > 1
@@ -311,6 +319,17 @@ class Prepared:
         if exchange.num_workers > 1:
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
+
+    def _compress(self, exchange: StoreExchange, replica: Replica) -> None:
+        """Gradients are sent in fewer bytes, where that was asked for."""
+        compression = parse_compression(self._context.compress)
+        if compression is None:
+            return
+        exchange.hooks.compressed = compressed = CompressedGradient(
+            compression, replica.layout.parameters, exchange.seat, exchange.num_workers,
+            replica.device,
+        )  # fmt: skip
+        self._keeper.add_of_all("not sent", compressed.remember, compressed.go_on)
 
     def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
         """Fill in what the exchange asks of the script's side."""
@@ -368,6 +387,7 @@ class Prepared:
 
     def _describe(self, replica: Replica) -> dict[str, object]:
         layout, context = replica.layout, self._context
+        compressed = None if self._member is None else self._member.hooks.compressed
         if context.checkpoints and (odd := unwritable(layout.rows())):
             raise ConfigError(
                 f"a checkpoint cannot hold {odd[0]!r}, which is of {odd[1]}: safetensors knows no "
@@ -396,7 +416,14 @@ class Prepared:
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
             "parameter_table": parameter_table(self.model) if context.parameters else [],
+            "compression": None if compressed is None else asdict(self._price(compressed)),
         }
+
+    def _price(self, compressed: CompressedGradient) -> CompressionPrice:
+        """What it costs to send fewer bytes here, beside what it saves."""
+        assert self._member is not None
+        measure = self._member.measure_link
+        return compressed.price(None if measure is None else measure(self._device))
 
     def _loop_words(self) -> dict[str, object]:
         """What the loop goes over, and steps with."""

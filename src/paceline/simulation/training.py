@@ -36,7 +36,7 @@ from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import seed_all
 from ..store.clip import UNCLIPPED
 from ..store.control import JOBS, Control, control_bytes
-from ..store.means import allowed_scale, squared_distance
+from ..store.means import allowed_scale, difference_rule, squared_distance
 from ..store.memory import PrivateMemory
 from ..store.optimizer import Updater
 from ..store.optimizer_copy import is_elementwise
@@ -80,7 +80,7 @@ class TrainingWork:
         loader = make_loader(self.splits.train, batch_size, is_shuffled=True)
         self._leased = LeasedLoader(loader, seed, torch.device("cpu"))
         is_difference = protocol.update_rule == "mean"
-        self._rule = self._difference_rule() if is_difference else optimizer
+        self._rule = self._difference_rule(protocol) if is_difference else optimizer
         self._nonfinite_is_error = nonfinite == "error"
         together = self._make_together(protocol) if is_batched else None
         self.replica = Replica(self.model, optimizer, self._rule)
@@ -120,10 +120,13 @@ class TrainingWork:
     def _make_optimizer(self) -> Optimizer:
         return self._task.optimizer(self.model.parameters(), self._learning_rate)
 
-    def _difference_rule(self) -> Optimizer:
-        """Takes what members changed off the parameters, which averages them."""
-        trainable = [one for one in self.model.parameters() if one.requires_grad]
-        return torch.optim.SGD(trainable, lr=1.0)
+    def _difference_rule(self, protocol: SyncProtocol) -> Optimizer:
+        """Takes what members changed off the parameters."""
+        outer = protocol.outer
+        return difference_rule(
+            self.model.parameters(), lr=outer.lr, momentum=outer.momentum,
+            is_nesterov=outer.is_nesterov,
+        )  # fmt: skip
 
     def _local_steps(self) -> LocalSteps:
         return LocalSteps(

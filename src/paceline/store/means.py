@@ -2,6 +2,7 @@
 
     mean         sum_i w_i g_i, in member order; of 16 bits in 32, rounded once
     difference   base - home: what local steps have changed, pushed as if it were a gradient
+    rule         SGD on the mean difference; with rate 1 and no momentum that averages parameters
     distance     eta_j = min(C / ||w_j - w_tau||^2, eta_max), given as a factor on the gradient:
                  scale = eta_j / eta_max            1 where nothing has moved far
 
@@ -13,11 +14,12 @@ Source: Dutta et al., AISTATS 2018, eq. 13 (see protocols/staleness.py). This mo
 protocols, members or who executes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .layout import Layout
 from .optimizer import Groups
@@ -73,6 +75,18 @@ def difference_into(layout: Layout, base: Tensor, home: Tensor, out: Tensor) -> 
             torch.sub(before, after, out=into)
         else:
             into.copy_(before - after)
+
+
+def difference_rule(
+    parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, is_nesterov: bool
+) -> Optimizer:
+    """The optimizer that the store applies to mean differences (protocols/outer.py).
+
+    Args:
+        parameters: those that may move: a frozen one, whose difference is 0, may thaw.
+    """
+    moving = [one for one in parameters if one.is_floating_point() or one.is_complex()]
+    return torch.optim.SGD(moving, lr=lr, momentum=momentum, nesterov=is_nesterov)
 
 
 def allowed_scale(limit: float, squared_distance: float, groups: Groups) -> float:

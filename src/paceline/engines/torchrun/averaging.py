@@ -14,9 +14,8 @@ when it pushes: where they were written since (a second backward pass, an edit, 
 it says so beside its line. Where one has, or somebody's share was another one, all make the mean
 anew from what they push.
 
-Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB
-2020, sections 3.2 and 4.2 (buckets, their order and sizes). There is no search for unused
-parameters here: their bucket begins at the push. This module must not know protocols.
+There is no search for unused parameters: their bucket begins at the push. Source: as of buckets.py.
+This module must not know protocols.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,38 +24,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...compression.base import AllReduce, Exchanging, UnderWay
 from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
+from ...exchange.compressed import CompressedGradient, GroupLink, Span
 from ...exchange.distributed import DistributedAveraging, are_finite
-from ...exchange.group import MemberGroup, Pending
+from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
 from ...replica.own_gradients import OwnGradients
-from ...store.layout import Section
+from .buckets import Bucket, make_buckets
 from .member import GatheredLines
 
-_FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
-"""Sizes of the first bucket and of the others: those of PyTorch's DDP."""
-_CPU_BUCKET_BYTES = 4 << 20
-"""Between CPUs links are slow: of 25 MB that are through in 2 s (100 Mbit/s) most come after the
-backward pass, while 4 MB still take thirty times what it costs to begin them (0.1 ms, loopback)."""
 _OLD = -1.0
 """In place of a share: the gradients were written after their sum had begun."""
 _MOST_IN_VAIN = 2
 """Rounds in a row; then the script has more than a backward pass for a step, and buckets wait."""
-
-
-class Bucket(NamedTuple):
-    """A stretch of the gradients, in bytes, of one type of numbers.
-
-    Attributes:
-        numbers: of the parameters in it.
-    """
-
-    start: int
-    stop: int
-    dtype: torch.dtype
-    numbers: tuple[int, ...]
 
 
 class Sent(NamedTuple):
@@ -79,16 +62,15 @@ class RankAveraging(DistributedAveraging):
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
         self._lines, self._ranks = barrier, group
-        super().__init__(copy, barrier, hooks, "")
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
+        self._buckets = list[Bucket]()
+        if self._overlaps:
+            self._buckets = make_buckets(copy.replica.layout.parameters, copy.replica.device)
+        super().__init__(copy, barrier, hooks, "")
         if self._overlaps:
             self._mean = torch.zeros_like(self._mean)
             places = self._replica.layout.parameters.places
             self._views = [place.view(self._mean) for place in places]
-            is_cpu = self._mean.device.type == "cpu"
-            self._buckets = make_buckets(
-                self._replica.layout.parameters, _CPU_BUCKET_BYTES if is_cpu else _BUCKET_BYTES
-            )
             self._bucket_of = {
                 number: index for index, one in enumerate(self._buckets) for number in one.numbers
             }
@@ -108,10 +90,13 @@ class RankAveraging(DistributedAveraging):
                 "SCRIPT"
             )
 
+    def _spans(self) -> list[Span]:
+        return [one.span for one in self._buckets] or super()._spans()
+
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
-        self._under_way: list[Pending] = []
+        self._under_way = UnderWay(GroupLink(self._group))
         self._missing = [
             sum(self._replica.parameters[number].requires_grad for number in one.numbers)
             for one in self._buckets
@@ -146,15 +131,23 @@ class RankAveraging(DistributedAveraging):
 
     def _begin(self, share: float) -> None:
         """Of the next bucket; ``share``: of this rank's gradient in the mean."""
-        bucket = self._buckets[len(self._under_way)]
-        out = self._mean[bucket.start : bucket.stop].view(bucket.dtype)
-        if share:
-            for number in bucket.numbers:
-                if not self._is_sent(number):
-                    self._multiply(number, share)
+        index = len(self._under_way)
+        bucket = self._buckets[index]
+        for number in bucket.numbers if share else ():
+            if not self._is_sent(number):
+                self._multiply(number, share)
+        if self._compressed is not None:  # what it is given has its share already
+            exchanging = self._compressed.begin(index, self._mean, float(share > 0.0), self._mean)
         else:
-            out.zero_()
-        self._under_way.append(self._group.all_reduce(out))
+            exchanging = self._as_it_is(bucket.span.of(self._mean), has_part=share > 0.0)
+        self._under_way.begin(exchanging)
+
+    def _as_it_is(self, part: Tensor, *, has_part: bool) -> Exchanging:
+        """The sum of a bucket that nothing compresses; looked at while the next ones come."""
+        if not has_part:
+            part.zero_()
+        yield AllReduce(part)
+        self._sums.append(part.sum())
 
     def _is_sent(self, number: int) -> bool:
         """Whether the mean's place has a share of the gradient as it is now."""
@@ -186,7 +179,7 @@ class RankAveraging(DistributedAveraging):
         weight = work.weight if work.num_samples else 0.0
         if self._num_edits != self._own_grads.num_edits:
             self._sent.clear()
-        has_begun = bool(self._under_way)
+        has_begun = len(self._under_way) > 0
         is_old = not all(map(self._is_sent, self._numbers_under_way()))
         if has_begun:
             share = self._share
@@ -219,9 +212,21 @@ class RankAveraging(DistributedAveraging):
         if not self._overlaps:
             super()._reduce_all(runs, weight)
         elif self._must_redo:
-            for number in range(len(self._views)):
-                self._multiply(number, 1.0)
+            self._gather()
             super()._reduce_all(runs, weight)
+
+    def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
+        """What was begun with another share has changed no residual, and begins anew."""
+        if self._overlaps and not self._must_redo:
+            return
+        if self._overlaps:
+            self._gather()
+        super()._reduce_compressed(compressed, weight)
+
+    def _gather(self) -> None:
+        """This rank's whole gradients, where the mean goes."""
+        for number in range(len(self._views)):
+            self._multiply(number, 1.0)
 
     def _reduce_buffers(self, weight: float) -> None:
         """Those of one type of numbers together."""
@@ -236,16 +241,11 @@ class RankAveraging(DistributedAveraging):
                 one.copy_(part.view(one.shape))
 
     def _finish(self) -> None:
-        """All sums under way are there; each is looked at while the next ones come."""
-        for bucket, sum_of_bucket in zip(self._buckets, self._under_way, strict=False):
-            sum_of_bucket.wait()
-            self._sums.append(self._mean[bucket.start : bucket.stop].view(bucket.dtype).sum())
-        self._under_way = []
+        self._under_way.finish()
 
     def _are_finite(self, runs: Sequence[Tensor]) -> bool:
-        if not self._overlaps or self._must_redo:
-            return super()._are_finite(runs)
-        return are_finite(self._sums) or super()._are_finite(runs)
+        has_looked = self._overlaps and self._compressed is None and not self._must_redo
+        return (has_looked and are_finite(self._sums)) or super()._are_finite(runs)
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -268,23 +268,3 @@ class RankAveraging(DistributedAveraging):
         if self._overlaps:
             self._end_round()
             self._replica.gather_anew()
-
-
-def make_buckets(section: Section, most_bytes: int = _CPU_BUCKET_BYTES) -> list[Bucket]:
-    """The gradients in buckets, the last parameters' first: theirs are there first.
-
-    Args:
-        most_bytes: of a bucket but for the last parameter that comes into it.
-    """
-    buckets: list[Bucket] = []
-    numbered = list(enumerate(section.places))
-    for dtype, start, stop in reversed(list(section.runs())):
-        inside = [(n, one) for n, one in numbered if start <= one.offset < stop]
-        end, numbers = stop, list[int]()
-        for number, place in reversed(inside):
-            numbers.append(number)
-            most = most_bytes if buckets else _FIRST_BYTES
-            if end - place.offset >= most or place.offset == start:
-                buckets.append(Bucket(place.offset, end, dtype, tuple(numbers)))
-                end, numbers = place.offset, []
-    return buckets

@@ -1,0 +1,130 @@
+"""DiLoCo and its kin are a plain loop of PyTorch, on every path that carries them.
+
+The loop is written here from the paper: H steps of each worker's own optimizer, the mean of what
+they took off the parameters, the outer step with momentum by its formula. From a run's trace it
+takes whose mini-batches were whose.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.events import Apply, Ticket
+from paceline.trace.records import Handed, Ordered, Record
+from reference import Order, State, average, differ, fresh, state_of
+from runs import Run, assert_each_sample_once, leases_of, train
+from tiny import EPOCHS, NUM_SAMPLES, WITH_BATCH_NORM
+
+EXACT = 1e-10
+NESTEROV = "nesterov:0.7,0.9"
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The outer step of one run, by its formula."""
+
+    lr: float
+    momentum: float = 0.0
+    is_nesterov: bool = False
+
+
+OUTERS = {
+    "sgd:0.5": Outer(0.5),
+    "momentum:0.6,0.5": Outer(0.6, 0.5),
+    NESTEROV: Outer(0.7, 0.9, is_nesterov=True),
+}
+
+
+def diloco(task: Any, records: Sequence[Record], num_workers: int, outer: Outer) -> State:
+    """The parameters after the rounds of a trace."""
+    model, _ = fresh(task)
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    state, order = state_of(model), Order(task)
+    velocity: State = {}
+    leases = leases_of(one.order for one in records if isinstance(one, Ordered))
+    own = [fresh(task) for _ in range(num_workers)]
+    moved: dict[Ticket, State] = {}
+    for record in records:
+        if isinstance(record, Handed):
+            ticket = record.fact.ticket
+            mine, optimizer = own[ticket.member]
+            mine.load_state_dict(state)
+            for lease in leases[ticket[:2]]:
+                inputs, targets = order.batch(lease)
+                optimizer.zero_grad()
+                task.loss(mine(inputs), targets).backward()
+                optimizer.step()
+            moved[ticket] = state_of(mine)
+        elif isinstance(record, Ordered) and isinstance(record.order, Apply):
+            tickets, weights = record.order
+            mean = average([moved[one] for one in tickets], weights)
+            before, state = state, mean
+            for name in names:
+                delta = before[name] - mean[name]
+                velocity[name] = outer.momentum * velocity.get(name, 0.0 * delta) + delta
+                step = velocity[name]
+                if outer.is_nesterov:
+                    step = delta + outer.momentum * velocity[name]
+                state = {**state, name: before[name] - outer.lr * step}
+    return state
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "inline": {"engine": "inline"},
+    "through the store": {"path": "store"},
+    "between peers": {"path": "peers"},
+    "all-reduce": {"path": "collective"},
+}
+
+
+@pytest.mark.parametrize("outer", OUTERS)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_inline_it_is_the_plain_loop(tmp_path: Path, workers: int, outer: str) -> None:
+    run = _train(tmp_path, workers, outer, engine="inline")
+    assert differ(run.state, diloco(_task(), run.records, workers, OUTERS[outer])) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("way", "workers"),
+    [("through the store", 2), ("between peers", 2), ("between peers", 4), ("all-reduce", 2)],
+)
+def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> None:
+    run = _train(tmp_path, workers, NESTEROV, **WAYS[way])
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    assert differ(run.state, diloco(_task(), run.records, workers, OUTERS[NESTEROV])) < EXACT
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_of_one_is_plain_averaging(tmp_path: Path, way: str) -> None:
+    """In every bit, but where pushes are added up as they come."""
+    plain, run = (
+        _train(tmp_path / outer.partition(":")[0], 2, outer, **WAYS[way])
+        for outer in ("none", "sgd:1.0")
+    )
+    assert differ(run.state, plain.state) <= (1e-12 if way == "through the store" else 0.0)
+
+
+@pytest.mark.parametrize("way", ["through the store", "between peers"])
+def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: str) -> None:
+    """What it had begun is done by another; who joins in its place has the newest version."""
+    task = replace(_task(), epochs=6)
+    run = train(
+        task, tmp_path, workers=3, protocol="local-sgd:2", outer=NESTEROV, delay=("20ms",),
+        fault=("kill worker 1 at update 5",), respawn=True, **WAYS[way],
+    )  # fmt: skip
+    assert run.left == ["killed by signal 9"]
+    assert_each_sample_once(run, NUM_SAMPLES, 6)
+    assert max(one.ticket.member for one in run.pushes) == 3, "nobody took its place"
+    assert differ(run.state, diloco(task, run.records, 4, OUTERS[NESTEROV])) < EXACT
+
+
+def _task() -> Any:
+    """Pushes of different sizes, and a last batch that is not full."""
+    return replace(WITH_BATCH_NORM, batch_size=13, learning_rate=0.02)
+
+
+def _train(folder: Path, workers: int, outer: str, **settings: Any) -> Run:
+    return train(_task(), folder, workers=workers, protocol="local-sgd:3", outer=outer, **settings)
