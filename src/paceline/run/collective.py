@@ -21,7 +21,7 @@ from ..collectives.transfers import Operation
 from ..config import RunSettings
 from ..engines.base import Traits
 from ..errors import ConfigError
-from ..exchange.route import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from ..exchange.route import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ..plan import format_bytes
 from ..protocols.base import SyncProtocol
 from ..report.text import format_duration
@@ -155,10 +155,10 @@ def fastest(gradient_bytes: int, engine: str, cost: HostCost, day: str) -> tuple
 
 
 def bucket_sizes(num_bytes: int) -> list[int]:
-    """In which parts the ranks of torchrun sum so many bytes."""
+    """In which parts the ranks of torchrun sum so many bytes, between CPUs."""
     sizes: list[int] = []
     while num_bytes > 0:
-        sizes.append(min(num_bytes, BUCKET_BYTES if sizes else FIRST_BUCKET_BYTES))
+        sizes.append(min(num_bytes, CPU_BUCKET_BYTES if sizes else FIRST_BUCKET_BYTES))
         num_bytes -= sizes[-1]
     return sizes or [0]
 
