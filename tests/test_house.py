@@ -20,6 +20,7 @@ LONG_FUNCTIONS = {
     "script.prepared.Prepared.__init__": "every part of what a script prepared, made in one place",
     "store.optimizer.Updater.__init__": "the state of every kind of optimizer, laid out",
     "report.summary._summary": "one field a line",
+    "run.describe.Description.header": "one field a line",
     "launch.launcher._run": "what a life opens, in the order in which it is closed again",
     "run.controller.Controller.__init__": "every part of a run, made and joined in one place",
     "run.controller.Controller._make_table": "a line for each message",
@@ -50,8 +51,7 @@ ELSEWHERE: dict[str, str] = {
     "exchange.model_copy": "what leaves a member, driven through StoreExchange in tests/exchange",
     "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
     "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
-    "launch.trials": "runs within a run: tests/script/test_trial.py makes them by launch_run",
-    "report.trials": "their list: tests/script/test_trial.py reads it from the run's folder",
+    "launch.trials": "runs within a run: tests/launch/test_trials.py makes them by the command",
     "store.sums": "a part of the store: tests/store add and undo through SharedStore",
     "trace.reader": "tests/trace read through paceline.trace",
 }

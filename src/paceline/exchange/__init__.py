@@ -9,6 +9,7 @@
     averaging       how peers come to a mean and step on it: the contract
     shares          in shared memory, each on its share of the parameters
     distributed     through ``torch.distributed``, one accelerator a worker
+    compressed      its gradients in fewer bytes (`compression/`), and what was not sent yet
 
     lockstep        steps that call the model again, made by all members together
 

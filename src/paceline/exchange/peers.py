@@ -100,6 +100,9 @@ class PeerRounds:
                 member.serial, member.step = _NEVER_CANCELLED, copy.version
                 ticket = Ticket(member.number, copy.version, copy.version)
                 member.grant = Grant(ticket, tuple(leases))
+                # Nobody else tells who reads a stream before the rounds are over.
+                done = self._leases.begins_at(self._round)
+                member.hooks.hear_stream(said.StreamDone(member.epoch, done, ()))
                 member.beat()
                 return
             if not self._exchange(Work()):
@@ -241,7 +244,7 @@ class PeerRounds:
         member.control[ALARM] = 1
         self._show(Work(), Stage.LEFT_LOOP if is_over else Stage.LEFT)
         self._barrier.arrive()
-        self._report_interruption(None, (), needs_store=True)
+        self._report_interruption(None, (), needs_store=bool(what))
         self._leave_with_work()
 
     def refuse_in_lockstep(self, what: str) -> None:
@@ -254,7 +257,7 @@ class PeerRounds:
             )
 
     def leave_if_alarmed(self) -> None:
-        """The same in the middle of the script's own code, where the run ends."""
+        """The same in the midst of a round, where a member is gone or the run ends."""
         if self.are_on and self._member.grant is not None and self._member.control[ALARM]:
             self.leave()
 

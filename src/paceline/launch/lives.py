@@ -223,6 +223,7 @@ def context_of(
         num_steps=protocol.num_steps,
         is_difference=protocol.update_rule == "mean",
         outer=str(protocol.outer),
+        num_as_full_sync=protocol.num_as_full_sync,
         averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,

@@ -250,7 +250,8 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
         )
     if protocol.is_adaptive:
         notes.append(
-            f"{protocol} changes the pushes or steps of an update as the loss falls: the "
+            f"{protocol} changes the pushes or steps of an update "
+            f"{'as the loss falls' if protocol.watches_loss else 'while the run goes'}: the "
             "updates are those at its first choice"
         )
     if first.program.startswith("script ") and not protocol.is_spmd and protocol.num_workers > 1:
@@ -285,7 +286,10 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
         f"engine {traits.name} runs its members in turn": traits.is_spmd or first.steps_together,
         f"the model lies on {first.device}": first.can_share,
-        "the end of a stream is found while it is read": first.order != "stream",
+        "the end of a stream is found while it is read": (
+            first.order != "stream"
+            or (traits.has_store and choose_path(settings, protocol) != "collective")
+        ),
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
     if settings.path in ("peers", "collective") and wrong:

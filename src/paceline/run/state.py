@@ -340,6 +340,13 @@ class RunState:
         """Whether each member's optimizer steps by itself, and remembers that."""
         return self.update_rule == "mean" and not self.steps_together
 
+    def end_stream(self) -> None:
+        """Nothing behind the end of a stream, where it is known, is handed out any more."""
+        if (end := self.streams.end) is not None:
+            epoch = self.coordinator.epoch
+            self.trace.stream_ended(self.now_s(), epoch, end)
+            self.carry_out(self.coordinator.end_stream(epoch, end, self.now_s()), None, None)
+
     def end_epoch(self, order: EpochEnd) -> None:
         self.is_open = False
         self.streams.close()
