@@ -65,6 +65,16 @@ class CompressionPrice:
             return None
         return self.plain_s - self.sent_s > self.spent_s
 
+    def header(self) -> dict[str, float | None]:
+        """Its figures, under the names that a trace's first line has."""
+        return {
+            "plain_bytes": round(self.plain_bytes),
+            "sent_bytes": round(self.sent_bytes),
+            "coding_s": self.spent_s,
+            "plain_link_s": self.plain_s,
+            "sent_link_s": self.sent_s,
+        }
+
     def render(self) -> str:
         """``int8: 3.3 MiB -> 857.0 KiB that a worker sends an update; it loses here: ...``."""
         sizes = f"{format_bytes(self.plain_bytes)} -> {format_bytes(self.sent_bytes)}"

@@ -138,7 +138,7 @@ class Description:
             "engine": plan.engine,
             "path": plan.path,
             "compress": settings.compress,
-            **_sent(plan),
+            **({} if plan.compression is None else plan.compression.header()),
             "collective": plan.collective,
             "batch_size": plan.samples_per_update,
             "mini_batch_size": plan.mini_batch_size,
@@ -169,14 +169,6 @@ class Description:
             "accumulate": self.accumulate,
             "warmup": settings.warmup,
         }
-
-
-def _sent(plan: Plan) -> dict[str, float]:
-    """What a worker sends an update, where that is compressed: without it, and with it."""
-    price = plan.compression
-    if price is None:
-        return {}
-    return {"plain_bytes": round(price.plain_bytes), "sent_bytes": round(price.sent_bytes)}
 
 
 def make_plan(
