@@ -15,7 +15,7 @@ from paceline.launch.launcher import train
 from paceline.protocols import parse
 from paceline.run.collective import (
     SECTION,
-    Measured,
+    MeasuredSums,
     bucket_sizes,
     collective_of,
     measured_for,
@@ -89,13 +89,13 @@ def test_what_was_asked_for_is_taken() -> None:
     assert collective_of(settings(collective="star"), "collective")[0] == "hub"
     assert collective_of(settings(collective="shared"), "peers") == ("shared", "as asked for")
     asked = settings(collective="native")
-    assert collective_of(asked, "collective", 100, Measured(cost=cost()))[0] == "native"
+    assert collective_of(asked, "collective", 100, MeasuredSums(cost=cost()))[0] == "native"
     assert collective_of(settings(), "peers")[0] == "shared"
 
 
 def test_the_fastest_is_taken_as_it_was_measured() -> None:
     small, large = 1000, 10_000_000
-    measured = Measured(cost=cost(), day="2026-11-25")
+    measured = MeasuredSums(cost=cost(), day="2026-11-25")
 
     def chosen(num_bytes: int, engine: str = "local") -> tuple[str, str]:
         return collective_of(settings(engine=engine), "collective", num_bytes, measured)
@@ -109,7 +109,7 @@ def test_the_fastest_is_taken_as_it_was_measured() -> None:
 
 
 def test_torch_keeps_its_place_where_it_is_as_fast() -> None:
-    measured = Measured(cost=cost(native_s=21e-6), day="today")
+    measured = MeasuredSums(cost=cost(native_s=21e-6), day="today")
     name, why = collective_of(settings(), "collective", 1000, measured)
     assert name == "native"
     assert why.startswith("21 us for 1,000 B, ")
@@ -147,7 +147,7 @@ def test_what_was_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     own = {"cores": num_cores(), "day": "2026-11-25", "cost": cost().write()}
     ceilings.write_ceilings(SECTION, json.loads(json.dumps({"4": own})))
     auto = settings(engine="torchrun")
-    assert measured_for(auto, RANKS, "cpu") == Measured(cost=cost(), day="2026-11-25")
+    assert measured_for(auto, RANKS, "cpu") == MeasuredSums(cost=cost(), day="2026-11-25")
     assert measured_for(settings(collective="ring"), RANKS, "cpu").cost is None
     assert "between CPUs only" in measured_for(auto, RANKS, "cuda:0").why_not
     apart = Traits(
@@ -159,5 +159,5 @@ def test_what_was_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_buckets_are_those_of_the_ranks() -> None:
     assert bucket_sizes(3) == [3]
-    assert bucket_sizes(60 << 20) == [1 << 20, 25 << 20, 25 << 20, 9 << 20]
+    assert bucket_sizes(60 << 20) == [1 << 20, *[4 << 20] * 14, 3 << 20]
     assert sum(bucket_sizes(123_456_789)) == 123_456_789

@@ -58,7 +58,7 @@ def path_of(settings: RunSettings, protocol: SyncProtocol) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredSums:
     """What is known of sums between the workers of a run.
 
     Args:
@@ -72,21 +72,21 @@ class Measured:
     why_not: str = ""
 
 
-UNMEASURED = Measured()
+UNMEASURED = MeasuredSums()
 
 
-def measured_for(settings: RunSettings, traits: Traits, device: str) -> Measured:
+def measured_for(settings: RunSettings, traits: Traits, device: str) -> MeasuredSums:
     """What ``paceline bench collectives`` has left here for such a run."""
     if settings.collective != AUTO or settings.workers == 1:
         return UNMEASURED
     if not device.startswith("cpu"):
-        return Measured(why_not="schedules are measured between CPUs only")
+        return MeasuredSums(why_not="schedules are measured between CPUs only")
     if not traits.is_one_machine:
-        return Measured(why_not="what messages between these machines take is not measured")
+        return MeasuredSums(why_not="what messages between these machines take is not measured")
     return read_measured(settings.workers, *read_ceilings(SECTION))
 
 
-def read_measured(num_workers: int, section: Any, why_not: str) -> Measured:
+def read_measured(num_workers: int, section: Any, why_not: str) -> MeasuredSums:
     """What a section of the file of ceilings says of so many workers.
 
     Args:
@@ -96,26 +96,26 @@ def read_measured(num_workers: int, section: Any, why_not: str) -> Measured:
     command = f"paceline bench collectives --workers {num_workers}"
     unknown = f"nobody has measured {num_workers} processes here: {command}"
     if section is None:
-        return Measured(why_not=why_not or unknown)
+        return MeasuredSums(why_not=why_not or unknown)
     try:
         own = section.get(str(num_workers))
         if own is None:
-            return Measured(why_not=unknown)
+            return MeasuredSums(why_not=unknown)
         if own["cores"] != num_cores():
-            return Measured(
+            return MeasuredSums(
                 why_not=f"it was measured on {own['cores']} cores, and here are {num_cores()}: "
                 f"{command}"
             )
         cost = HostCost.read(own["cost"])
         if cost.num_ranks != num_workers:
             raise ValueError(f"they are of {cost.num_ranks} processes")
-        return Measured(cost=cost, day=str(own["day"]))
+        return MeasuredSums(cost=cost, day=str(own["day"]))
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError):
-        return Measured(why_not=f"{ceilings_path()} holds no times that can be read: {command}")
+        return MeasuredSums(why_not=f"{ceilings_path()} holds no times that can be read: {command}")
 
 
 def collective_of(
-    settings: RunSettings, path: str, gradient_bytes: int = 0, measured: Measured = UNMEASURED
+    settings: RunSettings, path: str, gradient_bytes: int = 0, measured: MeasuredSums = UNMEASURED
 ) -> tuple[str, str]:
     """What sums in a run by this path, and why; empty: the store adds up what is pushed.
 

@@ -19,7 +19,7 @@ from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
 from ..system.processors import num_cores
-from .collective import AUTO, UNMEASURED, Measured, collective_of, path_of
+from .collective import AUTO, UNMEASURED, MeasuredSums, collective_of, path_of
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -176,7 +176,7 @@ def make_plan(
     protocol: SyncProtocol,
     settings: RunSettings,
     traits: Traits,
-    measured: Measured = UNMEASURED,
+    measured: MeasuredSums = UNMEASURED,
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
     parts = protocol.num_pushes
