@@ -4,9 +4,9 @@
 
 Runs of two workers (path collective, gloo) on the task mlp488k, each compressor once a round and
 none, in an order of the round's own. First over this machine's loopback, then, where the user is
-root, in a network namespace whose loopback carries 100 Mbit/s both ways together (tbf). Beside each stands
-the verdict of its own plan; it is right where the sign of what was gained is that of what was
-predicted, or what was gained cannot be told from nothing. Writes results/compression.md.
+root, in a network namespace whose loopback carries 100 Mbit/s both ways together (tbf). Beside each
+stands the verdict of its own plan; it is right where the sign of what was gained is that of what
+was predicted, or what was gained cannot be told from nothing. Writes results/compression.md.
 """
 
 import argparse
@@ -139,9 +139,9 @@ def main() -> None:
     if chosen.write:
         write_table(
             "compression", "Compressed gradients: the plan's verdict and the run's", header, table,
-            f"Two workers, task mlp488k, a batch of {BATCH}, a thread each. What was gained is "
-            "none's time an update less the compressor's, in pairs of one round; even: it cannot "
-            f"be told from nothing. {where}",
+            f"Two workers, task mlp488k, a batch of {BATCH}, a thread each. What was gained is the "
+            "time of an update of none less the compressor's, in pairs of one round; even: it "
+            f"cannot be told from nothing. {where}",
         )  # fmt: skip
 
 
