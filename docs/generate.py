@@ -26,8 +26,9 @@ from paceline.collectives.ring_search import find_rings, planned_rings
 from paceline.collectives.topology import dgx, pcie_cards, two_hosts
 from paceline.collectives.transfers import Operation
 from paceline.plan import format_bytes
-from paceline.protocols import ALIASES, PROTOCOLS, spelling
+from paceline.protocols import ALIASES, PROTOCOLS, outer, spelling
 from paceline.protocols.base import SyncProtocol
+from paceline.protocols.outer import SPELLINGS as OUTERS
 from paceline.report.chart import Curve, Diagram, draw_chart
 from paceline.report.text import Point
 from paceline.wire.messages import FromMember, ToMember
@@ -257,12 +258,11 @@ def section(name: str, protocol: type[SyncProtocol]) -> str:
     """One protocol: what it needs, as data, and its part of the docstring of its file."""
     text = said_of(name, protocol, PROTOCOLS)
     path = Path(inspect.getfile(protocol)).name
-    argument = protocol.argument
     facts = [
         "calls work off" if protocol.cancels else "never calls work off",
         "between peers or through the store" if protocol.is_spmd else "through the store",
     ]
-    if argument is not None:
+    for argument in reversed(protocol.arguments):
         limit = ", at most the workers" if argument.is_at_most_workers else ""
         meaning = f"{argument.symbol}: {argument.meaning}, at least {argument.minimum}{limit}"
         facts.insert(0, meaning)
@@ -288,7 +288,23 @@ def said_of(name: str, member: type, family: Iterable[str]) -> str:
 def page() -> str:
     """docs/protocols.md."""
     sections = [section(name, protocol) for name, protocol in PROTOCOLS.items()]
-    return HEAD + table() + "\n" + "\n".join(sections)
+    return HEAD + table() + "\n" + "\n".join([*sections, outer_section()])
+
+
+def outer_section() -> str:
+    """The outer optimizer, which is a setting of the protocols with local steps."""
+    carried = [spelling(name) for name, one in PROTOCOLS.items() if one.update_rule == "mean"]
+    lines = [
+        "## `--outer`",
+        "",
+        "[`protocols/outer.py`](../src/paceline/protocols/outer.py): "
+        f"{', '.join(OUTERS.values())}; under {', '.join(f'`{one}`' for one in carried)}. "
+        "Of one protocol alone: `local-sgd:8+nesterov:0.7,0.9`.",
+        "",
+        *[f"    {line}".rstrip() for line in (inspect.getdoc(outer) or "").splitlines()],
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def messages_page() -> str:

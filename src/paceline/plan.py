@@ -65,6 +65,16 @@ class CompressionPrice:
             return None
         return self.plain_s - self.sent_s > self.spent_s
 
+    def header(self) -> dict[str, float | None]:
+        """Its figures, under the names that a trace's first line has."""
+        return {
+            "plain_bytes": round(self.plain_bytes),
+            "sent_bytes": round(self.sent_bytes),
+            "coding_s": self.spent_s,
+            "plain_link_s": self.plain_s,
+            "sent_link_s": self.sent_s,
+        }
+
     def render(self) -> str:
         """``int8: 3.3 MiB -> 857.0 KiB that a worker sends an update; it loses here: ...``."""
         sizes = f"{format_bytes(self.plain_bytes)} -> {format_bytes(self.sent_bytes)}"
@@ -118,6 +128,9 @@ class Plan:
         notes: sentences that the user should read before the run.
         parameter_table: the layers of the model, where they were asked for.
         compression: of gradients; None: they are sent whole.
+        collective: what sums the gradients of peers: ``shared``, ``native`` or a schedule; empty:
+            the store does.
+        collective_why: in words.
     """
 
     task: str
@@ -144,6 +157,8 @@ class Plan:
     accumulate: int = 1
     parameter_table: tuple[LayerParameters, ...] = ()
     compression: CompressionPrice | None = None
+    collective: str = ""
+    collective_why: str = ""
 
     def __post_init__(self) -> None:
         for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):
@@ -168,6 +183,7 @@ class Plan:
             ("workers", where),
             ("protocol", self.protocol),
             *([("outer optimizer", outer)] if self.outer != "none" else []),
+            *self._collective_row(),
             ("batch", batches),
             ("updates", self._updates()),
             ("learning rate", "the optimizer has none" if math.isnan(self.lr) else f"{self.lr:g}"),
@@ -193,6 +209,11 @@ class Plan:
         fields["notes"] = list(self.notes)
         fields["parameter_table"] = [one._asdict() for one in self.parameter_table]
         return fields
+
+    def _collective_row(self) -> list[tuple[str, str]]:
+        if not self.collective or self.workers == 1:
+            return []
+        return [("collective", f"{self.collective}: {self.collective_why}")]
 
     def _updates(self) -> str:
         an_epoch = f"{self.updates_per_epoch:,} an epoch" if self.updates_per_epoch else ""

@@ -26,9 +26,13 @@ ALL = pytest.mark.parametrize("engine", ["inline", "local", "sockets"])
 WITH_PROCESSES = pytest.mark.parametrize("engine", ["local", "sockets"])
 PROTOCOLS = (
     "full-sync", "k-sync:2", "k-batch-sync:2", "async", "k-async:2", "k-batch-async:2",
-    "stale-synchronous:1", "local-sgd:2", "adaptive", "adaptive-local:2",
+    "stale-synchronous:1", "local-sgd:2+nesterov:0.5,0.5", "adaptive", "adaptive-local:2",
+    "post-local-sgd:3,2",
 )  # fmt: skip
-IN_ORDER = ("full-sync", "k-sync:2", "local-sgd:2", "adaptive-local:2")
+IN_ORDER = (
+    "full-sync", "k-sync:2", "local-sgd:2+nesterov:0.5,0.5", "adaptive-local:2",
+    "post-local-sgd:3,2",
+)  # fmt: skip
 """With two workers, one push of each an update: what comes of them is one thing."""
 
 

@@ -20,7 +20,7 @@ from paceline.conditions.faults import Fault, FaultPlan, Kind
 from paceline.conditions.world import Conditions
 from paceline.core.ledger import Dropped, Ledger
 from paceline.events import Apply, Cancel, Discard, Fact, Grant, Late, Lease, Order, Pushed, Stalled
-from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols import PROTOCOLS, parse, with_number
 from paceline.simulation.engine import Nothing
 
 WORKERS = 4
@@ -29,10 +29,9 @@ EPOCHS = 3
 
 
 def _spellings(name: str) -> list[str]:
-    argument = PROTOCOLS[name].argument
-    if argument is None:
-        return [name]
-    return [f"{name}:{number}" for number in sorted({argument.minimum, 3})]
+    arguments = PROTOCOLS[name].arguments
+    numbers = {min(one.minimum for one in arguments), 3} if arguments else {0}
+    return [with_number(name, number) for number in sorted(numbers)]
 
 
 SPELLINGS = [text for name in PROTOCOLS for text in _spellings(name)]

@@ -25,18 +25,19 @@ from paceline.events import (
     Stalled,
     Ticket,
 )
-from paceline.protocols import PROTOCOLS, parse, spelling
+from paceline.protocols import PROTOCOLS, parse, spelling, with_number
 from paceline.protocols.base import SyncProtocol
 
 
 def _values(name: str, num_workers: int) -> list[str]:
     """The protocol with its least number, a middle one, and the most or more than the workers."""
-    argument = PROTOCOLS[name].argument
-    if argument is None:
+    arguments = PROTOCOLS[name].arguments
+    if not arguments:
         return [name]
-    most = num_workers if argument.is_at_most_workers else num_workers + 2
-    numbers = {argument.minimum, min(argument.minimum + 1, most), most}
-    return [f"{name}:{number}" for number in sorted(numbers)]
+    is_limited = any(one.is_at_most_workers for one in arguments)
+    most, least = num_workers if is_limited else num_workers + 2, arguments[0].minimum
+    numbers = {least, min(least + 1, most), most}
+    return [with_number(name, number) for number in sorted(numbers)]
 
 
 SPELLINGS = [

@@ -18,6 +18,7 @@ FAR = 40
 SPELLINGS = [
     "full-sync", "k-sync:2", "k-batch-sync:2", "async", "k-async:2", "k-batch-async:2",
     "stale-synchronous:1", "local-sgd:3", "adaptive", "adaptive-local:4",
+    "post-local-sgd:3,4",
 ]  # fmt: skip
 
 

@@ -12,10 +12,10 @@ from paceline.core.coordinator import Coordinator
 from paceline.core.ledger import Ledger
 from paceline.core.rest_state import frontier, next_member, recut
 from paceline.events import Apply, Grant, Joined, Lease, Order, Pushed, Ticket
-from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols import PROTOCOLS, parse, with_number
 
 SPELLINGS = [
-    name if kind.argument is None else f"{name}:{max(2, kind.argument.minimum)}"
+    with_number(name, max([2, *(one.minimum for one in kind.arguments)]))
     for name, kind in PROTOCOLS.items()
 ]
 
@@ -36,8 +36,8 @@ def _driver(text: str, rng: random.Random, *, num_workers: int = 3) -> Driver:
 def _fitting(text: str, num_workers: int) -> str:
     """The protocol with a number that so many workers can keep."""
     name, _, number = text.partition(":")
-    argument = PROTOCOLS[name].argument
-    is_too_much = argument and argument.is_at_most_workers and int(number) > num_workers
+    is_limited = any(one.is_at_most_workers for one in PROTOCOLS[name].arguments)
+    is_too_much = is_limited and int(number) > num_workers
     return f"{name}:{num_workers}" if is_too_much else text
 
 

@@ -23,7 +23,6 @@ from paceline.engines.torchrun.member import GatheredLines, RankControl
 from paceline.engines.torchrun.world import RankOfWorld, find_rank
 from paceline.errors import ConfigError, LinkError
 from paceline.exchange.base import Clock
-from paceline.exchange.group import DONE, Done
 from paceline.store.control import ALARM, ARGUMENTS, COUNTS, RHYTHMS, control_bytes
 from paceline.store.memory import SharedMemory
 from paceline.trace.records import Ended as EndedRecord
@@ -269,9 +268,9 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
     all_lines: list[GatheredLines] = []
 
     class Group:
-        def all_gather(self, mine: Tensor, out: Tensor) -> Done:
+        def all_gather(self, mine: Tensor, out: Tensor) -> SimpleNamespace:
             out.copy_(torch.cat([one._mine for one in all_lines]))
-            return DONE
+            return SimpleNamespace(wait=lambda: None)
 
     for seat, (_, control) in enumerate(controls):
         all_lines.append(

@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from paceline.events import Apply, Ticket
+from paceline.config import RunSettings
+from paceline.events import Apply, Grant, Ticket
+from paceline.launch import launcher
+from paceline.plan import Plan
+from paceline.program import TaskProgram
+from paceline.report.live import QuietObserver
 from paceline.trace.records import Handed, Ordered, Record
-from reference import Order, State, average, differ, fresh, state_of
+from paceline.workloads.base import Task
+from reference import Order, State, average, differ, fresh, plain_loop, state_of
 from runs import Run, assert_each_sample_once, leases_of, train
-from tiny import EPOCHS, NUM_SAMPLES, WITH_BATCH_NORM
+from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
 
 EXACT = 1e-10
 NESTEROV = "nesterov:0.7,0.9"
@@ -38,7 +45,7 @@ OUTERS = {
 }
 
 
-def diloco(task: Any, records: Sequence[Record], num_workers: int, outer: Outer) -> State:
+def diloco(task: Task, records: Sequence[Record], num_workers: int, outer: Outer) -> State:
     """The parameters after the rounds of a trace."""
     model, _ = fresh(task)
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
@@ -121,7 +128,46 @@ def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: st
     assert differ(run.state, diloco(task, run.records, 4, OUTERS[NESTEROV])) < EXACT
 
 
-def _task() -> Any:
+# -- post-local-sgd --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["inline", "through the store"])
+def test_the_first_updates_of_post_local_sgd_are_full_syncs(tmp_path: Path, way: str) -> None:
+    """With momentum, decay and two groups; later ones are local-sgd's."""
+    settings = {"workers": 3, "protocol": "post-local-sgd:5,3", **WAYS[way]}
+    first = train(TASK, tmp_path / "first", updates=5, **settings)
+    assert differ(first.state, plain_loop(replace(TASK, epochs=1))) < EXACT
+    run = train(TASK, tmp_path / "whole", **settings)
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    steps = [len(one.leases) for one in run.orders if isinstance(one, Grant)]
+    assert steps == [1] * 15 + [3] * 3 + [2] * 3
+    expected = diloco(TASK, run.records, 3, Outer(1.0))
+    assert differ(run.state, expected) < EXACT
+
+
+def test_what_is_not_full_syncs_is_said(tmp_path: Path) -> None:
+    adam = plan_of(with_optimizer(torch.optim.Adam, 0.01), tmp_path)
+    assert any("own Adam, as under local-sgd:1" in text for text in adam.notes)
+    plain = plan_of(TASK, tmp_path, outer="none")
+    assert not any("full-sync" in text for text in plain.notes)
+    assert any("outer sgd:0.5 steps on" in text for text in plan_of(TASK, tmp_path).notes)
+    assert ("outer optimizer", "sgd:0.5 on the mean of what local steps have changed") in (
+        adam.rows()
+    )
+
+
+def plan_of(task: Task, folder: Path, outer: str = "sgd:0.5") -> Plan:
+    observer = QuietObserver()
+    settings = RunSettings(
+        workers=2, protocol="post-local-sgd:3,3", outer=outer, engine="inline", dry_run=True,
+        run_dir=str(folder), device="cpu",
+    )  # fmt: skip
+    launcher.launch_run(TaskProgram(task=task), settings, observer)
+    assert observer.shown_plan is not None
+    return observer.shown_plan
+
+
+def _task() -> Task:
     """Pushes of different sizes, and a last batch that is not full."""
     return replace(WITH_BATCH_NORM, batch_size=13, learning_rate=0.02)
 

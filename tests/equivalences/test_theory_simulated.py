@@ -13,7 +13,7 @@ from paceline.conditions.slowness import Phases
 from paceline.conditions.world import Conditions
 from paceline.core.stats import Counts
 from paceline.predict.simulation import expected_update_s
-from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols import PROTOCOLS, parse, with_number
 from paceline.simulation.timing import TimingRun
 from paceline.theory import staleness_versions
 from paper.bounds import fresh_share
@@ -38,9 +38,8 @@ def simulate(text: str, num_workers: int, delay: str, **changes: object) -> Coun
 
 
 def spelled(name: str, num_workers: int) -> list[str]:
-    if PROTOCOLS[name].argument is None:
-        return [name]
-    return [f"{name}:{k}" for k in sorted({1, math.ceil(num_workers / 2), num_workers})]
+    numbers = sorted({1, math.ceil(num_workers / 2), num_workers})
+    return list(dict.fromkeys(with_number(name, k) for k in numbers))
 
 
 @pytest.mark.parametrize("delay", DELAYS)

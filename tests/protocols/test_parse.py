@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.protocols import ALIASES, PROTOCOLS, parse
+from paceline.protocols import ALIASES, parse, with_number
 
 
 def test_the_number_means_what_the_name_says() -> None:
@@ -21,7 +21,7 @@ def test_more_pushes_than_workers_are_legal_where_one_may_push_twice() -> None:
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
 def test_the_names_that_others_taught_work(alias: str, name: str) -> None:
-    number = "" if PROTOCOLS[name].argument is None else ":2"
+    number = with_number(name, 2).removeprefix(name)
     assert str(parse(alias + number, 2)) == name + number
 
 
@@ -52,6 +52,25 @@ def test_the_names_that_others_taught_work(alias: str, name: str) -> None:
             4,
             "local-sgd:H needs a whole number H (local steps between two averages), got 'many' in "
             "'local-sgd:many'; write for example local-sgd:2",
+        ),
+        (
+            "post-local-sgd:8",
+            4,
+            "post-local-sgd:N,H needs whole numbers N (updates with one step of each worker) and "
+            "H (local steps between two averages), got '8' in 'post-local-sgd:8'; write for "
+            "example post-local-sgd:2,2",
+        ),
+        (
+            "post-local-sgd:8,0",
+            4,
+            "post-local-sgd:N,H needs H >= 1 (local steps between two averages), got "
+            "post-local-sgd:8,0; try post-local-sgd:8,1",
+        ),
+        (
+            "local-sgd:2,3",
+            4,
+            "local-sgd:H needs a whole number H (local steps between two averages), got '2,3' in "
+            "'local-sgd:2,3'; write for example local-sgd:2",
         ),
         ("full-sync:3", 4, "full-sync takes no number, got 'full-sync:3'; write full-sync"),
         (

@@ -12,7 +12,7 @@ from paceline.conditions.world import Conditions
 from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError, ProtocolError
 from paceline.events import Apply, Discard, Grant, Joined, Pushed, Release, Ticket
-from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols import PROTOCOLS, parse, with_number
 from paceline.protocols.staleness import RULES, Distance, parse_staleness
 from paceline.simulation.engine import SimulatedRun
 from paceline.simulation.timing import TimingRun
@@ -117,7 +117,7 @@ STALE = [name for name, one in PROTOCOLS.items() if one.has_stale_pushes]
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 def test_only_protocols_that_say_so_use_stale_pushes(name: str) -> None:
-    text = name if PROTOCOLS[name].argument is None else f"{name}:2"
+    text = with_number(name, 2)
     counts = TimingRun(parse(text, 5), conditions(5)).run(300)
     assert (max(counts.staleness) > 0) is PROTOCOLS[name].has_stale_pushes
 
@@ -131,7 +131,7 @@ def test_dropped_samples_return_and_nothing_staler_is_used(
     name: str, num_workers: int, most: int, seed: int, num_samples: int
 ) -> None:
     """Each sample of each epoch is in exactly one update, whatever is dropped."""
-    text = name if PROTOCOLS[name].argument is None else f"{name}:2"
+    text = with_number(name, 2)
     protocol = parse(text, num_workers, f"drop:{most}")
     orders = []
     run = SimulatedRun(

@@ -13,7 +13,7 @@ from paceline.conditions.slowness import Phases
 from paceline.conditions.world import Absence, Conditions
 from paceline.core.stats import Counts
 from paceline.events import Decision, Fact
-from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols import PROTOCOLS, parse, with_number
 from paceline.protocols.base import Rhythm
 from paceline.protocols.k_sync import KSync
 from paceline.simulation import bulk
@@ -29,9 +29,8 @@ def runs(draw: Any) -> tuple[str, Conditions]:
     """A protocol that has a rhythm, and workers that differ."""
     name = draw(st.sampled_from(RHYTHMIC))
     count = draw(st.integers(1, 9))
-    argument = PROTOCOLS[name].argument
-    most = count if argument is not None and argument.is_at_most_workers else 2 * count
-    text = name if argument is None else f"{name}:{draw(st.integers(1, most))}"
+    is_limited = any(one.is_at_most_workers for one in PROTOCOLS[name].arguments)
+    text = with_number(name, draw(st.integers(1, count if is_limited else 2 * count)))
     delays = tuple(parse_delay(draw(st.sampled_from(DELAYS))) for _ in range(count))
     factors = st.sampled_from([1.5, 40.0])
     slow = draw(st.dictionaries(st.integers(0, count - 1), factors, max_size=2))

@@ -14,7 +14,7 @@ from paceline.conditions.world import Absence, Conditions, Link
 from paceline.core.ledger import Ledger
 from paceline.errors import ConfigError
 from paceline.events import Decision, Fact
-from paceline.protocols import PROTOCOLS, parse
+from paceline.protocols import PROTOCOLS, parse, with_number
 from paceline.protocols.base import SyncProtocol
 from paceline.simulation.engine import SimulatedRun, endless_ledger
 from paceline.simulation.timing import LeanDriver, TimingRun
@@ -38,7 +38,7 @@ class Heard:
 
 
 def spelled(name: str, number: int) -> str:
-    return name if PROTOCOLS[name].argument is None else f"{name}:{number}"
+    return with_number(name, number)
 
 
 @st.composite

@@ -19,14 +19,13 @@ from paceline.compression.base import (
     Operation,
     Segment,
 )
+from paceline.fields import written
 
 
 def example(name: str) -> str:
     """How a compressor may be written."""
-    argument = COMPRESSORS[name].argument
-    if argument is None:
-        return name
-    return f"{name}:2%" if isinstance(argument, Percentage) else f"{name}:2"
+    arguments = COMPRESSORS[name].arguments
+    return written(name, ["2%" if isinstance(one, Percentage) else 2 for one in arguments])
 
 
 class Member:

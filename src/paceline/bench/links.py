@@ -6,14 +6,15 @@
     bandwidth    b copies what a has just written; b takes what a sends
 
 A place is a core with a process on it; of a machine with more than eight, eight are taken, spread
-over its NUMA nodes. Out of the matrix come the rings that move most (`collectives/ring_search`); of
-a machine that was recorded (`collectives/topology.RECORDED`) they come without any measuring. Who
+evenly. Out of the matrix comes the ring that moves most (`collectives/ring_search`); out of a
+machine that was recorded (`collectives/topology.RECORDED`) several at once, without measuring. Who
 spins and who sends is Python, whose own time is in each latency. Accelerators are not measured.
 This module must not know schedules. Question, measurement and table are one file, as of the others
 here, which makes more than 300 lines.
 """
 
 import contextlib
+import itertools
 import mmap
 import os
 import socket
@@ -28,7 +29,7 @@ from pathlib import Path
 import torch
 
 from ..collectives.optimum import cuts
-from ..collectives.ring_search import MOST_RANKS, RingSet, find_rings
+from ..collectives.ring_search import MOST_RANKS, find_rings
 from ..collectives.topology import RECORDED, NetworkLink, Topology
 from ..errors import ConfigError, unknown
 from ..report.text import table, three_figures
@@ -42,6 +43,7 @@ _WORDS_BYTES = 4096
 """In front of the buffer: one line for each side's word."""
 _LINE_WORDS = 8
 _MOST_RINGS = 8
+"""At once, of a recorded machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,38 +226,35 @@ def measure_links(
     if wrong := [core for core in cores if core not in usable]:
         known = ",".join(map(str, usable))
         raise ConfigError(f"core {wrong[0]} may not be used here; --cores takes of {known}")
+    pairs = list[MeasuredPair]()
+    with _seats(cores, num_bytes) as seats:
+        for source, destination in itertools.permutations(cores, 2):
+            say(f"core {source} to core {destination}")
+            for kind, measure in ((MEMORY, _through_memory), (LOOPBACK, _through_loopback)):
+                latency_s, took_s = measure(seats[source], seats[destination])
+                pairs.append(
+                    MeasuredPair(
+                        kind=kind, source=source, destination=destination,
+                        latency_s=latency_s, bytes_per_s=num_bytes / took_s,
+                    )
+                )  # fmt: skip
+    return MeasuredLinks(num_bytes=num_bytes, nodes=numa_nodes(cores), pairs=tuple(pairs))
+
+
+@contextlib.contextmanager
+def _seats(cores: Sequence[int], num_bytes: int) -> Iterator[dict[int, Apart]]:
+    """A process on each core, and a buffer that they share."""
+    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with contextlib.ExitStack() as stack:
-        shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
         place = stack.enter_context(tempfile.TemporaryDirectory(dir=shared, prefix="paceline-"))
         meeting = Path(place) / "meeting"
         meeting.write_bytes(bytes(_WORDS_BYTES + num_bytes))
-        target = f"{LinkSeat.__module__}:{LinkSeat.__name__}"
-        seats = {
-            core: stack.enter_context(
-                Apart(
-                    target, {"core": core, "meeting": str(meeting), "num_bytes": num_bytes},
-                    {"OMP_NUM_THREADS": "1"},
-                )
-            )
+        target, environment = f"{LinkSeat.__module__}:{LinkSeat.__name__}", {"OMP_NUM_THREADS": "1"}
+        about = {"meeting": str(meeting), "num_bytes": num_bytes}
+        yield {
+            core: stack.enter_context(Apart(target, {"core": core, **about}, environment))
             for core in cores
-        }  # fmt: skip
-        pairs = list[MeasuredPair]()
-        for source in cores:
-            for destination in cores:
-                if source != destination:
-                    say(f"core {source} to core {destination}")
-                    ends = seats[source], seats[destination]
-                    for kind, measure in (
-                        (MEMORY, _through_memory), (LOOPBACK, _through_loopback)
-                    ):  # fmt: skip
-                        latency_s, took_s = measure(*ends)
-                        pairs.append(
-                            MeasuredPair(
-                                kind=kind, source=source, destination=destination,
-                                latency_s=latency_s, bytes_per_s=num_bytes / took_s,
-                            )
-                        )  # fmt: skip
-    return MeasuredLinks(num_bytes=num_bytes, nodes=numa_nodes(cores), pairs=tuple(pairs))
+        }
 
 
 def _through_memory(source: Apart, destination: Apart) -> tuple[float, float]:
@@ -315,7 +314,8 @@ def render_links(found: MeasuredLinks) -> list[str]:
             for source in cores
         ]  # fmt: skip
         lines += ["", *table((kind, *(f"core {one}" for one in cores)), rows)]
-        lines += [f"rings of cores: {_rings(found.topology(kind), cores)}"]
+        # What several rings do to one another is not measured, pair by pair.
+        lines += _rings(found.topology(kind), cores, most=1)
     return lines
 
 
@@ -323,17 +323,17 @@ def _cell(one: MeasuredPair) -> str:
     return f"{one.bytes_per_s / 1e9:.3g} GB/s, {three_figures(one.latency_s)}"
 
 
-def _rings(topology: Topology, names: Sequence[int]) -> str:
-    found = find_rings(topology, _MOST_RINGS)
-    narrowest = min(out for _, _, out in cuts(topology))
-    rings = "; ".join(" - ".join(str(names[rank]) for rank in ring) for ring in found.rings)
-    share = found.total_bytes_per_s / narrowest
-    return f"{rings}: {_rate(found)} together, {share:.0%} of the narrowest cut"
-
-
-def _rate(found: RingSet) -> str:
-    many = f"{len(found.rings)} x " if len(found.rings) > 1 else ""
-    return f"{many}{found.each_bytes_per_s / 1e9:.3g} GB/s"
+def _rings(topology: Topology, names: Sequence[int], most: int) -> list[str]:
+    """The rings that move most together, and how much of the narrowest cut that is."""
+    found = find_rings(topology, most)
+    share = found.total_bytes_per_s / min(out for _, _, out in cuts(topology))
+    count = len(found.rings)
+    together = f", {found.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
+    return [
+        f"{count} ring{'s' * (count != 1)} of {found.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
+        f"{share:.0%} of the narrowest cut:",
+        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in found.rings),
+    ]
 
 
 def render_recorded(topologies: Sequence[Topology]) -> list[str]:
@@ -352,7 +352,7 @@ def render_recorded(topologies: Sequence[Topology]) -> list[str]:
             for source in ranks
         ]
         lines += ["", *table((f"{one.name}, GB/s", *map(str, ranks)), rows)]
-        lines += [f"rings: {_rings(one, list(ranks))}"]
+        lines += _rings(one, ranks, _MOST_RINGS)
     return lines[1:]
 
 

@@ -181,7 +181,7 @@ class ErrorFeedback:
         self.residual, self._next = self._next, self.residual
 
 
-class Link(Protocol):
+class MemberLink(Protocol):
     """What does operations between members; all begin theirs in one order."""
 
     def begin(self, operation: Operation) -> Any:
@@ -194,7 +194,7 @@ class Link(Protocol):
 class UnderWay:
     """Exchanges between begin and finish, in the order in which they began."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: MemberLink) -> None:
         self._link = link
         self._begun: list[tuple[Exchanging, Any]] = []
 

@@ -46,7 +46,7 @@ class _NoLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredExchange:
     """What one member does for an update.
 
     Attributes:
@@ -58,7 +58,7 @@ class Measured:
     operations: tuple[Operation, ...]
 
 
-def measure(exchanges: Callable[[], Sequence[Exchanging]], num_members: int) -> Measured:
+def measure(exchanges: Callable[[], Sequence[Exchanging]], num_members: int) -> MeasuredExchange:
     """Encode and decode, again and again, for less than a second.
 
     Args:
@@ -73,7 +73,7 @@ def measure(exchanges: Callable[[], Sequence[Exchanging]], num_members: int) -> 
             under_way.begin(one)
         under_way.finish()
         times.append(time.perf_counter() - begun_s)
-    return Measured(spent_s=statistics.median(times), operations=tuple(link.operations))
+    return MeasuredExchange(spent_s=statistics.median(times), operations=tuple(link.operations))
 
 
 def link_s(operations: Sequence[Operation], num_members: int, link: LinkCost) -> float:

@@ -31,6 +31,8 @@ from .compressed import CompressedGradient, GroupLink, Span, spans_of
 from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
+from .route import Route
+from .scheduled import along
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 _TOLD_S = 2.0
@@ -44,12 +46,10 @@ _DIED_INSIDE = (
 class DistributedAveraging(Averaging):
     """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
-    def __init__(
-        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
-    ) -> None:
-        super().__init__(copy, barrier, hooks, rendezvous)
+    def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
+        super().__init__(copy, barrier, hooks, route)
         replica = self._replica
-        self._group = self._make_group(rendezvous)
+        self._group = self._make_group(route)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -63,11 +63,10 @@ class DistributedAveraging(Averaging):
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
 
-    def _make_group(self, rendezvous: str) -> MemberGroup:
+    def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
-        return start_group(
-            rendezvous, self._seat, self._store.control.num_seats, self._replica.device
-        )
+        seats, device = self._store.control.num_seats, self._replica.device
+        return along(route.collective, start_group(route.rendezvous, self._seat, seats, device))
 
     @property
     def _live(self) -> Tensor:

@@ -39,6 +39,8 @@ from .model_copy import Unedited
 from .peers import PeerRounds
 from .turns import Beginning, Turns
 
+_LOOK_S = 0.001
+
 
 class StoreExchange(Exchange):
     """One member that talks to a coordinator over a channel.
@@ -437,7 +439,12 @@ class StoreExchange(Exchange):
     def look_for_stream(self, *, is_blocking: bool) -> bool:
         """Hear what has come, or the next that comes; False: this work is another's, or over."""
         self._beat()
-        if is_blocking and not self._mail.has_other_work():
+        self._peers.leave_if_alarmed()  # who reads may be gone, and another is chosen afterwards
+        if self._peers.are_on:
+            self._mail.look()
+            if is_blocking:
+                time.sleep(_LOOK_S)  # a message or an alarm, whichever comes
+        elif is_blocking and not self._mail.has_other_work():
             self._mail.wait_a_little()
         else:
             self._mail.do_jobs()

@@ -141,7 +141,7 @@ def forecast(
     else:
         counts = _traced(protocol, conditions, num_updates, run_dir, on_progress)
     note = ""
-    if protocol.is_adaptive:
+    if protocol.watches_loss:
         note = f"{protocol} stays as it begins: no loss falls where nothing is trained; name a task"
     return describe(protocol, conditions, counts, time.perf_counter() - start_s, note)
 

@@ -9,7 +9,7 @@ under those with local steps.
 import re
 
 from ..errors import ConfigError
-from ..fields import read_name, spelled
+from ..fields import read_name, spelled, written
 from .adaptive import Adaptive
 from .adaptive_local import AdaptiveLocal
 from .asynchronous import Async
@@ -17,7 +17,7 @@ from .base import SyncProtocol
 from .full_sync import FullSync
 from .k_async import KAsync, KBatchAsync
 from .k_sync import KBatchSync, KSync
-from .local_sgd import LocalSgd
+from .local_sgd import LocalSgd, PostLocalSgd
 from .outer import AVERAGING, SPELLINGS, OuterOptimizer, parse_outer
 from .stale_synchronous import StaleSynchronous
 from .staleness import WHOLE, parse_staleness
@@ -31,6 +31,7 @@ PROTOCOLS: dict[str, type[SyncProtocol]] = {
     "k-batch-async": KBatchAsync,
     "stale-synchronous": StaleSynchronous,
     "local-sgd": LocalSgd,
+    "post-local-sgd": PostLocalSgd,
     "adaptive": Adaptive,
     "adaptive-local": AdaptiveLocal,
 }
@@ -46,7 +47,12 @@ ALIASES = {
 
 def spelling(name: str) -> str:
     """How a protocol of the table is written: ``full-sync``, ``k-sync:K``."""
-    return spelled(name, PROTOCOLS[name].argument)
+    return spelled(name, PROTOCOLS[name].arguments)
+
+
+def with_number(name: str, number: int) -> str:
+    """A protocol of the table, with this number wherever it has one."""
+    return written(name, [number] * len(PROTOCOLS[name].arguments))
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -123,6 +129,6 @@ def _allowed(outer: OuterOptimizer, protocol: SyncProtocol) -> OuterOptimizer:
 
 
 def _parse_one(text: str, num_workers: int) -> SyncProtocol:
-    arguments = {name: one.argument for name, one in PROTOCOLS.items()}
-    name, value = read_name(text, "protocol", arguments, ALIASES)
-    return PROTOCOLS[name](num_workers, value)
+    members = {name: one.arguments for name, one in PROTOCOLS.items()}
+    name, values = read_name(text, "protocol", members, ALIASES)
+    return PROTOCOLS[name](num_workers, *values)

@@ -96,11 +96,11 @@ class Adaptive(Gathering):
     name = "adaptive"
     summary = "k-async whose K grows from 1 as the loss falls, by the times it measures"
     has_stale_pushes = True
-    is_adaptive = True
+    is_adaptive = watches_loss = True
     learned = ("num_pushes", "progress")
 
-    def __init__(self, num_workers: int, value: int | None = None) -> None:
-        super().__init__(num_workers, value, num_pushes=1)
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(num_workers, num_pushes=1)
         self._progress = LossProgress(4 * num_workers)
         self._begun_s: dict[int, float] = {}  # by member at work, where that is known
         self._times_s: dict[int, list[float]] = {}  # by live member, the newest last

@@ -20,7 +20,7 @@ from typing import Any
 from ..events import Decision, Fact, Pushed
 from ..fields import count
 from .adaptive import LossProgress
-from .base import Argument
+from .arguments import Argument
 from .local_sgd import LocalSgd
 
 
@@ -29,8 +29,8 @@ class AdaptiveLocal(LocalSgd):
 
     name = "adaptive-local"
     summary = "local-sgd whose H shrinks as the loss falls"
-    argument = Argument(symbol="H", meaning="local steps at the start", minimum=1)
-    is_adaptive = True
+    arguments = (Argument(symbol="H", meaning="local steps at the start", minimum=1),)
+    is_adaptive = watches_loss = True
     learned = ("num_steps", "progress")
     is_spmd = False  # H depends on all losses, which peers would have to exchange
 

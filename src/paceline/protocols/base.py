@@ -16,7 +16,6 @@ or the network; time comes in with the facts.
 
 import abc
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ..errors import ConfigError
@@ -34,18 +33,10 @@ from ..events import (
     Stalled,
     Ticket,
 )
-from ..fields import NameNumber
+from ..fields import written
+from .arguments import Argument, check_arguments
 from .outer import AVERAGING, OuterOptimizer
 from .staleness import WHOLE, StalenessRule
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument(NameNumber):
-    """The number in ``name:number`` of a protocol, and which values it may have."""
-
-    example: int = 2
-    is_at_most_workers: bool = False
-    instead: str = ""  # what to use for more than the workers allow
 
 
 class Rhythm(NamedTuple):
@@ -69,10 +60,11 @@ class SyncProtocol(abc.ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for --help
-    argument: ClassVar[Argument | None] = None
+    arguments: ClassVar[tuple[Argument, ...]] = ()  # the numbers behind its name
     cancels: ClassVar[bool] = False  # needs an engine that can call work in flight off
     copies_in_tail: ClassVar[bool] = True  # whether the idle may repeat an epoch's last leases
     is_adaptive: ClassVar[bool] = False  # changes num_pushes or num_steps, within the workers
+    watches_loss: ClassVar[bool] = False  # changes them as the loss falls
     has_stale_pushes: ClassVar[bool] = False  # may apply a push to a version that is not its own
     is_spmd: ClassVar[bool] = False  # may run between peers, without a coordinator on the way
     update_rule: ClassVar[Literal["optimizer", "mean"]] = "optimizer"  # "mean": of parameters
@@ -83,22 +75,22 @@ class SyncProtocol(abc.ABC):
         cls.rhythm = vars(cls).get("rhythm")  # who decides otherwise must not inherit it
 
     def __init__(
-        self, num_workers: int, value: int | None = None, *, num_pushes: int = 1, num_steps: int = 1
+        self, num_workers: int, *values: int, num_pushes: int = 1, num_steps: int = 1
     ) -> None:
         if num_workers < 1:
             raise ConfigError(f"workers must be >= 1, got {num_workers}")
-        if self.argument is not None and value is not None:
-            _check_argument(self.name, self.argument, value, num_workers)
+        check_arguments(self.name, self.arguments, values, num_workers)
         self.num_workers = num_workers
         self.num_pushes = num_pushes  # K, an update; of an adaptive one the K of now, at first K_0
         self.num_steps = num_steps  # H, a release; likewise
-        self.value = value  # the number in the name, if it has one
+        self.values = values  # the numbers behind its name
         self.staleness: StalenessRule = WHOLE  # of the run; the protocol itself never asks it
         self.idle_rule = ""  # a staleness rule that was asked for and can do nothing here
+        self.num_as_full_sync = 0  # first updates that are full-sync's, where SGD steps locally
         self.outer: OuterOptimizer = AVERAGING  # where a push is a difference; likewise
 
     def __str__(self) -> str:
-        text = self.name if self.value is None else f"{self.name}:{self.value}"
+        text = written(self.name, self.values)
         outer = "" if self.outer is AVERAGING else f"+{self.outer}"
         return text + outer if self.staleness is WHOLE else f"{text}{outer}+{self.staleness}"
 
@@ -158,21 +150,6 @@ def _scaled(update: Apply, rule: StalenessRule, version: int) -> Apply:
     return Apply(update.tickets, weights)
 
 
-def _check_argument(name: str, argument: Argument, value: int, num_workers: int) -> None:
-    symbol, minimum = argument.symbol, argument.minimum
-    if value < minimum:
-        raise ConfigError(
-            f"{name}:{symbol} needs {symbol} >= {minimum} ({argument.meaning}), "
-            f"got {name}:{value}; try {name}:{minimum}"
-        )
-    if argument.is_at_most_workers and value > num_workers:
-        raise ConfigError(
-            f"{name}:{symbol} needs {symbol} <= {num_workers}, the number of workers, "
-            f"got {name}:{value}; try {name}:{num_workers}, or {argument.instead}:{value}, "
-            f"where one worker may push more than once an update"
-        )
-
-
 class Gathering(SyncProtocol):
     """What the protocols share that gather K pushes, whoever they are from, for one update.
 
@@ -182,10 +159,10 @@ class Gathering(SyncProtocol):
     """
 
     def __init__(
-        self, num_workers: int, value: int | None = None, *, num_pushes: int = 0, num_steps: int = 1
+        self, num_workers: int, *values: int, num_pushes: int = 0, num_steps: int = 1
     ) -> None:
-        pushes = num_pushes or value or 1
-        super().__init__(num_workers, value, num_pushes=pushes, num_steps=num_steps)
+        pushes = num_pushes or (values[0] if values else 1)
+        super().__init__(num_workers, *values, num_pushes=pushes, num_steps=num_steps)
         self._idle: set[int] = set()
         self._working: set[int] = set()
         self._gathered: list[Pushed] = []  # for the next update, in order of arrival

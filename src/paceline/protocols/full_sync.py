@@ -28,8 +28,8 @@ class FullSync(Gathering):
     is_spmd = True
     rhythm = Rhythm(waits=True, restarts=False)
 
-    def __init__(self, num_workers: int, value: int | None = None, *, num_steps: int = 1) -> None:
-        super().__init__(num_workers, value, num_pushes=num_workers, num_steps=num_steps)
+    def __init__(self, num_workers: int, *values: int, num_steps: int = 1) -> None:
+        super().__init__(num_workers, *values, num_pushes=num_workers, num_steps=num_steps)
 
     _after_push = Gathering._rest_and_fill
     _after_update = Gathering._fill

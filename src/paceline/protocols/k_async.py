@@ -30,7 +30,8 @@ Optimization", NIPS 2015; as here: S. Dutta, G. Joshi, S. Ghosh, P. Dube, P. Nag
 Stale Gradients Can Win the Race", AISTATS 2018, section 2.
 """
 
-from .base import Argument, Gathering, Rhythm
+from .arguments import Argument
+from .base import Gathering, Rhythm
 
 
 class KAsync(Gathering):
@@ -40,12 +41,14 @@ class KAsync(Gathering):
     summary = "an update takes the first K workers; the slower go on and are stale"
     has_stale_pushes = True
     rhythm = Rhythm(waits=True, restarts=False)
-    argument = Argument(
-        symbol="K",
-        meaning="pushes an update",
-        minimum=1,
-        is_at_most_workers=True,
-        instead="k-batch-async",
+    arguments = (
+        Argument(
+            symbol="K",
+            meaning="pushes an update",
+            minimum=1,
+            is_at_most_workers=True,
+            instead="k-batch-async",
+        ),
     )
 
     _after_push = Gathering._rest_and_fill
@@ -58,6 +61,6 @@ class KBatchAsync(KAsync):
     name = "k-batch-async"
     summary = "every K pushes are an update; nobody waits, gradients may be stale"
     rhythm = Rhythm(waits=False, restarts=False)
-    argument = Argument(symbol="K", meaning="pushes an update", minimum=1)
+    arguments = (Argument(symbol="K", meaning="pushes an update", minimum=1),)
 
     _after_push = Gathering._go_on

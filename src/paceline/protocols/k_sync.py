@@ -31,7 +31,8 @@ unless the run drops them as the paper does.
 """
 
 from ..events import Decision
-from .base import Argument, Gathering, Rhythm
+from .arguments import Argument
+from .base import Gathering, Rhythm
 
 
 class KSync(Gathering):
@@ -39,12 +40,14 @@ class KSync(Gathering):
 
     name = "k-sync"
     summary = "an update takes the first K pushes and calls the slower work off"
-    argument = Argument(
-        symbol="K",
-        meaning="pushes an update",
-        minimum=1,
-        is_at_most_workers=True,
-        instead="k-batch-sync",
+    arguments = (
+        Argument(
+            symbol="K",
+            meaning="pushes an update",
+            minimum=1,
+            is_at_most_workers=True,
+            instead="k-batch-sync",
+        ),
     )
     cancels = True
     rhythm = Rhythm(waits=True, restarts=True)
@@ -60,7 +63,7 @@ class KBatchSync(KSync):
 
     name = "k-batch-sync"
     summary = "as k-sync, and a fast worker may push more than once an update"
-    argument = Argument(symbol="K", meaning="pushes an update", minimum=1)
+    arguments = (Argument(symbol="K", meaning="pushes an update", minimum=1),)
     rhythm = Rhythm(waits=False, restarts=True)
 
     _after_push = Gathering._go_on

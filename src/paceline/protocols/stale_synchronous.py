@@ -17,7 +17,8 @@ leaves holds nobody back, and all clocks are level after an epoch.
 from typing import Any
 
 from ..events import Apply, Decision, Exhausted, Fact, Joined, Left, Pushed, Release
-from .base import Argument, SyncProtocol
+from .arguments import Argument
+from .base import SyncProtocol
 
 _WHOLE = (1.0,)
 
@@ -32,7 +33,7 @@ class StaleSynchronous(SyncProtocol):
     name = "stale-synchronous"
     summary = "every push is an update; nobody leads the slowest by more than S steps"
     has_stale_pushes = True
-    argument = Argument(symbol="S", meaning="steps of lead over the slowest", minimum=0)
+    arguments = (Argument(symbol="S", meaning="steps of lead over the slowest", minimum=0),)
 
     def __init__(self, num_workers: int, slack_steps: int) -> None:
         super().__init__(num_workers, slack_steps)

@@ -246,7 +246,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
 
 
 def _compressed(header: Header, updates: int) -> CompressedBytes | None:
-    if "sent_bytes" not in header.fields:
+    if not header.number("plain_bytes"):
         return None
     return CompressedBytes(
         compressor=header.text("compress"),

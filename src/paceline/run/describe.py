@@ -18,7 +18,8 @@ from ..errors import ConfigError
 from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
-from ..system.processors import count_accelerators, num_cores
+from ..system.processors import num_cores
+from .collective import AUTO, UNMEASURED, MeasuredSums, collective_of, path_of
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -137,7 +138,8 @@ class Description:
             "engine": plan.engine,
             "path": plan.path,
             "compress": settings.compress,
-            **_sent(plan),
+            **({} if plan.compression is None else plan.compression.header()),
+            "collective": plan.collective,
             "batch_size": plan.samples_per_update,
             "mini_batch_size": plan.mini_batch_size,
             "pushes_per_update": plan.pushes_per_update,
@@ -169,16 +171,12 @@ class Description:
         }
 
 
-def _sent(plan: Plan) -> dict[str, float]:
-    """What a worker sends an update, where that is compressed: without it, and with it."""
-    price = plan.compression
-    if price is None:
-        return {}
-    return {"plain_bytes": round(price.plain_bytes), "sent_bytes": round(price.sent_bytes)}
-
-
 def make_plan(
-    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
+    first: Description,
+    protocol: SyncProtocol,
+    settings: RunSettings,
+    traits: Traits,
+    measured: MeasuredSums = UNMEASURED,
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
     parts = protocol.num_pushes
@@ -187,6 +185,7 @@ def make_plan(
     updates, epochs, total = _length(first, protocol, settings)
     path = _path(first, protocol, settings, traits)
     _refuse_to_compress(first, settings, path)
+    collective, why = collective_of(settings, path, first.update_bytes, measured)
     promise = _promise(protocol, settings, path) if settings.deterministic else ()
     return Plan(
         task=first.task,
@@ -213,6 +212,8 @@ def make_plan(
         accumulate=first.accumulate,
         parameter_table=first.parameter_table,
         compression=first.compression,
+        collective=collective,
+        collective_why=why,
     )
 
 
@@ -258,7 +259,8 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
         )
     if protocol.is_adaptive:
         notes.append(
-            f"{protocol} changes the pushes or steps of an update as the loss falls: the "
+            f"{protocol} changes the pushes or steps of an update "
+            f"{'as the loss falls' if protocol.watches_loss else 'while the run goes'}: the "
             "updates are those at its first choice"
         )
     if first.program.startswith("script ") and not protocol.is_spmd and protocol.num_workers > 1:
@@ -293,11 +295,18 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
         f"engine {traits.name} runs its members in turn": traits.is_spmd or first.steps_together,
         f"the model lies on {first.device}": first.can_share,
-        "the end of a stream is found while it is read": first.order != "stream",
+        "the end of a stream is found while it is read": (
+            first.order != "stream"
+            or (traits.has_store and path_of(settings, protocol) != "collective")
+        ),
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
-    if settings.path in ("peers", "collective") and wrong:
-        raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
+    is_asked = settings.path in ("peers", "collective") or settings.collective != AUTO
+    if is_asked and wrong:
+        what = f"path {settings.path!r}"
+        if settings.collective != AUTO:
+            what = f"collective {settings.collective!r}"
+        raise ConfigError(f"{what} cannot be used: {wrong[0]}; use path 'store'")
     is_by_store = bool(wrong) or settings.path == "store"
     if is_by_store and first.steps_together:
         why = wrong[0] if wrong else "path 'store' was asked for"
@@ -313,7 +322,7 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         )
     if is_by_store:
         return "store"
-    return "collective" if choose_path(settings, protocol) == "collective" else "peers"
+    return "collective" if path_of(settings, protocol) == "collective" else "peers"
 
 
 def check_compression(settings: RunSettings, protocol: SyncProtocol) -> None:
@@ -329,7 +338,7 @@ def check_compression(settings: RunSettings, protocol: SyncProtocol) -> None:
         )
     if settings.workers < 2:
         raise ConfigError(f"{asked} needs workers that send to each other, and there is one")
-    if choose_path(settings, protocol) != "collective":
+    if path_of(settings, protocol) != "collective":
         raise ConfigError(
             f"{asked}: here gradients stay in the memory of one machine, where fewer bytes win "
             "nothing; it is carried between machines (torchrun SCRIPT), and by path 'collective' "
@@ -352,16 +361,3 @@ def _refuse_to_compress(first: Description, settings: RunSettings, path: str) ->
             f"compress {settings.compress} is carried by path 'collective', and here gradients go "
             "through the store: --path collective says why; leave one of them out"
         )
-
-
-def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """``collective`` where every worker of a protocol between peers has its own accelerator.
-
-    Also where workers share no memory.
-    """
-    if settings.engine == "torchrun":
-        return "collective"
-    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
-    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
-        return "collective"
-    return settings.path

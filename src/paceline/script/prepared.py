@@ -57,7 +57,7 @@ from .patches import clone_state, leave_state, note_batches, note_losses, sort_o
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
-from .step import OptimizerStep, note_of_several
+from .step import OptimizerStep, note_of_first_updates, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays
 
 
@@ -123,11 +123,13 @@ class Prepared:
         self.is_stream = isinstance(loader.dataset, IterableDataset)
         lease: Callable[..., LeasedLoader] = LeasedLoader
         if self.is_stream:
-            fast, stream = _refuse_speed(context, fast), Numbers(context.parts)
-            lease = partial(StreamedLoader, numbers=stream, is_global=batch == "global")
+            fast, stream = _refuse_speed(context, fast), Numbers(context.parts * accumulate)
+            lease = partial(
+                StreamedLoader, numbers=stream, num_each=accumulate, is_global=batch == "global"
+            )
         order = lease(loader, context.seed, device).order
         if accumulate > 1 and not is_alone:
-            _refuse_cut(order.has_own_batches, self.is_stream, accumulate)
+            _refuse_cut(order.has_own_batches, accumulate)
         if not is_alone:
             refuse_begun(loader)
         if self.is_stream and context.steps_together:
@@ -142,7 +144,8 @@ class Prepared:
         size = loader.batch_size or -(-num_samples // self.num_batches)
         size = size * context.parts if batch == "per-worker" else size
         size = size if self.numbers is None else context.parts
-        is_cut = accumulate > 1 and loader.drop_last  # then what is left out is less than a batch
+        # Then what is left out is less than a batch.
+        is_cut = accumulate > 1 and loader.drop_last and not self.is_stream
         self.shape = Shape(
             num_samples=num_samples - num_samples % size * is_cut,
             batch_size=num_samples if self.is_stream else size * accumulate,
@@ -181,13 +184,13 @@ class Prepared:
             self.loop.beside.append(KeptPart())
         self.schedules = self._find_schedules(own if self.warmup is None else [self.warmup])
         if accumulate > 1:
-            self._set_up_accumulation(-(-size // context.parts))
+            self._set_up_accumulation(1 if self.is_stream else -(-size // context.parts))
         self.step = OptimizerStep(
             context, self.optimizers, self.gradients, self.loop, self.schedules, self.warmup
         )
 
     def _set_up_accumulation(self, size: int) -> None:
-        """Steps of the loop are set aside; ``size``: samples of a worker's mini-batch."""
+        """Steps of the loop are set aside; ``size``: positions of a worker's mini-batch."""
         is_shared = not self._is_local and self._context.parts > 1
         made = Accumulation(self._accumulate, self.optimizers, size, is_shared=is_shared)
         self.loop.accumulation, self.schedules.place.is_held = made, lambda: made.is_held
@@ -459,6 +462,8 @@ class Prepared:
             notes.append(NOTE_OF_CLOSURES)
         elif len(self.optimizers) > 1:
             notes.append(note_of_several(len(self.optimizers), context))
+        if context.num_as_full_sync:
+            notes += note_of_first_updates(self.optimizers, context)
         if isinstance(self.loop.leased, StreamedLoader):
             notes += self.loop.leased.notes()
         if self.shape.is_sticky:
@@ -525,18 +530,13 @@ class Prepared:
             )
 
 
-def _refuse_cut(has_own_batches: bool, is_stream: bool, accumulate: int) -> None:
+def _refuse_cut(has_own_batches: bool, accumulate: int) -> None:
     """Raise ConfigError where several workers cannot cut what K batches are."""
     if has_own_batches:
         raise ConfigError(
             f"accumulate {accumulate} with a batch sampler of your own: several workers cut K "
             "batches by their samples; accumulate by hand (if (i + 1) % n == 0 or i + 1 == "
             "len(loader): optimizer.step()), or with one worker"
-        )
-    if is_stream:
-        raise ConfigError(
-            f"accumulate {accumulate} over a stream: several workers are handed a mini-batch at a "
-            "time; accumulate by hand (if (i + 1) % n == 0: optimizer.step()), or with one worker"
         )
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ..conditions.faults import FaultPlan, WorkerFaults
 from ..conditions.slowness import InjectedDelay
@@ -457,6 +457,20 @@ def note_of_several(num: int, context: Context) -> str:
         "its gradients are of one version: the second loss sees the first model as it was before "
         "the block; as in one process, step after step: --protocol full-sync or local-sgd"
     )
+
+
+def note_of_first_updates(optimizers: Sequence[Optimizer], context: Context) -> list[str]:
+    """For the plan: that a mean of steps is not the step of a mean."""
+    first = f"the first {context.num_as_full_sync} updates are"
+    others = [type(one).__name__ for one in optimizers if type(one) is not SGD]
+    if others and context.workers > 1:
+        return [
+            f"{first} means of a step that each worker makes with its own {others[0]}, as under "
+            "local-sgd:1: full-sync's for torch's SGD alone"
+        ]
+    if context.outer != "none":
+        return [f"{first} not full-sync's: outer {context.outer} steps on their means, too"]
+    return []
 
 
 class Injection:

@@ -8,7 +8,7 @@
                           |  v
     rank K   main     StoreExchange -> PeerRounds            member.py     words, lines, the store
                           lines: one all-gather a round
-                          bytes: all-reduce                  averaging.py  while the backward pass
+                          bytes: all-reduce, or a schedule   averaging.py  while the backward pass
                                                                            computes
                                                              group.py      gloo between CPUs, NCCL
                                                                            between GPUs

@@ -32,8 +32,11 @@ from ...exchange.distributed import DistributedAveraging, are_finite
 from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
+from ...exchange.route import Route
+from ...exchange.scheduled import along
 from ...replica.own_gradients import OwnGradients
 from .buckets import Bucket, make_buckets
+from .group import RankGroup
 from .member import GatheredLines
 
 _OLD = -1.0
@@ -58,7 +61,12 @@ class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
     def __init__(
-        self, group: MemberGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+        self,
+        group: RankGroup,
+        copy: ModelCopy,
+        barrier: Barrier,
+        hooks: ScriptHooks,
+        collective: str,
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
         self._lines, self._ranks = barrier, group
@@ -66,7 +74,7 @@ class RankAveraging(DistributedAveraging):
         self._buckets = list[Bucket]()
         if self._overlaps:
             self._buckets = make_buckets(copy.replica.layout.parameters, copy.replica.device)
-        super().__init__(copy, barrier, hooks, "")
+        super().__init__(copy, barrier, hooks, Route(collective=collective))
         if self._overlaps:
             self._mean = torch.zeros_like(self._mean)
             places = self._replica.layout.parameters.places
@@ -79,8 +87,8 @@ class RankAveraging(DistributedAveraging):
             self._replica.leave_to(self._own_grads)
             self.come_back()
 
-    def _make_group(self, rendezvous: str) -> MemberGroup:
-        return self._ranks
+    def _make_group(self, route: Route) -> MemberGroup:
+        return along(route.collective, self._ranks, is_apart=True)
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:

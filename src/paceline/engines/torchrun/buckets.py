@@ -12,13 +12,8 @@ from typing import NamedTuple
 import torch
 
 from ...exchange.compressed import Span
+from ...exchange.route import BUCKET_BYTES, CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ...store.layout import Section
-
-_FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
-"""Sizes of the first bucket and of the others: those of PyTorch's DDP."""
-_CPU_BUCKET_BYTES = 4 << 20
-"""Between CPUs links are slow: of 25 MB that are through in 2 s (100 Mbit/s) most come after the
-backward pass, while 4 MB still take thirty times what it costs to begin them (0.1 ms, loopback)."""
 
 
 class Bucket(NamedTuple):
@@ -38,7 +33,7 @@ def make_buckets(section: Section, device: torch.device) -> list[Bucket]:
     Args:
         device: where they lie, which says what is between them.
     """
-    most_bytes = _CPU_BUCKET_BYTES if device.type == "cpu" else _BUCKET_BYTES
+    most_bytes = CPU_BUCKET_BYTES if device.type == "cpu" else BUCKET_BYTES
     buckets: list[Bucket] = []
     numbered = list(enumerate(section.places))
     for dtype, start, stop in reversed(list(section.runs())):
@@ -46,7 +41,7 @@ def make_buckets(section: Section, device: torch.device) -> list[Bucket]:
         end, numbers = stop, list[int]()
         for number, place in reversed(inside):
             numbers.append(number)
-            most = most_bytes if buckets else _FIRST_BYTES
+            most = most_bytes if buckets else FIRST_BUCKET_BYTES
             if end - place.offset >= most or place.offset == start:
                 buckets.append(Bucket(Span(place.offset, end, dtype), tuple(numbers)))
                 end, numbers = place.offset, []
