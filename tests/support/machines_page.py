@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MACHINES = ("first", "second")
-_WITHIN_S = 120.0
+_WITHIN_S = 300.0
 _PROMPT = re.compile(r"(first|second)\$ (.*)")
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
@@ -71,7 +71,7 @@ def missing(expected: list[str], said: list[str]) -> str | None:
     left = iter(said)
     for line in expected:
         pattern = re.sub(r"([\[\]?*])", r"[\1]", line).replace("...", "*")
-        if not any(fnmatch.fnmatchcase(one.strip(), pattern) for one in left):
+        if not any(fnmatch.fnmatchcase(" ".join(one.split()), pattern) for one in left):
             return line
     return None
 
