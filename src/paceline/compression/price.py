@@ -72,6 +72,8 @@ def measure(exchanges: Callable[[], Sequence[Exchanging]], num_members: int) -> 
         for one in exchanges():
             under_way.begin(one)
         under_way.finish()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         times.append(time.perf_counter() - begun_s)
     return MeasuredExchange(spent_s=statistics.median(times), operations=tuple(link.operations))
 
