@@ -58,11 +58,14 @@ class MeasuredExchange:
     operations: tuple[Operation, ...]
 
 
-def measure(exchanges: Callable[[], Sequence[Exchanging]], num_members: int) -> MeasuredExchange:
+def measure(
+    exchanges: Callable[[], Sequence[Exchanging]], num_members: int, device: torch.device
+) -> MeasuredExchange:
     """Encode and decode, again and again, for less than a second.
 
     Args:
         exchanges: begins all of an update.
+        device: that computes; an accelerator is waited for.
     """
     times: list[float] = []
     end_s = time.perf_counter() + _MEASURE_S
