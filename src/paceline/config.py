@@ -195,6 +195,12 @@ class RunSettings:
         "How gradients move: through the store, between peers in shared memory, or by "
         "torch.distributed (one accelerator a worker).",
     )
+    collective: str = _setting(
+        "auto",
+        "How workers' gradients are summed: auto, shared (memory that all see), native "
+        "(torch.distributed's own), or a schedule: ring, bidirectional-ring, tree, double-tree, "
+        "hub[:R], fully-connected, halving-doubling, bine or hierarchical:G.",
+    )
 
     compress: str = _setting(
         "none",

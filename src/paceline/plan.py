@@ -128,6 +128,9 @@ class Plan:
         notes: sentences that the user should read before the run.
         parameter_table: the layers of the model, where they were asked for.
         compression: of gradients; None: they are sent whole.
+        collective: what sums the gradients of peers: ``shared``, ``native`` or a schedule; empty:
+            the store does.
+        collective_why: in words.
     """
 
     task: str
@@ -154,6 +157,8 @@ class Plan:
     accumulate: int = 1
     parameter_table: tuple[LayerParameters, ...] = ()
     compression: CompressionPrice | None = None
+    collective: str = ""
+    collective_why: str = ""
 
     def __post_init__(self) -> None:
         for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):
@@ -178,6 +183,7 @@ class Plan:
             ("workers", where),
             ("protocol", self.protocol),
             *([("outer optimizer", outer)] if self.outer != "none" else []),
+            *self._collective_row(),
             ("batch", batches),
             ("updates", self._updates()),
             ("learning rate", "the optimizer has none" if math.isnan(self.lr) else f"{self.lr:g}"),
@@ -203,6 +209,11 @@ class Plan:
         fields["notes"] = list(self.notes)
         fields["parameter_table"] = [one._asdict() for one in self.parameter_table]
         return fields
+
+    def _collective_row(self) -> list[tuple[str, str]]:
+        if not self.collective or self.workers == 1:
+            return []
+        return [("collective", f"{self.collective}: {self.collective_why}")]
 
     def _updates(self) -> str:
         an_epoch = f"{self.updates_per_epoch:,} an epoch" if self.updates_per_epoch else ""

@@ -87,7 +87,7 @@ def test_buckets_are_all_gradients_each_once() -> None:
     large = torch.zeros(300_000)
     parameters = {"a": large, "b": torch.zeros(7), "c": torch.zeros(3).half(), "d": large}
     section = lay_out(parameters.items(), [], []).parameters
-    buckets = make_buckets(section)
+    buckets = make_buckets(section, large.device)
     assert [one.numbers for one in buckets] == [(3,), (2,), (1, 0)]
     assert buckets[0].span.stop == section.stop
     for one, following in pairwise(buckets):

@@ -8,6 +8,7 @@ those of peers in shared memory. A death inside an all-reduce cannot be mended h
 or begins again from a checkpoint. This module must not know protocols.
 """
 
+import cmath
 import datetime
 import math
 import time
@@ -30,6 +31,8 @@ from .compressed import CompressedGradient, GroupLink, Span, spans_of
 from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
+from .route import Route
+from .scheduled import along
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 _TOLD_S = 2.0
@@ -43,12 +46,10 @@ _DIED_INSIDE = (
 class DistributedAveraging(Averaging):
     """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
-    def __init__(
-        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
-    ) -> None:
-        super().__init__(copy, barrier, hooks, rendezvous)
+    def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
+        super().__init__(copy, barrier, hooks, route)
         replica = self._replica
-        self._group = self._make_group(rendezvous)
+        self._group = self._make_group(route)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -62,11 +63,10 @@ class DistributedAveraging(Averaging):
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
 
-    def _make_group(self, rendezvous: str) -> MemberGroup:
+    def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
-        return start_group(
-            rendezvous, self._seat, self._store.control.num_seats, self._replica.device
-        )
+        seats, device = self._store.control.num_seats, self._replica.device
+        return along(route.collective, start_group(route.rendezvous, self._seat, seats, device))
 
     @property
     def _live(self) -> Tensor:
@@ -116,16 +116,15 @@ class DistributedAveraging(Averaging):
             self._reduce_all(runs, weight)
         else:
             self._reduce_compressed(self._compressed, weight)
-        norm = math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
-        self._is_bad = not math.isfinite(norm)
+        self._is_bad = not self._are_finite(runs)
         if self._is_bad:
             return
         if self._compressed is not None:
             self._compressed.keep(present, self._mean)
         if clip.has_norm:
-            self.norm = norm
+            self.norm = norm_of(runs)
         for run in runs:
-            if (factor := clip.factor(norm)) != 1.0:
+            if (factor := clip.factor(self.norm)) != 1.0:
                 run.mul_(factor)
             if clip.has_value:
                 run.clamp_(-clip.max_value, clip.max_value)
@@ -134,6 +133,10 @@ class DistributedAveraging(Averaging):
         self._reduce_buffers(weight)
         if not self._copy.is_difference:
             self._copy.unedited.mark()
+
+    def _are_finite(self, runs: Sequence[Tensor]) -> bool:
+        """Whether the mean is; a sum reads it once, and may itself be too large."""
+        return are_finite([run.sum() for run in runs]) or math.isfinite(norm_of(runs))
 
     def _runs(self) -> list[Tensor]:
         """The mean, a stretch for each type of numbers."""
@@ -146,16 +149,11 @@ class DistributedAveraging(Averaging):
         """What is compressed together."""
         return spans_of(self._replica.layout.parameters)
 
-    @property
-    def _source(self) -> Tensor:
-        """The block that this member's gradients lie in when they are sent."""
-        return self._mean
-
     def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
         """The mean, of what all members send in place of their gradients."""
         under_way = UnderWay(GroupLink(self._group))
         with self._told_of_deaths():
-            for exchanging in compressed.begin_all(self._source, weight, self._mean):
+            for exchanging in compressed.begin_all(self._mean, weight, self._mean):
                 under_way.begin(exchanging)
             under_way.finish()
 
@@ -241,6 +239,16 @@ class DistributedAveraging(Averaging):
         if self._compressed is not None:
             self._compressed.part()
         self._store.blocks[self.block].copy_(self._own)
+
+
+def are_finite(sums: Sequence[Tensor]) -> bool:
+    """Whether nothing that went into these sums is inf or nan."""
+    return all(cmath.isfinite(one.item()) for one in sums)
+
+
+def norm_of(runs: Sequence[Tensor]) -> float:
+    """Of all together."""
+    return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
 
 
 def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:

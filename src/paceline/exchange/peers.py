@@ -69,7 +69,9 @@ class PeerRounds:
         if not self.are_on:
             member.copy.pull(0)  # the first member may have loaded other weights since
             assert self._make is not None, "the coordinator opens such epochs where members can"
-            member.averaging = self._make(member.copy, self._barrier, member.hooks)
+            member.averaging = self._make(
+                member.copy, self._barrier, member.hooks, member.collective
+            )
         else:
             self._averaging.come_back()
         self._barrier.begin(opened.phase)

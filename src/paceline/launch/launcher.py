@@ -36,6 +36,7 @@ from ..report.logs import MetricsLog, open_log
 from ..report.one_worker import find_one_worker
 from ..report.summary import Summary, summarize
 from ..report.trials import TrialsSummary
+from ..run.collective import path_of
 from ..run.controller import Controller
 from ..run.describe import check_compression
 from ..run_dir import RunFolder
@@ -125,6 +126,7 @@ def launch_run(
             "paceline simulate takes them in virtual time"
         )
     protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
+    path_of(settings, protocol)
     check_compression(settings, protocol)
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)

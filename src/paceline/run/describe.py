@@ -18,7 +18,8 @@ from ..errors import ConfigError
 from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
-from ..system.processors import count_accelerators, num_cores
+from ..system.processors import num_cores
+from .collective import AUTO, UNMEASURED, MeasuredSums, collective_of, path_of
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -138,6 +139,7 @@ class Description:
             "path": plan.path,
             "compress": settings.compress,
             **({} if plan.compression is None else plan.compression.header()),
+            "collective": plan.collective,
             "batch_size": plan.samples_per_update,
             "mini_batch_size": plan.mini_batch_size,
             "pushes_per_update": plan.pushes_per_update,
@@ -170,7 +172,11 @@ class Description:
 
 
 def make_plan(
-    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
+    first: Description,
+    protocol: SyncProtocol,
+    settings: RunSettings,
+    traits: Traits,
+    measured: MeasuredSums = UNMEASURED,
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
     parts = protocol.num_pushes
@@ -179,6 +185,7 @@ def make_plan(
     updates, epochs, total = _length(first, protocol, settings)
     path = _path(first, protocol, settings, traits)
     _refuse_to_compress(first, settings, path)
+    collective, why = collective_of(settings, path, first.update_bytes, measured)
     promise = _promise(protocol, settings, path) if settings.deterministic else ()
     return Plan(
         task=first.task,
@@ -205,6 +212,8 @@ def make_plan(
         accumulate=first.accumulate,
         parameter_table=first.parameter_table,
         compression=first.compression,
+        collective=collective,
+        collective_why=why,
     )
 
 
@@ -288,12 +297,16 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         f"the model lies on {first.device}": first.can_share,
         "the end of a stream is found while it is read": (
             first.order != "stream"
-            or (traits.has_store and choose_path(settings, protocol) != "collective")
+            or (traits.has_store and path_of(settings, protocol) != "collective")
         ),
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
-    if settings.path in ("peers", "collective") and wrong:
-        raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
+    is_asked = settings.path in ("peers", "collective") or settings.collective != AUTO
+    if is_asked and wrong:
+        what = f"path {settings.path!r}"
+        if settings.collective != AUTO:
+            what = f"collective {settings.collective!r}"
+        raise ConfigError(f"{what} cannot be used: {wrong[0]}; use path 'store'")
     is_by_store = bool(wrong) or settings.path == "store"
     if is_by_store and first.steps_together:
         why = wrong[0] if wrong else "path 'store' was asked for"
@@ -309,7 +322,7 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         )
     if is_by_store:
         return "store"
-    return "collective" if choose_path(settings, protocol) == "collective" else "peers"
+    return "collective" if path_of(settings, protocol) == "collective" else "peers"
 
 
 def check_compression(settings: RunSettings, protocol: SyncProtocol) -> None:
@@ -325,7 +338,7 @@ def check_compression(settings: RunSettings, protocol: SyncProtocol) -> None:
         )
     if settings.workers < 2:
         raise ConfigError(f"{asked} needs workers that send to each other, and there is one")
-    if choose_path(settings, protocol) != "collective":
+    if path_of(settings, protocol) != "collective":
         raise ConfigError(
             f"{asked}: here gradients stay in the memory of one machine, where fewer bytes win "
             "nothing; it is carried between machines (torchrun SCRIPT), and by path 'collective' "
@@ -348,16 +361,3 @@ def _refuse_to_compress(first: Description, settings: RunSettings, path: str) ->
             f"compress {settings.compress} is carried by path 'collective', and here gradients go "
             "through the store: --path collective says why; leave one of them out"
         )
-
-
-def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """``collective`` where every worker of a protocol between peers has its own accelerator.
-
-    Also where workers share no memory.
-    """
-    if settings.engine == "torchrun":
-        return "collective"
-    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
-    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
-        return "collective"
-    return settings.path

@@ -254,7 +254,7 @@ class RunState:
         return Laid(
             arena_bytes, protocol.num_steps, self.update_rule == "mean",
             self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
-            self.coordinator.version, place,
+            self.coordinator.version, place, self.plan.collective,
         )  # fmt: skip
 
     def tell_all(self, message: ToMember) -> None:

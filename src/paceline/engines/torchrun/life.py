@@ -144,7 +144,7 @@ class RankLife:
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
             self.channel, self.carrier, seat=seat, member=spec.member,
-            averaging=lambda copy, barrier, hooks: RankAveraging(group, copy, barrier, hooks),
+            averaging=partial(RankAveraging, group),
         )  # fmt: skip
         if not context.dry_run:  # where all others have left by now
             self._exchange.measure_link = partial(measured_link, group)
