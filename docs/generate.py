@@ -99,7 +99,8 @@ Where `torch.distributed` carries gradients (engine torchrun, and path `collecti
 less than they have computed; under local-sgd, less of their differences of parameters. What one has
 not sent is not lost: it is added to its next gradient (error feedback). It is in checkpoints: as
 many workers as before go on with their own, another number with the sum of all, in the first. A
-worker without a mini-batch sends what it had left. All workers come to the same bits. Buffers (of
+worker without a mini-batch sends what it had left. It takes two numbers a parameter in memory, of
+float32, or float64 where the gradient is that. All workers come to the same bits. Buffers (of
 batch norm) are sent whole; an update that is not finite changes nothing of what was left; clips
 act on the mean that has come.
 

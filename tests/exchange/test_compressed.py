@@ -139,6 +139,15 @@ def test_what_is_begun_again_goes_on_with_what_was_not_sent(tmp_path: Path, comp
 
 
 @pytest.mark.timeout(60)
+def test_after_a_death_in_a_step_the_others_go_on_through_the_store(tmp_path: Path) -> None:
+    """Whole, and what they had not sent waits."""
+    run = compressed_run(tmp_path, with_fault(TASK, Fault(call=4)))
+    assert run.left == ["killed by signal 9"]
+    assert run.notes == ["peers go on through the store"]
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+
+
+@pytest.mark.timeout(60)
 def test_the_trace_says_what_was_asked_for_and_what_a_worker_sends(tmp_path: Path) -> None:
     run = compressed_run(tmp_path, workers=2)
     header = run.records[0]

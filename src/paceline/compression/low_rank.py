@@ -49,7 +49,7 @@ class PowerSgd(Compressor):
         return drawn.to(self.segment.device, self.segment.dtype)
 
     def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
-        matrices, rank = self._matrices, self._rank
+        matrices = self._matrices
         rest = [x[start:stop] for start, stop in self._rest]
         products = [torch.mm(one.of(x), self._q[one.number]).view(-1) for one in matrices]
         first = yield AllReduce(torch.cat([*rest, *products]))
@@ -72,7 +72,6 @@ class PowerSgd(Compressor):
             at += stop - start
         for matrix, base, thin in zip(matrices, bases, thins, strict=True):
             torch.mm(base, thin.t(), out=matrix.of(out))
-        assert rank == thins[0].shape[1]
         self._next_q = {one.number: thin for one, thin in zip(matrices, thins, strict=True)}
 
     def _cut(self, flat: Tensor, lengths: Sequence[int]) -> Iterator[Tensor]:

@@ -58,11 +58,14 @@ class MeasuredExchange:
     operations: tuple[Operation, ...]
 
 
-def measure(exchanges: Callable[[], Sequence[Exchanging]], num_members: int) -> MeasuredExchange:
+def measure(
+    exchanges: Callable[[], Sequence[Exchanging]], num_members: int, device: torch.device
+) -> MeasuredExchange:
     """Encode and decode, again and again, for less than a second.
 
     Args:
         exchanges: begins all of an update.
+        device: that computes; an accelerator is waited for.
     """
     times: list[float] = []
     end_s = time.perf_counter() + _MEASURE_S
@@ -72,6 +75,8 @@ def measure(exchanges: Callable[[], Sequence[Exchanging]], num_members: int) -> 
         for one in exchanges():
             under_way.begin(one)
         under_way.finish()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         times.append(time.perf_counter() - begun_s)
     return MeasuredExchange(spent_s=statistics.median(times), operations=tuple(link.operations))
 

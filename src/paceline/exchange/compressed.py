@@ -139,7 +139,7 @@ class CompressedGradient:
         for run in self._runs:
             run.of(source).normal_(generator=torch.Generator(self._device).manual_seed(0))
         mean = source.clone()
-        found = measure(lambda: self.begin_all(source, 0.5, mean), self._num_members)
+        found = measure(lambda: self.begin_all(source, 0.5, mean), self._num_members, self._device)
         plain = [AllReduce(run.of(source)) for run in self._runs]
         price = CompressionPrice(
             compressor=str(self._compression),

@@ -81,6 +81,10 @@ class MemberState:
                 f"{name!r} of the checkpoint {self._found} cannot be taken over: {error!r:.200}"
             ) from error
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has something of this name."""
+        return name in self._own
+
     def add_of_all(
         self,
         name: str,

@@ -60,6 +60,9 @@ from .shared_schedule import SharedSchedule
 from .step import OptimizerStep, note_of_first_updates, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays
 
+_NOT_SENT = "not sent"
+"""By this name a checkpoint has what compression has left over."""
+
 
 class Prepared:
     """The objects of one script, taking part in a run.
@@ -327,12 +330,17 @@ class Prepared:
         """Gradients are sent in fewer bytes, where that was asked for."""
         compression = parse_compression(self._context.compress)
         if compression is None:
+            if self._keeper.has(_NOT_SENT):
+                exchange.say(
+                    "the run was compressed when its checkpoint was taken: what workers had not "
+                    "sent by then is left out"
+                )
             return
         exchange.hooks.compressed = compressed = CompressedGradient(
             compression, replica.layout.parameters, exchange.seat, exchange.num_workers,
             replica.device,
         )  # fmt: skip
-        self._keeper.add_of_all("not sent", compressed.remember, compressed.go_on)
+        self._keeper.add_of_all(_NOT_SENT, compressed.remember, compressed.go_on)
 
     def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
         """Fill in what the exchange asks of the script's side."""

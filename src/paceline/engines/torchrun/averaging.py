@@ -12,7 +12,8 @@ they fit, whatever a script does between.
 A sum is only right where the step is of that backward pass alone. Each rank looks at its gradients
 when it pushes: where they were written since (a second backward pass, an edit, a clip of its own)
 it says so beside its line. Where one has, or somebody's share was another one, all make the mean
-anew from what they push.
+anew from what they push. A compressed bucket is encoded where an uncompressed one is multiplied;
+what its first try has left over counts as little as the sum does.
 
 There is no search for unused parameters: their bucket begins at the push. Source: as of buckets.py.
 This module must not know protocols.
