@@ -14,13 +14,14 @@ from test_layers import FILES, ROOT, module_of
 
 TESTS = Path(__file__).parent
 MOST_LINES, MOST_FUNCTION_LINES, MOST_LINES_OF_NINE_IN_TEN = 300, 40, 20
-MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 335, 21, 16
+MOST_FILES, MOST_FILES_OF_A_FOLDER, MOST_FILES_ON_TOP = 339, 21, 16
 
 LONG_FUNCTIONS = {
     "script.prepared.Prepared.__init__": "every part of what a script prepared, made in one place",
     "store.optimizer.Updater.__init__": "the state of every kind of optimizer, laid out",
     "report.summary._summary": "one field a line",
     "run.describe.Description.header": "one field a line",
+    "run.describe.make_plan": "one field a line",
     "launch.launcher._run": "what a life opens, in the order in which it is closed again",
     "run.controller.Controller.__init__": "every part of a run, made and joined in one place",
     "run.controller.Controller._make_table": "a line for each message",

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from ...compression.base import AllReduce, Exchanging, UnderWay
 from ...errors import ConfigError
+from ...exchange import BUCKET_BYTES, FIRST_BUCKET_BYTES, Route
 from ...exchange.base import ScriptHooks, Work
 from ...exchange.compressed import CompressedGradient, GroupLink, Span
 from ...exchange.distributed import DistributedAveraging
 from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
-from ...exchange.route import BUCKET_BYTES, FIRST_BUCKET_BYTES, Route
 from ...exchange.scheduled import along
 from ...store.layout import Section
 from .group import RankGroup
