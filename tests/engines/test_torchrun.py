@@ -78,7 +78,8 @@ def test_a_script_comes_to_what_the_local_engine_does(
     assert (run.path, run.num_epochs_ended()) == ("collective", 2)
     assert_each_sample_once(run, 64 if "NORM" in chosen else NUM_SAMPLES, 2)
     for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
+        if name != "PACELINE_COLLECTIVE":
+            monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     expected = on_local(tmp_path / "local", num_ranks, protocol=protocol)
     assert differ(run.state, expected.state) < CLOSE
@@ -133,6 +134,13 @@ def test_an_end_has_one_cause(tmp_path: Path, mode: str, words: tuple[str, ...])
 
 
 @pytest.mark.timeout(100)
+def test_a_death_along_a_schedule_has_one_cause(tmp_path: Path) -> None:
+    ended = run_ranks(tmp_path, 3, MODE="kill 2", PACELINE_COLLECTIVE="ring")
+    assert_one_cause(ended, "worker 2 ended: process", "--max-restarts")
+    assert ended.took_s < 60
+
+
+@pytest.mark.timeout(100)
 def test_all_may_leave_their_loops_together(tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, 2, MODE="all leave", EPOCHS="3")
     assert ended.code == 0, ended.said
@@ -143,6 +151,9 @@ def test_all_may_leave_their_loops_together(tmp_path: Path) -> None:
 def test_what_ranks_cannot_carry_is_refused_before_anything_begins(tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, 2, PACELINE_PROTOCOL="k-sync:2")
     assert_one_cause(ended, "decides after each push", "paceline launch --workers 2")
+    assert not (tmp_path / "run").exists()
+    ended = run_ranks(tmp_path, 2, PACELINE_COLLECTIVE="shared")
+    assert_one_cause(ended, "collective 'shared' cannot be used", "name native or a schedule")
     assert not (tmp_path / "run").exists()
 
 

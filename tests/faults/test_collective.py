@@ -39,3 +39,11 @@ def test_inside_an_all_reduce_a_run_with_respawn_begins_again(tmp_path: Path) ->
     assert len([one for one in run.records if isinstance(one, Resumed)]) == 1
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
     assert differ(run.state, plain_loop(TASK)) < CLOSE
+
+
+@pytest.mark.timeout(60)
+def test_inside_a_schedule_the_run_ends_in_words(tmp_path: Path) -> None:
+    """Also for members that the dead one sends nothing to."""
+    chosen = {"workers": 4, "protocol": "full-sync", "collective": "ring"}
+    with pytest.raises(AllGone, match=r"a worker died inside an all-reduce, .*--respawn goes on"):
+        train(with_fault(TASK, INSIDE), tmp_path, **chosen)

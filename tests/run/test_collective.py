@@ -1,6 +1,5 @@
 """What sums in a run: what was asked for, else the fastest as measured; or one sentence."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ from paceline.errors import ConfigError
 from paceline.launch.launcher import train
 from paceline.protocols import parse
 from paceline.run.collective import (
-    SECTION,
-    MeasuredSums,
+    KnownCosts,
     bucket_sizes,
     collective_of,
+    keep_measured,
     measured_for,
     path_of,
     read_measured,
 )
-from paceline.system import ceilings
 from paceline.system.processors import num_cores
 
 RANKS = Traits(name="torchrun", cancels=False, loses_members=False, has_store=False, is_spmd=True)
@@ -89,13 +87,13 @@ def test_what_was_asked_for_is_taken() -> None:
     assert collective_of(settings(collective="star"), "collective")[0] == "hub"
     assert collective_of(settings(collective="shared"), "peers") == ("shared", "as asked for")
     asked = settings(collective="native")
-    assert collective_of(asked, "collective", 100, MeasuredSums(cost=cost()))[0] == "native"
+    assert collective_of(asked, "collective", 100, KnownCosts(cost=cost()))[0] == "native"
     assert collective_of(settings(), "peers")[0] == "shared"
 
 
 def test_the_fastest_is_taken_as_it_was_measured() -> None:
     small, large = 1000, 10_000_000
-    measured = MeasuredSums(cost=cost(), day="2026-11-25")
+    measured = KnownCosts(cost=cost(), day="2026-11-25")
 
     def chosen(num_bytes: int, engine: str = "local") -> tuple[str, str]:
         return collective_of(settings(engine=engine), "collective", num_bytes, measured)
@@ -109,7 +107,7 @@ def test_the_fastest_is_taken_as_it_was_measured() -> None:
 
 
 def test_torch_keeps_its_place_where_it_is_as_fast() -> None:
-    measured = MeasuredSums(cost=cost(native_s=21e-6), day="today")
+    measured = KnownCosts(cost=cost(native_s=21e-6), day="today")
     name, why = collective_of(settings(), "collective", 1000, measured)
     assert name == "native"
     assert why.startswith("21 us for 1,000 B, ")
@@ -144,10 +142,11 @@ def test_what_says_nothing_of_this_run_is_left_out(section: Any, said: str) -> N
 
 def test_what_was_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    own = {"cores": num_cores(), "day": "2026-11-25", "cost": cost().write()}
-    ceilings.write_ceilings(SECTION, json.loads(json.dumps({"4": own})))
+    keep_measured(cost(3))
+    keep_measured(cost())
     auto = settings(engine="torchrun")
-    assert measured_for(auto, RANKS, "cpu") == MeasuredSums(cost=cost(), day="2026-11-25")
+    assert measured_for(auto, RANKS, "cpu").cost == cost()
+    assert measured_for(settings(workers=3, engine="torchrun"), RANKS, "cpu").cost == cost(3)
     assert measured_for(settings(collective="ring"), RANKS, "cpu").cost is None
     assert "between CPUs only" in measured_for(auto, RANKS, "cuda:0").why_not
     apart = Traits(

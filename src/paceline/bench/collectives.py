@@ -1,9 +1,9 @@
 """Collectives measured between processes of this machine, beside gloo's own and what is predicted.
 
-    what rounds cost        each kind of round at some sizes (collective_rounds.py)
+    what rounds cost        each kind of round at some sizes
     each collective, size   a block of calls in all ranks; the slowest counts; blocks take turns
     beside it               what its rounds cost, one after the other (collectives/host.py)
-    where two cross         measured beside predicted (crossings.py)
+    where two cross         measured beside predicted (collectives/crossings.py)
 
 Bus bandwidth is the buffer over the time, times what the operation has to move for each byte of it:
 2 (P - 1) / P of an all-reduce, and so on, so that it can be compared with what a link carries
@@ -17,23 +17,28 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import Final
 
 from ..collectives import parse
 from ..collectives.choose import candidates
-from ..collectives.host import HostCost
+from ..collectives.crossings import Crossing, find_crossings
+from ..collectives.host import Curve, HostCost, RoundOfKind, kinds_of
 from ..collectives.transfers import Action, Operation
 from ..errors import ConfigError, WorkerError, unknown
 from ..plan import format_bytes
 from ..report.text import format_duration, table
 from ..system.processors import num_cores
 from .apart import Answer, Apart
-from .collective_rounds import measure_rounds
 from .collective_seat import HAVE_NATIVE, NATIVE, CollectiveSeat
-from .crossings import Crossing, find_crossings
 from .samples import Measured, Timing, take_turns
 
 _BLOCK_S, _MOST_CALLS = 0.1, 300
+_MESSAGES_BYTES: Final = tuple(1 << power for power in (6, 10, 13, 16, 18, 20, 22, 24))
+"""Of a message: as many sizes as its time bends at, on loopback."""
+_NUM_TURNS = 3
+"""In which kinds of rounds are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,7 @@ class MeasuredCollectives(Measured):
             "cost": self.cost.write(),
             "copy_bytes_per_s": self.copy_bytes_per_s,
             "rows": [row.to_json() for row in self.rows],
-            "crossings": [one.to_json() for one in self.crossings()],
+            "crossings": [one._asdict() for one in self.crossings()],
         }
 
     def times(self) -> dict[str, dict[int, float]]:
@@ -197,9 +202,21 @@ def _cost(
     def block(kind: str, action: str, num_bytes: int) -> Callable[[], float]:
         return _block(seats, "rounds", kind=kind, action=action, num_bytes=num_bytes)
 
-    rounds = measure_rounds(size, largest, block, say)
+    smaller = takewhile(lambda one: one < largest, _MESSAGES_BYTES[:-1])
+    keys = [(kind, action) for kind in kinds_of(size) for action in Action]
+    curves: dict[tuple[str, Action], Curve] = dict.fromkeys(keys, ())
+    for num_bytes in [*smaller, min(largest, _MESSAGES_BYTES[-1])]:
+        say(f"messages of {format_bytes(num_bytes)}")
+        blocks = {
+            " ".join((kind, how.value)): block(kind, how.value, num_bytes) for kind, how in keys
+        }
+        took = take_turns(blocks, _NUM_TURNS)
+        for kind, how in keys:
+            call_s = took[" ".join((kind, how.value))].median_s
+            round_s = call_s / RoundOfKind(size, kind, how).num_rounds
+            curves[kind, how] = (*curves[kind, how], (num_bytes, round_s))
     copy_s = statistics.median(one["seconds"] for one in _all(seats, "copy", num_bytes=largest))
-    return HostCost(num_ranks=size, rounds=rounds), largest / copy_s
+    return HostCost(num_ranks=size, rounds=curves), largest / copy_s
 
 
 def _block(seats: Sequence[Apart], what: str, **arguments: object) -> Callable[[], float]:

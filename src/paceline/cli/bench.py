@@ -207,7 +207,6 @@ def collectives(
     rounds
         In which they take turns.
     """
-    from ..bench.collective_rounds import keep
     from ..bench.collectives import (
         CollectivesQuestion,
         measure_collectives,
@@ -217,6 +216,7 @@ def collectives(
     )
     from ..collectives.transfers import Operation
     from ..errors import FileError
+    from ..run.collective import keep_measured
 
     question = CollectivesQuestion(
         num_ranks=workers,
@@ -228,7 +228,7 @@ def collectives(
     found = measure_collectives(question, say)
     if question.operation is Operation.ALL_REDUCE:
         try:
-            say(f"kept in {keep(found.cost)}")
+            say(f"kept in {keep_measured(found.cost)}")
         except FileError as error:
             say(f"not kept: {error}")
     show(json, found.to_json, lambda: render_collectives(found))

@@ -13,6 +13,8 @@
     proof           a schedule on sets of contributors, and on plain numbers
     topology        links between ranks and switches; machines that were recorded
     cost            a schedule on a topology: seconds, and bytes a rank
+    host            a schedule between processes of one machine, by rounds that were measured there
+    crossings       where one takes over from another, measured and predicted
     optimum         the least that a topology allows, by all its cuts
     ring_search     the rings in a topology, several at once
     choose          which member is the fastest for so many bytes, and where another takes over

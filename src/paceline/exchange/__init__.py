@@ -16,7 +16,7 @@
     group           what all members do together with tensors: the contract, torch's own way
     scheduled       a schedule of `collectives/` on tensors
 
-Their parts: route (how peers were told to sum), member (what a member has: its carrier of words and
+Their parts: member (what a member has: its carrier of words and
 bytes, its part in checkpoints), model_copy (what leaves it and comes back), inbox (what it hears,
 its jobs), rounds (where peers meet), turns (what the main one does first), evaluation. None of them
 knows protocols.
@@ -25,15 +25,34 @@ docs/add-a-collective.md shows one averaging more.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Final
-
-from .route import Route
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:  # the launcher imports this package, and not torch
     from .averaging import Averaging
     from .base import ScriptHooks
     from .model_copy import ModelCopy
     from .rounds import Barrier
+
+FIRST_BUCKET_BYTES: Final = 1 << 20
+BUCKET_BYTES: Final = 25 << 20
+"""In which parts the ranks of torchrun sum their gradients: the sizes of PyTorch's DDP."""
+CPU_BUCKET_BYTES: Final = 4 << 20
+"""Between CPUs links are slow: of 25 MB that are through in 2 s (100 Mbit/s) most come after the
+backward pass, while 4 MB still take thirty times what it costs to begin them (0.1 ms, loopback)."""
+
+
+class Route(NamedTuple):
+    """How a member was told that the gradients of its peers come together.
+
+    Attributes:
+        rendezvous: path of a file that no other run has, where members may find each other.
+        collective: ``shared``: in memory that all see; ``native``: torch.distributed's own
+            all-reduce; or a schedule as `collectives.parse` reads it.
+    """
+
+    rendezvous: str = ""
+    collective: str = "shared"
+
 
 AVERAGINGS: Final = {
     "peers": "paceline.exchange.shares:SharedAveraging",

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from ..store.clip import Clip
 from ..wire.messages import NOT_FINITE, OK
+from . import Route
 from .base import ScriptHooks, Work
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line, check_settings, common_clip
-from .route import Route
 
 
 class Averaging(abc.ABC):

@@ -25,13 +25,13 @@ from ..store.clip import Clip
 from ..store.control import ALARM
 from ..store.optimizer import Updater
 from ..store.sums import wide
+from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
 from .compressed import CompressedGradient, GroupLink, Span, spans_of
 from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
-from .route import Route
 from .scheduled import along
 
 _TIMEOUT = datetime.timedelta(minutes=5)

@@ -194,8 +194,7 @@ class MemberSide:
         laid = self.mail.expect(Laid)
         self.store = store = self._carrier.open_store(replica.layout, laid.arena_bytes)
         self.copy = ModelCopy(self.seat, replica, rule, store, laid, self.hooks, check)
-        self.has_copy, self.num_steps = True, laid.num_steps
-        self.collective = laid.collective
+        self.has_copy, self.num_steps, self.collective = True, laid.num_steps, laid.collective
         self.jobs.begin(store, self.copy.updaters, rule)
         if limit := laid.distance_limit:
             self.jobs.scale_own = lambda number: self._scale_own(number, limit)

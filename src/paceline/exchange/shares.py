@@ -26,11 +26,11 @@ from ..store.optimizer import Groups, Piece, Updater
 from ..store.optimizer_copy import is_elementwise
 from ..store.parameter_store import SharedStore
 from ..store.sums import Stretch, wide
+from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
 from .model_copy import ModelCopy
 from .rounds import Barrier
-from .route import Route
 
 Ranges = list[Stretch]
 

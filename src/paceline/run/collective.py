@@ -11,7 +11,9 @@ or processes.
 """
 
 import math
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from ..collectives import parse
@@ -21,11 +23,11 @@ from ..collectives.transfers import Operation
 from ..config import RunSettings
 from ..engines.base import Traits
 from ..errors import ConfigError
-from ..exchange.route import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
+from ..exchange import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ..plan import format_bytes
 from ..protocols.base import SyncProtocol
 from ..report.text import format_duration
-from ..system.ceilings import ceilings_path, read_ceilings
+from ..system.ceilings import ceilings_path, read_ceilings, write_ceilings
 from ..system.processors import count_accelerators, num_cores
 
 AUTO: Final = "auto"
@@ -58,7 +60,7 @@ def path_of(settings: RunSettings, protocol: SyncProtocol) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredSums:
+class KnownCosts:
     """What is known of sums between the workers of a run.
 
     Args:
@@ -72,21 +74,21 @@ class MeasuredSums:
     why_not: str = ""
 
 
-UNMEASURED = MeasuredSums()
+UNMEASURED = KnownCosts()
 
 
-def measured_for(settings: RunSettings, traits: Traits, device: str) -> MeasuredSums:
+def measured_for(settings: RunSettings, traits: Traits, device: str) -> KnownCosts:
     """What ``paceline bench collectives`` has left here for such a run."""
     if settings.collective != AUTO or settings.workers == 1:
         return UNMEASURED
     if not device.startswith("cpu"):
-        return MeasuredSums(why_not="schedules are measured between CPUs only")
+        return KnownCosts(why_not="schedules are measured between CPUs only")
     if not traits.is_one_machine:
-        return MeasuredSums(why_not="what messages between these machines take is not measured")
+        return KnownCosts(why_not="what messages between these machines take is not measured")
     return read_measured(settings.workers, *read_ceilings(SECTION))
 
 
-def read_measured(num_workers: int, section: Any, why_not: str) -> MeasuredSums:
+def read_measured(num_workers: int, section: Any, why_not: str) -> KnownCosts:
     """What a section of the file of ceilings says of so many workers.
 
     Args:
@@ -96,26 +98,38 @@ def read_measured(num_workers: int, section: Any, why_not: str) -> MeasuredSums:
     command = f"paceline bench collectives --workers {num_workers}"
     unknown = f"nobody has measured {num_workers} processes here: {command}"
     if section is None:
-        return MeasuredSums(why_not=why_not or unknown)
+        return KnownCosts(why_not=why_not or unknown)
     try:
         own = section.get(str(num_workers))
         if own is None:
-            return MeasuredSums(why_not=unknown)
+            return KnownCosts(why_not=unknown)
         if own["cores"] != num_cores():
-            return MeasuredSums(
+            return KnownCosts(
                 why_not=f"it was measured on {own['cores']} cores, and here are {num_cores()}: "
                 f"{command}"
             )
         cost = HostCost.read(own["cost"])
         if cost.num_ranks != num_workers:
             raise ValueError(f"they are of {cost.num_ranks} processes")
-        return MeasuredSums(cost=cost, day=str(own["day"]))
+        return KnownCosts(cost=cost, day=str(own["day"]))
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError):
-        return MeasuredSums(why_not=f"{ceilings_path()} holds no times that can be read: {command}")
+        return KnownCosts(why_not=f"{ceilings_path()} holds no times that can be read: {command}")
+
+
+def keep_measured(cost: HostCost) -> Path:
+    """For whoever plans a run of so many processes here; where it was put.
+
+    Raises:
+        FileError: it cannot be written there.
+    """
+    section, _ = read_ceilings(SECTION)
+    known = section if isinstance(section, dict) else {}
+    own = {"cores": num_cores(), "day": time.strftime("%Y-%m-%d"), "cost": cost.write()}
+    return write_ceilings(SECTION, {**known, str(cost.num_ranks): own})
 
 
 def collective_of(
-    settings: RunSettings, path: str, gradient_bytes: int = 0, measured: MeasuredSums = UNMEASURED
+    settings: RunSettings, path: str, gradient_bytes: int = 0, measured: KnownCosts = UNMEASURED
 ) -> tuple[str, str]:
     """What sums in a run by this path, and why; empty: the store adds up what is pushed.
 
@@ -155,7 +169,7 @@ def fastest(gradient_bytes: int, engine: str, cost: HostCost, day: str) -> tuple
 
 
 def bucket_sizes(num_bytes: int) -> list[int]:
-    """In which parts the ranks of torchrun sum so many bytes, between CPUs."""
+    """In which parts the ranks of torchrun sum so many bytes."""
     sizes: list[int] = []
     while num_bytes > 0:
         sizes.append(min(num_bytes, CPU_BUCKET_BYTES if sizes else FIRST_BUCKET_BYTES))

@@ -19,7 +19,7 @@ from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
 from ..system.processors import num_cores
-from .collective import AUTO, UNMEASURED, MeasuredSums, collective_of, path_of
+from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -176,7 +176,7 @@ def make_plan(
     protocol: SyncProtocol,
     settings: RunSettings,
     traits: Traits,
-    measured: MeasuredSums = UNMEASURED,
+    measured: KnownCosts = UNMEASURED,
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
     parts = protocol.num_pushes
@@ -186,7 +186,6 @@ def make_plan(
     path = _path(first, protocol, settings, traits)
     _refuse_to_compress(first, settings, path)
     collective, why = collective_of(settings, path, first.update_bytes, measured)
-    promise = _promise(protocol, settings, path) if settings.deterministic else ()
     return Plan(
         task=first.task,
         source=first.source,
@@ -206,7 +205,7 @@ def make_plan(
         update_bytes=first.update_bytes * parts,
         shared_bytes=first.arena_bytes,
         grain=first.grain,
-        notes=(*_notes(first, protocol), *promise),
+        notes=(*_notes(first, protocol), *_promise(protocol, settings, path)),
         staleness=str(protocol.staleness),
         outer=str(protocol.outer),
         accumulate=first.accumulate,
@@ -277,6 +276,8 @@ def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:
 
 def _promise(protocol: SyncProtocol, settings: RunSettings, path: str) -> tuple[str, ...]:
     """What ``--deterministic`` is worth here: a sum of two is the same in either order."""
+    if not settings.deterministic:
+        return ()
     is_in_turn = protocol.is_spmd and not protocol.is_adaptive
     if settings.workers == 1 or (is_in_turn and (path != "store" or settings.workers == 2)):
         return ("deterministic: on this machine the same command gives the same bits",)

@@ -5,6 +5,7 @@
     signals            who stops a run, softly first
     limits             what this process may take
     processors         cores and accelerators that it may compute on
+    ceilings           what this machine can do at most, as it was measured
     vitals             what another process does
 
 It must not know runs.

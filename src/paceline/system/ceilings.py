@@ -30,7 +30,7 @@ def ceilings_path() -> Path:
     return cache_home() / "paceline" / _NAME
 
 
-def read_ceilings(section: str) -> tuple[Any, str]:
+def read_ceilings(section: str) -> tuple[object, str]:
     """A section of this machine, None where there is none; and why it was left out, or "".
 
     What it holds is as somebody wrote it: whoever asks has to look.

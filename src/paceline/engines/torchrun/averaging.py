@@ -27,13 +27,13 @@ from torch import Tensor
 
 from ...compression.base import AllReduce, Exchanging, UnderWay
 from ...errors import ConfigError
+from ...exchange import Route
 from ...exchange.base import ScriptHooks, Work
 from ...exchange.compressed import CompressedGradient, GroupLink, Span
 from ...exchange.distributed import DistributedAveraging, are_finite
 from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
-from ...exchange.route import Route
 from ...exchange.scheduled import along
 from ...replica.own_gradients import OwnGradients
 from .buckets import Bucket, make_buckets

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...exchange import BUCKET_BYTES, CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ...exchange.compressed import Span
-from ...exchange.route import BUCKET_BYTES, CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ...store.layout import Section
 
 

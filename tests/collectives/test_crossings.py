@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.bench.crossings import Crossing, find_crossings, grid
+from paceline.collectives.crossings import Crossing, find_crossings, grid
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 

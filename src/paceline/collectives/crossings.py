@@ -13,10 +13,8 @@ how times came about.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, permutations
-
-from .samples import Measured
+from typing import NamedTuple
 
 _CLEAR = 1.1
 """So much faster at an end of the sizes is not by chance."""
@@ -27,8 +25,7 @@ _NEAR = 2.0
 Seconds = Callable[[str, int], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing(Measured):
+class Crossing(NamedTuple):
     """From this size on ``above`` is faster than ``below``.
 
     Attributes:
