@@ -28,8 +28,8 @@ from paper_run import Plan, carry_out, conduct, judge, make_engine
 EXAMPLES = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPELLINGS = (
     "full-sync", "k-sync:1", "k-sync:2", "k-batch-sync:2", "async", "k-async:1", "k-async:2",
-    "k-batch-async:2", "k-batch-async:3", "local-sgd:2", "post-local-sgd:2,2", "stale-synchronous:0",
-    "stale-synchronous:1", "adaptive", "adaptive-local:2",
+    "k-batch-async:2", "k-batch-async:3", "local-sgd:2", "post-local-sgd:2,2",
+    "stale-synchronous:0", "stale-synchronous:1", "adaptive", "adaptive-local:2",
 )  # fmt: skip
 
 PEERS = ("full-sync", "local-sgd:2", "post-local-sgd:2,2")
