@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.config import resolve
 from paceline.protocols import parse
-from paceline.run.describe import choose_path
+from paceline.run.collective import path_of
 from runs import first_grant_s, point_task, run, update_times_s
 from table import machine, spread, write_table
 
@@ -38,7 +38,7 @@ def update_ms(task: str, workers: int, path: str) -> float:
 
 def chosen(workers: int) -> str:
     settings = resolve({"workers": workers}, env={}, is_call=True).settings
-    path = choose_path(settings, parse("full-sync", workers))
+    path = path_of(settings, parse("full-sync", workers))
     return "peers" if path == "auto" else path
 
 

@@ -92,6 +92,8 @@ def _built_in(name: str) -> nn.Module:
 IMAGE = (1, 28, 28)
 SUBJECTS = {
     "mlp": Subject(lambda: _mlp(784, 2048, 2048, 10), (784,), sgd),
+    "deep": Subject(lambda: _mlp(784, *[1024] * 6, 10), (784,), sgd),
+    "mlp488k": Subject(lambda: _built_in("mlp488k"), IMAGE, sgd),
     "mlp-adamw": Subject(lambda: _mlp(256, 1024, 1024, 10), (256,), adamw),
     "lenet": Subject(lambda: _built_in("lenet"), IMAGE, sgd),
     "cnn": Subject(_cnn, IMAGE, sgd),

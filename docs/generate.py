@@ -1,6 +1,7 @@
 """Writes what pages repeat: protocols from docstrings, messages from types, figures from results.
 
-docs/protocols.md, docs/collectives.md, docs/messages.md, and in README.md all between the marks.
+docs/protocols.md, docs/collectives.md, docs/compression.md, docs/messages.md, and in README.md all
+between the marks.
 
     python docs/generate.py            write what has changed
     python docs/generate.py --check    say whether anything would change; exit 1 if so
@@ -10,6 +11,7 @@ collective is described, a message's type the only place for its fields, and a p
 only one for what was measured. tests/test_docs.py holds that all are current.
 """
 
+import importlib
 import inspect
 import re
 import sys
@@ -17,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from paceline import collectives
+from paceline import collectives, compression
 from paceline.collectives.base import Collective, LinkCost
 from paceline.collectives.choose import candidates, choose
 from paceline.collectives.optimum import share_of_optimum
@@ -25,6 +27,7 @@ from paceline.collectives.proof import prove
 from paceline.collectives.ring_search import find_rings, planned_rings
 from paceline.collectives.topology import dgx, pcie_cards, two_hosts
 from paceline.collectives.transfers import Operation
+from paceline.fields import spelled
 from paceline.plan import format_bytes
 from paceline.protocols import ALIASES, PROTOCOLS, outer, spelling
 from paceline.protocols.base import SyncProtocol
@@ -37,6 +40,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "protocols.md"
 PICTURE = ROOT / "docs" / "pictures" / "collectives.svg"
 COLLECTIVES = ROOT / "docs" / "collectives.md"
+COMPRESSION = ROOT / "docs" / "compression.md"
 MESSAGES = ROOT / "docs" / "messages.md"
 README = ROOT / "README.md"
 RESULTS = ROOT / "results"
@@ -82,6 +86,48 @@ P ranks, n bytes; α latency of a message, o what it costs each end, β seconds 
 adding a byte. The formulas are of an all-reduce between ranks of one full-duplex port each.
 
 """
+
+COMPRESSION_HEAD = """\
+# Fewer bytes: `--compress`
+
+Made from the docstrings in `src/paceline/compression/` by `docs/generate.py`; edit those.
+
+    torchrun --nproc-per-node 2 train.py          with PACELINE_COMPRESS=int8
+    paceline train mlp --workers 2 --path collective --compress topk:1%
+
+Where `torch.distributed` carries gradients (engine torchrun, and path `collective`), workers send
+less than they have computed; under local-sgd, less of their differences of parameters. What one has
+not sent is not lost: it is added to its next gradient (error feedback). It is in checkpoints: as
+many workers as before go on with their own, another number with the sum of all, in the first. A
+worker without a mini-batch sends what it had left. It takes two numbers a parameter in memory, of
+float32, or float64 where the gradient is that. All workers come to the same bits. Buffers (of
+batch norm) are sent whole; an update that is not finite changes nothing of what was left; clips
+act on the mean that has come.
+
+Everywhere else it is refused by name: workers that share memory send nothing, so fewer bytes win
+nothing; the asynchronous protocols go through that memory, too.
+
+n numbers of s bytes (4, or 8 of float64), P workers; k numbers, R columns.
+
+"""
+
+COMPRESSION_SAID = """\
+## When it wins
+
+Where the link is slow: what it saves there has to be more than what encoding and decoding take on
+the processor that computes the gradients. Few set-ups are so (Agarwal et al., MLSys 2022). So it is
+priced before the run: every worker encodes and decodes gradients of this model's own size, all of
+them together time two sizes of an all-reduce, and the plan says
+
+    compress  int8: 22.2 MiB -> 5.6 MiB that a worker sends an update; compressing loses here:
+              82.2 ms saved, 669 ms spent (link: 212.2 MB/s, 64 us a message, measured)
+
+A dry run has one worker, so the link is not known to it. The verdict is of an update as if nothing
+overlapped. Under torchrun each bucket is encoded, and its first operation begins, while the
+backward pass computes the next one; encoding competes with it for the same cores. The summary says
+what a worker sent, and the first line of the trace has the price.
+"""
+
 
 EXAMPLES = {
     "100 Gbit/s Ethernet": LinkCost(latency_s=20e-6, s_per_byte=8e-11, overhead_s=2e-6),
@@ -254,6 +300,36 @@ def collective_section(name: str, kind: type[Collective]) -> str:
     return "\n".join(lines)
 
 
+def compression_page() -> str:
+    """docs/compression.md."""
+    rows = [
+        "| `--compress` | what is sent | bytes that a worker sends an update |",
+        "|---|---|---|",
+    ]
+    for name, one in compression.COMPRESSORS.items():
+        rows.append(f"| `{spelled(name, one.arguments)}` | {one.summary} | {one.sends} |")
+    rows.append("| `none` | all of it | 2 (P-1)/P sn |")
+    parts = [COMPRESSION_HEAD + "\n".join(rows) + "\n", COMPRESSION_SAID, measured_compression()]
+    modules = dict.fromkeys(
+        f"{one.made_by.partition(':')[0]}" for one in compression.COMPRESSORS.values()
+    )
+    for module in modules:
+        text = inspect.getdoc(importlib.import_module(f"paceline.compression.{module}")) or ""
+        path = f"[`compression/{module}.py`](../src/paceline/compression/{module}.py)"
+        lines = [f"    {line}".rstrip() for line in text.splitlines()]
+        parts.append("\n".join([f"## {path}", "", *lines, ""]))
+    return "\n".join(parts)
+
+
+def measured_compression() -> str:
+    """What bench/compression.py has measured, and its command."""
+    path = RESULTS / "compression.md"
+    if not path.is_file():
+        return "`python bench/compression.py --write` measures both, beside what runs take.\n"
+    _, _, measured = path.read_text().partition("\n")
+    return f"## Measured\n{measured}"
+
+
 def section(name: str, protocol: type[SyncProtocol]) -> str:
     """One protocol: what it needs, as data, and its part of the docstring of its file."""
     text = said_of(name, protocol, PROTOCOLS)
@@ -382,6 +458,7 @@ def main() -> int:
         (PAGE, page()),
         (COLLECTIVES, collectives_page()),
         (PICTURE, collectives_picture()),
+        (COMPRESSION, compression_page()),
         (MESSAGES, messages_page()),
         (README, readme(README.read_text())),
     )

@@ -36,6 +36,23 @@ def test_the_nearer_source_wins_and_is_named(tmp_path: Path) -> None:
     assert set(resolved.origins) == set(NAMES)
 
 
+FAULTS = ("kill worker 1 at update 100", "stop worker 0 at 5s for 2s")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [(FAULTS[0], FAULTS[:1]), ("; ".join(FAULTS), FAULTS), (f" {FAULTS[1]} ;", FAULTS[1:])],
+)
+def test_a_fault_is_a_sentence_with_spaces(
+    text: str, found: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f'fault = "{text}"\n')
+    assert resolve({}, file, {}).settings.fault == found
+    assert resolve({}, None, {"PACELINE_FAULT": text}).settings.fault == found
+    assert resolve({"fault": text}, None, {}, is_call=True).settings.fault == found
+
+
 @pytest.mark.parametrize("name", ["paceline.toml", "paceline.yaml"])
 def test_a_file_that_lies_here_is_read(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("workers = 3\n" if name.endswith("toml") else "workers: 3\n")

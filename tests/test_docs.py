@@ -49,6 +49,11 @@ def test_the_page_of_collectives_is_what_the_docstrings_say() -> None:
     assert made.PICTURE.read_text() == made.collectives_picture(), "run python docs/generate.py"
 
 
+def test_the_page_of_compressors_is_what_the_docstrings_say() -> None:
+    made = generator()
+    assert made.COMPRESSION.read_text() == made.compression_page(), "run python docs/generate.py"
+
+
 def test_the_page_of_messages_is_what_the_types_say() -> None:
     made = generator()
     assert made.MESSAGES.read_text() == made.messages_page(), "run python docs/generate.py"

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from paceline.errors import ProtocolError
-from paceline.plan import LayerParameters, Plan, format_bytes
+from paceline.plan import CompressionPrice, LayerParameters, Plan, format_bytes
 
 PLAN = Plan(
     task="lenet", source="Fashion-MNIST (60,000 + 10,000)", workers=2, device="cpu",
@@ -49,6 +49,26 @@ def test_what_nobody_knows_is_left_out() -> None:
     assert rows["updates"] == "until the script ends"
     assert rows["learning rate"] == "the optimizer has none"
     assert vague.to_json()["lr"] is None
+
+
+PRICE = CompressionPrice(
+    compressor="int8", plain_bytes=4 << 20, sent_bytes=1 << 20, spent_s=7.4e-3,
+    plain_s=10.0e-3, sent_s=6.9e-3, latency_s=50e-6, bytes_per_s=118e6,
+)  # fmt: skip
+
+
+def test_the_price_of_compressing_is_a_verdict() -> None:
+    loses = dataclasses.replace(PLAN, compression=PRICE)
+    assert dict(loses.rows())["compress"] == (
+        "int8: 4.0 MiB -> 1.0 MiB that a worker sends an update; compressing loses here: 3.1 ms "
+        "saved, 7.4 ms spent (link: 118.0 MB/s, 50 us a message, measured)"
+    )
+    wins = dataclasses.replace(PRICE, plain_s=0.5)
+    assert "compressing wins here: 493 ms saved, 7.4 ms spent" in wins.render()
+    unknown = dataclasses.replace(PRICE, plain_s=None, sent_s=None)
+    assert unknown.render().endswith("7.4 ms spent, what the link saves is not known")
+    assert unknown.wins is None
+    assert "compress" not in dict(PLAN.rows())
 
 
 def test_a_plan_without_workers_is_a_bug_of_ours() -> None:

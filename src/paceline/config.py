@@ -43,9 +43,17 @@ def _setting(
     above: float | None = None,
     most: float | None = None,
     hint: str = "",
+    separator: str | None = None,
 ) -> Any:
-    """A field with its help text, its range and what to try when a value is refused."""
-    metadata = {"help": text, "least": least, "above": above, "most": most, "hint": hint}
+    """A field with its help text, its range and what to try when a value is refused.
+
+    Args:
+        separator: between several values in one text; None: spaces.
+    """
+    metadata = {
+        "help": text, "least": least, "above": above, "most": most, "hint": hint,
+        "separator": separator,
+    }  # fmt: skip
     return field(default=default, metadata=metadata)
 
 
@@ -122,7 +130,9 @@ class RunSettings:
         (), "Delay each mini-batch: 20ms, exp:20ms, 10ms+exp:5ms, pareto:2,10ms, 1=exp:20ms."
     )
     fault: tuple[str, ...] = _setting(
-        (), "Let something go wrong, to see how the run takes it: 'kill worker 1 at update 100'."
+        (),
+        "Let something go wrong, to see how the run takes it: 'kill worker 1 at update 100'.",
+        separator=";",
     )
     respawn: bool = _setting(
         False, "Begin a new worker in the place of one that died, and the run again where all did."
@@ -184,6 +194,18 @@ class RunSettings:
         "auto",
         "How gradients move: through the store, between peers in shared memory, or by "
         "torch.distributed (one accelerator a worker).",
+    )
+    collective: str = _setting(
+        "auto",
+        "How workers' gradients are summed: auto, shared (memory that all see), native "
+        "(torch.distributed's own), or a schedule: ring, bidirectional-ring, tree, double-tree, "
+        "hub[:R], fully-connected, halving-doubling, bine or hierarchical:G.",
+    )
+
+    compress: str = _setting(
+        "none",
+        "Send gradients in fewer bytes where torch.distributed carries them: none, fp16, bf16, "
+        "int8, topk:S% or powersgd:R.",
     )
 
     def __post_init__(self) -> None:
@@ -262,11 +284,19 @@ def check(name: str, value: object, where: str = "") -> Value:
     """
     place = f" ({where})" if where else ""
     try:
-        converted = convert(value, TYPES[name])
+        converted = convert(_apart(name, value), TYPES[name])
     except ValueError as error:
         raise ConfigError(f"{name} must be {error}, got {reprlib.repr(value)}{place}") from None
     _check_range(name, converted, place)
     return converted
+
+
+def _apart(name: str, value: object) -> object:
+    """The values that stand in one text, where spaces do not separate them."""
+    separator = RunSettings.__dataclass_fields__[name].metadata["separator"]
+    if separator is None or not isinstance(value, str):
+        return value
+    return [one.strip() for one in value.split(separator) if one.strip()]
 
 
 def help_of(name: str) -> str:

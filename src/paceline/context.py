@@ -59,6 +59,8 @@ class Context:
     nonfinite: str = "error"
     deterministic: bool = False
     path: str = "auto"
+    compress: str = "none"
+    dry_run: bool = False
     workers: int = 1
     protocol: str = "full-sync"
     delay: tuple[str, ...] = ()

@@ -6,17 +6,27 @@
     name:number read_name("k-sync:3", ...)  one of a family's members, and its number
 
 Each raises TypeError or ValueError where the value is another, and who reads it says where it came
-from; of a name and its number ConfigError, with what may be written. This module must not know
-files, nor which settings there are or what the values mean.
+from; of a name and its number ConfigError, with what may be written. Above 300 lines with
+all three. This module must not know files, nor which settings there are or what the values mean.
 """
 
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 from .errors import ConfigError, unknown
 
@@ -225,7 +235,7 @@ def read_length(text: str | None) -> Length | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameNumber:
-    """The number in ``name:number`` of a family's member: what it means.
+    """A number in ``name:number`` of a family's member: what it means.
 
     Attributes:
         default: its value if it is left out; None: it must be given.
@@ -237,62 +247,77 @@ class NameNumber:
     minimum: int
     default: int | None = None
     example: int = 1
+    kinds: ClassVar[tuple[str, str]] = ("a whole number", "whole numbers")
 
-    def read(self, name: str, number: str, text: str) -> int:
-        """The number of ``text``, which names this member.
+    def read(self, text: str) -> int:
+        """The number. ValueError: it is none."""
+        return int(text)
 
-        Raises:
-            ConfigError: it is no whole number.
-        """
-        try:
-            return int(number)
-        except ValueError:
-            found = repr(number) if number else "nothing"
-            raise ConfigError(
-                f"{spelled(name, self)} needs a whole number {self.symbol} ({self.meaning}), "
-                f"got {found} in {text!r}; write for example "
-                f"{name}:{max(self.minimum, self.example)}"
-            ) from None
+    def write(self, value: int) -> str:
+        return str(value)
+
+    @property
+    def shown(self) -> str:
+        """What a message proposes."""
+        return self.write(max(self.minimum, self.example))
 
 
-def spelled(name: str, argument: NameNumber | None) -> str:
+def written(name: str, values: Sequence[object]) -> str:
+    """How a member with these numbers is written: ``k-sync:3``."""
+    return f"{name}:{','.join(map(str, values))}" if values else name
+
+
+def spelled(name: str, arguments: Sequence[NameNumber]) -> str:
     """How a member is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
-    if argument is None:
-        return name
-    symbol = f":{argument.symbol}"
-    return name + (symbol if argument.default is None else f"[{symbol}]")
+    text = written(name, [one.symbol for one in arguments])
+    is_optional = any(one.default is not None for one in arguments)
+    return f"{name}[{text.removeprefix(name)}]" if is_optional else text
 
 
 def read_name(
     text: str,
     kind: str,
-    arguments: Mapping[str, NameNumber | None],
+    members: Mapping[str, Sequence[NameNumber]],
     aliases: Mapping[str, str],
-) -> tuple[str, int | None]:
-    """The member that ``name`` or ``name:number`` means, and its number.
+) -> tuple[str, tuple[int, ...]]:
+    """The member that ``name``, ``name:number`` or ``name:number,number`` means, and its numbers.
 
     Args:
         kind: of the family, for a message: ``protocol``.
-        arguments: of each member; None: it takes no number.
+        members: their names, and the numbers of each.
         aliases: other names.
 
     Raises:
-        ConfigError: the name is unknown, or its number is missing, not one, or not wanted.
+        ConfigError: the name is unknown, or its numbers are missing, not numbers, or not wanted.
 
     Example:
-        >>> read_name("k-sync:3", "protocol", {"k-sync": NameNumber(
-        ...     symbol="K", meaning="pushes an update", minimum=1)}, {})
-        ('k-sync', 3)
+        >>> read_name("k-sync:3", "protocol", {"k-sync": [NameNumber(
+        ...     symbol="K", meaning="pushes an update", minimum=1)]}, {})
+        ('k-sync', (3,))
     """
-    given, colon, number = text.strip().partition(":")
+    given, colon, numbers = text.strip().partition(":")
     name = aliases.get(given, given)
-    if name not in arguments:
-        raise unknown(kind, given, [*arguments, *aliases])
-    argument = arguments[name]
-    if argument is None:
+    if name not in members:
+        raise unknown(kind, given, [*members, *aliases])
+    wanted = members[name]
+    if not wanted:
         if colon:
             raise ConfigError(f"{name} takes no number, got {text!r}; write {name}")
-        return name, None
-    if not colon and argument.default is not None:
-        return name, None
-    return name, argument.read(name, number, text)
+        return name, ()
+    if not colon and wanted[0].default is not None:
+        return name, ()
+    try:
+        pairs = zip(wanted, numbers.split(","), strict=True)
+        return name, tuple(one.read(number) for one, number in pairs)
+    except ValueError:
+        raise _no_numbers(name, wanted, numbers, text) from None
+
+
+def _no_numbers(name: str, wanted: Sequence[NameNumber], numbers: str, text: str) -> ConfigError:
+    kind = wanted[0].kinds[len(wanted) > 1]
+    meant = " and ".join(f"{one.symbol} ({one.meaning})" for one in wanted)
+    return ConfigError(
+        f"{spelled(name, wanted)} needs {kind} {meant}, got "
+        f"{repr(numbers) if numbers else 'nothing'} in {text!r}; write for example "
+        f"{written(name, [one.shown for one in wanted])}"
+    )

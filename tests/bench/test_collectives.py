@@ -3,6 +3,7 @@
 import doctest
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,24 +12,27 @@ from paceline.bench.collectives import (
     CollectivesQuestion,
     MeasuredCollective,
     MeasuredCollectives,
-    MeasuredLink,
     render_collectives,
     sizes_of,
 )
 from paceline.bench.samples import Timing
-from paceline.collectives.base import LinkCost
-from paceline.collectives.transfers import Operation
+from paceline.collectives.host import HostCost
+from paceline.collectives.transfers import Action, Operation
 from paceline.errors import ConfigError
+from paceline.run.collective import SECTION, read_measured
+from paceline.system.ceilings import read_ceilings
 
 Say = Callable[[str], tuple[int, str, str]]
 
-LINK = MeasuredLink(
-    latency_s=50e-6,
-    overhead_s=10e-6,
-    s_per_byte=1e-9,
-    reduce_s_per_byte=0.1e-9,
-    copy_bytes_per_s=8e9,
+COST = HostCost(
+    num_ranks=8,
+    rounds={
+        (kind, action): ((1 << 10, 50e-6), (1 << 24, factor * 17e-3))
+        for kind, factor in {"alone": 1, "ring": 1, "fan": 7, "all": 7}.items()
+        for action in Action
+    },
 )
+"""50 us a message and 1 ns a byte, at each end."""
 
 
 def test_the_examples_are_true() -> None:
@@ -52,7 +56,8 @@ def test_known_times_are_printed_with_where_one_takes_over() -> None:
         operation=Operation.ALL_REDUCE,
         num_ranks=8,
         num_cores=2,
-        link=LINK,
+        cost=COST,
+        copy_bytes_per_s=8e9,
         rows=(
             row("ring", small, 900e-6, 842e-6),
             row("tree", small, 300e-6, 366e-6),
@@ -64,19 +69,26 @@ def test_known_times_are_printed_with_where_one_takes_over() -> None:
     )
     text = "\n".join(render_collectives(found))
     assert "all-reduce between 8 processes of one thread" in text
-    assert "measured: ring takes over from tree between 1.0 KiB and 16.0 MiB" in text
-    assert "by the formulas: ring takes over from tree at " in text
+    assert "fastest at 1.0 KiB: tree" in text
+    assert "fastest at 16.0 MiB: ring" in text
+    assert "the predicted one takes at most 1.00 of the fastest" in text
+    (crossing,) = found.crossings()
+    assert (crossing.below, crossing.above) == ("tree", "ring")
+    assert "ring from tree" in text
+    assert "predicted within a factor of 2: " in text
     assert "8 processes share 2 cores: they wait for one another, too" in text
-    assert "50 us, 10 us at each end, 1 GB/s each way; memory is copied at 8 GB/s" in text
+    assert "a message of 1.0 KiB: 50 us alone, 50 us where each rank sends one" in text
+    assert "memory is copied at 8 GB/s by one process" in text
     (gloo,) = [line for line in text.splitlines() if line.startswith("gloo") and "16.0 MiB" in line]
     assert gloo.split()[-1] == f"{1.75 * large / 20e-3 / 1e9:.3g}"  # bus GB/s; no formula
-    assert "1.07" in text  # 32 ms by 30
-    assert found.link.cost == LinkCost(
-        latency_s=50e-6, s_per_byte=1e-9, overhead_s=10e-6, reduce_s_per_byte=0.1e-9
-    )
+    assert "0.94" in text  # 30 ms by 32
+    assert json.loads(json.dumps(found.to_json()))["crossings"][0]["below"] == "tree"
 
 
-def test_two_processes_are_measured(say: Say) -> None:
+def test_two_processes_are_measured_and_what_they_took_is_kept(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = say("bench collectives --names ring,tree --sizes 4,8KiB --rounds 1 --json")
     assert code == 0, err
     found = json.loads(out)
@@ -84,8 +96,14 @@ def test_two_processes_are_measured(say: Say) -> None:
         (name, size) for size in (4, 8192) for name in ("ring", "tree", collective_seat.NATIVE)
     ]
     assert all(one["timing"]["median_s"] > 0 for one in found["rows"])
-    assert found["link"]["latency_s"] >= 0
     assert "all-reduce of 8.0 KiB" in err
+    section, why = read_ceilings(SECTION)
+    assert why == ""
+    kept = read_measured(2, section, why).cost
+    assert kept is not None
+    assert kept == HostCost.read(found["cost"])
+    assert [size for size, _ in kept.native_s] == [4, 8192]
+    assert f"kept in {tmp_path / 'paceline' / 'ceilings.json'}" in err
 
 
 @pytest.mark.parametrize(

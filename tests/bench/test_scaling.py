@@ -22,6 +22,7 @@ from paceline.bench.scaling import (
 )
 from paceline.errors import ConfigError, Interrupted
 from paceline.events import Apply, EpochEnd, Pushed, Ticket
+from paceline.report.chart import Curve
 from paceline.trace import FILE_NAME, Trace
 
 Say = Callable[[str], tuple[int, str, str]]
@@ -97,6 +98,23 @@ def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.Monkey
     assert not isinstance(alone.value, Interrupted)
 
 
+def test_the_ideal_that_is_drawn_is_so_many_times_one_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The axis of workers is logarithmic, so it is no straight line."""
+    monkeypatch.setattr(scaling, "_measure", made_up(QUESTION, dict.fromkeys(STEPS_S, 0.010)))
+    drawn: list[tuple[Curve, ...]] = []
+    monkeypatch.setattr(
+        scaling, "draw_chart", lambda title, words, parts: drawn.extend(p.curves for p in parts)
+    )
+    draw_scaling(measure_scaling(QUESTION))
+    ideal, weak, strong = drawn[0]
+    by_place = {point.t: point.value for point in ideal.points}
+    for point in weak.points:  # equal steps: weak scaling is perfect
+        assert by_place[point.t] == pytest.approx(point.value)
+    assert [point.value for point in strong.points] == pytest.approx([weak.points[0].value] * 3)
+
+
 def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -> None:
     trace = Trace(tmp_path / FILE_NAME)
     trace.header(workers=2, device="cpu", source="made up", num_samples=48, mini_batch_size=4)
@@ -125,7 +143,7 @@ def test_only_what_lies_between_updates_of_a_warm_epoch_counts(tmp_path: Path) -
 
 
 def test_real_workers_are_measured_and_drawn(say: Say, tmp_path: Path) -> None:
-    line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 10 --rounds 2"
+    line = "bench scaling quadratic -n 1,2 --batch-size 8 --updates 20 --rounds 2"
     code, out, err = say(f"{line} --plot scaling.svg --json")
     assert code == 0, err
     found = json.loads(out)

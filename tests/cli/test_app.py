@@ -121,8 +121,9 @@ def test_the_peers_words_for_workers_are_understood(
     ("flag", "words"),
     [
         ("--gpus", "use --workers N --device cuda"),
-        ("--num-nodes", "this machine only"),
-        ("--nnodes=2", "this machine only"),
+        ("--node-rank", "NODE_RANK=1"),
+        ("--num-nodes=2", "--workers-per-node is missing"),
+        ("--nnodes=2", "--workers-per-node is missing"),
         ("--max-steps", "use --updates N"),
         ("--backend", "use --path store or --path peers"),
     ],

@@ -41,8 +41,9 @@ def test_none_is_no_compression() -> None:
         *(
             (
                 text,
-                "topk:S% needs a percentage S% above 0% and at most 100% (of the gradient's "
-                f"numbers are sent), got {text!r}; write for example topk:1%",
+                "topk:S% needs a percentage S% (of the gradient's numbers are sent, above 0% and "
+                f"at most 100%), got {(text[5:] and repr(text[5:])) or 'nothing'} in {text!r}; "
+                "write for example topk:1%",
             )
             for text in (
                 "topk", "topk:", "topk:0%", "topk:200%", "topk:0.01", "topk:few", "topk:-1%",

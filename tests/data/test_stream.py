@@ -179,9 +179,27 @@ def test_a_frame_is_read_as_often_as_wanted_and_each_is_a_copy() -> None:
     assert decode(frame).tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("first", [0, 1000])
+def test_what_a_loader_worker_has_put_into_a_file_stays_there(first: int) -> None:
+    whole = [torch.arange(20_000.0) + n for n in range(4)]
+    for one in whole:
+        one.share_memory_()
+    batch = {"many": [one[first:] for one in whole], "few": torch.ones(3)}
+    expected = [one.clone() for one in batch["many"]]
+    frame = encode(4, batch)
+    assert [part.file for part in frame.parts] == [0, 1, 2, 0, 0, 0]
+    del batch, whole
+    for _ in range(2):
+        found = decode(frame)
+        assert all(map(torch.equal, found["many"], expected))
+        assert found["few"].tolist() == [1, 1, 1]
+        assert not found["many"][0].is_shared()
+        found["many"][0].zero_()
+
+
 def test_its_file_is_closed_when_nobody_has_it() -> None:
     frame = encode(1, torch.ones(4))
-    handle = frame.memory.handle
+    handle = frame.files[0].handle
     os.fstat(handle)
     del frame
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -190,7 +208,7 @@ def test_its_file_is_closed_when_nobody_has_it() -> None:
 
 def test_a_frame_that_is_cut_short_is_seen() -> None:
     frame = encode(1, torch.ones(4))
-    os.truncate(frame.memory.handle, sum(frame.sizes) - 1)
+    os.truncate(frame.files[0].handle, sum(part.size for part in frame.parts) - 1)
     with pytest.raises(EOFError, match="cut short"):
         decode(frame)
 

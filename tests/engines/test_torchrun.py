@@ -269,8 +269,9 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
     all_lines: list[GatheredLines] = []
 
     class Group:
-        def gather(self, mine: Tensor, out: Tensor) -> None:
+        def all_gather(self, mine: Tensor, out: Tensor) -> SimpleNamespace:
             out.copy_(torch.cat([one._mine for one in all_lines]))
+            return SimpleNamespace(wait=lambda: None)
 
     for seat, (_, control) in enumerate(controls):
         all_lines.append(

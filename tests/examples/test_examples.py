@@ -186,6 +186,36 @@ def test_a_trainer_begins_its_workers_itself() -> None:
     assert said.count("update 32: validation loss") == 1
 
 
+SEARCH = ("--samples", "1024", "--rates", "0.01", "0.3", "1e4")
+
+
+def test_the_search_runs_by_python() -> None:
+    lines = run("12_search.py", *SEARCH).splitlines()
+    assert [line.partition(": ")[2].split()[0] for line in lines[-4:-1]] == [
+        "test",
+        "test",
+        "left,",
+    ]
+    assert lines[-1] == "the best learning rate is 0.3"
+
+
+@pytest.mark.parametrize(
+    ("workers", "protocol"), [("2", "full-sync"), ("2", "k-batch-async:2"), ("4", "local-sgd:2")]
+)
+def test_the_search_runs_under_any_protocol(
+    workers: str, protocol: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--workers", workers, "--protocol", protocol, "--run-dir", str(here / "run"))
+    launch("launch", *words, str(EXAMPLES / "12_search.py"), *SEARCH)
+    said = capsys.readouterr().out
+    assert said.count("the best learning rate is 0.3") == 1
+    rows = [line.split() for line in said.splitlines() if line.startswith("lr-")]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("lr-0.01", "finished"), ("lr-0.3", "finished"), ("lr-10000", "failed"),
+    ]  # fmt: skip
+    assert sorted(one.name for one in (here / "run").glob("lr-*")) == [row[0] for row in rows]
+
+
 ENDS = "at the end a pole stands for "
 
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from paceline import exchange
 from paceline.exchange.averaging import Averaging
 from paceline.exchange.group import TorchGroup
+from paceline.trace.records import Header
 from reference import differ, plain_loop
 from runs import assert_each_sample_once, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM
@@ -23,11 +25,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-collective.md"
 
 
-def model_of_a_member(make: Any, folder: str, name: str = "tree:TreeAveraging") -> nn.Module:
+def model_of_a_member(make: Any, folder: str) -> nn.Module:
     """In a member the table has the page's class; the all-reduce that it replaces is gone."""
     if "RANK" in os.environ:
         sys.path.insert(0, folder)
-        exchange.AVERAGINGS["collective"] = name
+        exchange.AVERAGINGS["collective"] = "tree:TreeAveraging"
         TorchGroup.all_reduce = None  # type: ignore[assignment, method-assign]
     model: nn.Module = make()
     return model
@@ -45,18 +47,43 @@ def test_the_collective_of_the_page_does_what_it_says(tmp_path: Path, task: Any)
     assert differ(run.state, expected.state if expected else plain_loop(task)) < 1e-6
 
 
+UNEVEN = 13
+"""Samples an update: more for some workers than for others, and 8 in the last one."""
+
+
+@functools.cache
+def in_shared_memory(workers: int, protocol: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = {"workers": workers, "protocol": protocol, "batch_size": UNEVEN}
+        return train(WITH_BATCH_NORM, Path(folder), collective="shared", **chosen).state
+
+
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("collective", ["ring", "tree"])
-def test_a_run_along_a_schedule_is_the_plain_loop(tmp_path: Path, collective: str) -> None:
-    text = PAGE.read_text().split("```python schedule\n")[1].split("```")[0]
-    (tmp_path / "along.py").write_text(text.replace('"ring"', f'"{collective}"'))
-    chosen = {"workers": 3, "protocol": "full-sync", "path": "collective"}
-    make = functools.partial(
-        model_of_a_member, TASK.model, str(tmp_path), name="along:RingAveraging"
-    )
-    run = train(replace(TASK, model=make), tmp_path / "found", **chosen)
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+@pytest.mark.parametrize(
+    ("workers", "collective"),
+    [
+        (2, "native"), (2, "ring"), (2, "bidirectional-ring"), (2, "tree"), (2, "double-tree"),
+        (2, "hub"), (2, "fully-connected"), (2, "halving-doubling"), (2, "bine"),
+        (2, "hierarchical:2"),
+        (3, "native"), (3, "ring"), (3, "bidirectional-ring"), (3, "tree"), (3, "double-tree"),
+        (3, "hub:1"), (3, "fully-connected"), (3, "halving-doubling"), (3, "bine"),
+        (3, "hierarchical:3"),
+        (4, "native"), (4, "ring"), (4, "bidirectional-ring"), (4, "tree"), (4, "double-tree:3"),
+        (4, "hub"), (4, "fully-connected"), (4, "halving-doubling"), (4, "bine"),
+        (4, "hierarchical:2"),
+    ],
+)  # fmt: skip
+def test_a_run_comes_to_what_shared_memory_does(
+    tmp_path: Path, workers: int, protocol: str, collective: str
+) -> None:
+    chosen = {"workers": workers, "protocol": protocol, "batch_size": UNEVEN}
+    run = train(WITH_BATCH_NORM, tmp_path, collective=collective, **chosen)
+    header = run.records[0]
+    assert isinstance(header, Header)
+    assert (run.path, header.text("collective")) == ("collective", collective)
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
-    assert differ(run.state, plain_loop(TASK)) < 1e-6
+    assert differ(run.state, in_shared_memory(workers, protocol)) < 1e-6
 
 
 def test_the_table_has_what_the_page_says() -> None:

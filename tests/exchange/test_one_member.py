@@ -72,7 +72,9 @@ class Rig:
             averaging=partial(make_averaging, "peers", ""),
         )  # fmt: skip
         self.member.place = lambda: START
-        self.channel.to_come.append(said.Laid(size, 1, False, nonfinite_is_error, 0, 0.0, 0, START))
+        self.channel.to_come.append(said.Laid(
+            size, 1, False, nonfinite_is_error, 0, 0.0, 0, START, "shared",
+        ))  # fmt: skip
         shape = Shape(num_samples=8, batch_size=2, parts=1, keep_remainder=True)
         self.member.attach(replica, self.optimizer, shape, {})
 

@@ -18,7 +18,7 @@ from paceline.collectives.rings import ParallelRings
 from paceline.collectives.transfers import Operation, bounds, owner_of
 from paceline.errors import ConfigError
 from paceline.exchange.group import TorchGroup
-from paceline.exchange.scheduled import ScheduledCollective, ScheduledGroup
+from paceline.exchange.scheduled import ScheduledCollective, along
 
 folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ if rank in (0, size - 1):
     assert torch.equal(part, torch.full((5,), 1.0 + size)), part
 
 members = TorchGroup()
-for group in (members, ScheduledGroup(parse("ring", size), members)):
+for group in (members, along("ring", members), along("tree", members, is_apart=True)):
     assert (group.rank, group.size) == (rank, size)
     numbers = [torch.full((3,), float(rank)), torch.tensor(rank), torch.tensor([True, rank == 1])]
     for begun in [group.all_reduce(one, is_maximum=True) for one in numbers]:

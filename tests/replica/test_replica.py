@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.replica.layers import grain, watch_forward
+from paceline.replica.own_gradients import OwnGradients
 from paceline.replica.replica import Replica, refuse_hooks, refuse_what_cannot_be_carried
 from paceline.replica.seeding import kept_random_state, seed_all
 
@@ -38,6 +39,24 @@ def test_gradients_lie_in_the_slot_as_soon_as_they_are_computed() -> None:
     one.collect(present)
     assert present.tolist() == [0, 1]
     assert views[0].tolist() == [[0.0, 0.0]]
+
+
+def test_gradients_that_stay_with_torch_go_to_the_slot_when_they_are_gathered_anew() -> None:
+    one = replica()
+    slot, present, arrived = slot_of(one), memoryview(bytearray(2)), list[int]()
+    one.push_into(slot, lambda: None)
+    own = OwnGradients(one)
+    own.arrived = arrived.append
+    one.leave_to(own)
+    one.model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    one.gather(present)
+    assert (sorted(arrived), present.tolist(), int(slot.sum())) == ([0, 1], [1, 1], 0)
+    one.gather_anew()
+    views = [place.view(slot) for place in one.layout.parameters.places]
+    assert [view.tolist() for view in views] == [[[3.0, 4.0]], [1.0]]
+    one.model(torch.tensor([[1.0, 1.0]])).sum().backward()
+    assert [view.tolist() for view in views] == [[[4.0, 5.0]], [2.0]]
+    assert len(arrived) == 2
 
 
 @pytest.mark.parametrize("is_forward", [True, False])

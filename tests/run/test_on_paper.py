@@ -134,7 +134,7 @@ def _both(message: ToMember) -> list[tuple[int, ToMember]]:
 PLAN = Plan(protocol="full-sync", workers=2, samples=4, batch=4, checkpoint_every="never")
 LAID = said.Laid(
     arena_bytes=64, num_steps=1, is_difference=False, nonfinite_is_error=True, first_epoch=0,
-    distance_limit=0.0, version=0, place=START,
+    distance_limit=0.0, version=0, place=START, collective="",
 )  # fmt: skip
 IN, OVER = ScriptPlace(position=0), ScriptPlace(position=1, began=1)
 ARRIVE, REST = said.Arrive(0, None, None, "", IN), said.Rested(1, OVER)

@@ -22,6 +22,7 @@ from reference import differ
 from runs import Run, run_script
 
 CLOSE = 1e-6
+LEFT = "peers go on through the store"
 Say = Callable[[str], tuple[int, str, str]]
 SCRIPT = Path(streamed.__file__)
 
@@ -71,8 +72,16 @@ def test_full_sync_is_its_plain_twin(tmp_path: Path, workers: int) -> None:
 def test_full_sync_of_processes_is_its_plain_twin(tmp_path: Path) -> None:
     run, found = _run(tmp_path, {"size": 45, "batch_size": 8, "epochs": 2})
     assert differ(found, streamed.twin(5, 2, 2, 45, 8)) < CLOSE
-    assert run.path == "store"
+    assert run.path == "peers"
+    assert sum(note == LEFT for note in run.notes) == 2  # at the end of each pass
     assert not run.summary.could_try
+
+
+def test_it_goes_through_the_store_where_that_is_asked_for(tmp_path: Path) -> None:
+    options = {"size": 45, "batch_size": 8, "epochs": 2}
+    run, found = _run(tmp_path, options, path="store")
+    assert differ(found, streamed.twin(5, 2, 2, 45, 8)) < CLOSE
+    assert LEFT not in run.notes
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -196,7 +205,7 @@ def test_the_plan_says_what_a_stream_is(say: Say, tmp_path: Path) -> None:
     )
     assert code == 0, err
     assert "4 samples an update = 2 x 2 (K x m)" in out
-    assert "through the store" in out
+    assert "between peers" in out
     assert "at most 4 mini-batches are read ahead and 2 in its loader worker" in out
     assert "it goes on by reading it again" in out
     assert "pace.updates(n, loader)" in out

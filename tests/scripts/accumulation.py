@@ -6,7 +6,8 @@ from torch.utils.data import DataLoader
 
 import paceline
 
-from .base import Record, Script, several
+from .base import SAMPLES, Record, Script, several
+from .samples import Endless
 from .usual import Numbered, loss_of, network, points
 
 
@@ -241,6 +242,41 @@ def two_optimizers_by_hand(record: Record) -> None:
         record.state(model)
 
 
+def accumulate_flag_stream(record: Record) -> None:
+    """prepare(..., accumulate=3) over an iterable data set."""
+    pace = paceline.connect()
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
+    loader = DataLoader(Endless(), batch_size=8)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader, accumulate=3)
+    for _ in pace.epochs(3):
+        for inputs, targets, _ in loader:
+            with pace.step():
+                optimizer.zero_grad()
+                loss_of(model(inputs), targets).backward()
+                optimizer.step()
+        record.state(model, optimizer)
+
+
+def stream_by_hand(record: Record) -> None:
+    """What that comes to."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.5)
+    for _ in range(3):
+        num_added = 0
+        for number, (inputs, targets, _) in enumerate(DataLoader(Endless(), batch_size=8), 1):
+            loss_of(model(inputs), targets).backward()
+            num_added += 1
+            if num_added == 3 or number == SAMPLES // 8:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= num_added
+                optimizer.step()
+                optimizer.zero_grad()
+                num_added = 0
+        record.state(model, optimizer)
+
+
 def which_samples(record: Record) -> None:
     """Two batches an update, and which samples each block was given."""
     pace = paceline.connect()
@@ -278,4 +314,5 @@ SCRIPTS = (
     Script(which_samples, uses_all=False),
     Script(accumulate_flag, like=accumulated_by_hand),
     Script(accumulate_flag_two_optimizers, like=two_optimizers_by_hand),
+    Script(accumulate_flag_stream, like=stream_by_hand),
 )

@@ -481,6 +481,22 @@ def exception_caught(record: Record) -> None:
     record.state(model, optimizer)
 
 
+def search(record: Record) -> None:
+    """with pace.trial(): a model, a loop and an evaluation for each of three learning rates."""
+    pace = paceline.connect()
+    for rate in (0.4, 0.2, 0.1):
+        with pace.trial(f"lr-{rate}"):
+            model = network()
+            optimizer = SGD(model.parameters(), lr=rate, momentum=0.5)
+            loader = DataLoader(points(), batch_size=8, shuffle=True)
+            model, optimizer, loader = pace.prepare(model, optimizer, loader)
+            for _ in pace.epochs(3):
+                one_epoch(pace, model, optimizer, loader)
+            found = pace.evaluate(count_right(model), DataLoader(held_out(), batch_size=5))
+        record.epoch(loss=found["loss"][0])
+        record.state(model, optimizer)
+
+
 TWICE = "twice|second time"
 
 SCRIPTS = (
@@ -511,4 +527,5 @@ SCRIPTS = (
     Script(trainer_class),
     Script(progress_bar),
     Script(exception_caught, uses_all=False),
+    Script(search, shuffles=True),
 )

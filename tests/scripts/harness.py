@@ -33,6 +33,7 @@ import paceline
 from paceline.context import Context
 from paceline.errors import PacelineError
 from paceline.replica.seeding import kept_random_state
+from paceline.report.trials import TrialsSummary, TrialSummary
 from paceline.script import worker
 from paceline.trace.records import Header
 from runs import Run, leases_of, run_script
@@ -58,12 +59,13 @@ class Outcome:
     """What came of running a script: what each worker noted, or why it ended.
 
     Attributes:
+        runs: of several workers; more than one where the script trains in trials.
         num_steps: that were done before it ended, of several workers.
     """
 
     noted: Sequence[Noted] = ()
     error: BaseException | None = None
-    run: Run | None = None
+    runs: Sequence[Run] = ()
     num_steps: int = 0
 
 
@@ -113,15 +115,23 @@ def launched(script: Script, at: Configuration, folder: Path, **settings: Any) -
     """By several workers, as ``paceline launch`` does it."""
     folder.mkdir(parents=True)
     settings = {"workers": at.workers, "protocol": at.protocol, **settings}
-    path, error, run = Path(one_script.__file__), None, None
+    path, error, runs = Path(one_script.__file__), None, list[Run]()
     try:
         with ended_after(LIMIT_S):
             run = run_script(path, folder, script.name, str(folder), **settings)
+            runs = [run]
+            if isinstance(run.summary, TrialsSummary):
+                runs = [trial_of(run.folder, one) for one in run.summary.trials]
     except (Exception, TookTooLong) as caught:
         error = caught
     files = sorted(folder.glob("worker-*.pt"))
     noted = [torch.load(one, weights_only=False) for one in files]
-    return Outcome(noted=noted, error=error, run=run, num_steps=count_pushes(folder))
+    return Outcome(noted=noted, error=error, runs=runs, num_steps=count_pushes(folder))
+
+
+def trial_of(folder: Path, one: TrialSummary) -> Run:
+    """A trial as the run that it is."""
+    return Run(folder=folder / one.name, summary=one.summary)
 
 
 def count_pushes(folder: Path) -> int:
@@ -190,7 +200,8 @@ def differences(script: Script, at: Configuration, found: Outcome, folder: Path)
     if script.counts_itself and not at.is_lockstep:
         return
     yield from facts_differ(plain, found.noted)
-    yield from run_differs(script, found)
+    for run in found.runs:
+        yield from run_differs(script, run)
     if not at.is_lockstep:
         return
     if not script.is_repeatable:
@@ -254,22 +265,23 @@ def facts_differ(plain: Noted, found: Sequence[Noted]) -> Iterator[str]:
             yield f"weights {name}: not finite"
 
 
-def run_differs(script: Script, found: Outcome) -> Iterator[str]:
-    """What the run's trace says: epochs, samples, the loss."""
-    assert found.run is not None
-    if (ended := found.run.num_epochs_ended()) != script.epochs:
+def run_differs(script: Script, run: Run) -> Iterator[str]:
+    """What a trace says: epochs, samples, the loss."""
+    if (ended := run.num_epochs_ended()) != script.epochs:
         yield f"{ended} epochs ended and not {script.epochs}"
-    header = found.run.records[0]
+    header = run.records[0]
     assert isinstance(header, Header)
     positions = range(-(-script.num_samples // header.number("samples_each", 1)))
-    for epoch, used in enumerate(found.run.used()):
+    for epoch, every in enumerate(run.used()):
+        # Where several make a lease, the last one may reach beyond the end of a stream.
+        used = Counter({one: times for one, times in every.items() if one in positions})
         if script.uses_all and used != Counter(positions):
             lost = [one for one in positions if used[one] == 0]
             twice = [one for one, times in used.items() if times > 1]
             yield f"epoch {epoch}: samples never used {lost}, twice {twice}"
         elif any(times > 1 for times in used.values()):
             yield f"epoch {epoch}: a sample was used twice"
-    losses = losses_by_epoch(found.run)
+    losses = losses_by_epoch(run)
     if any(math.isinf(loss) for loss in losses):
         yield f"the losses of the epochs are {losses}"
     if script.falls and losses and not losses[-1] < losses[0]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from paceline.data.order import EpochOrder
-from paceline.replica.seeding import mix
+from paceline.replica.seeding import kept_random_state, mix
 from paceline.script.worker import BESIDE_SALT
 
 
@@ -58,6 +58,11 @@ class Plain:
         """Batches, pass after pass."""
         passes = (batch for _ in itertools.count() for batch in loader)
         return itertools.islice(passes, updates)
+
+    @contextlib.contextmanager
+    def trial(self, name: str | None = None) -> Iterator[None]:
+        with kept_random_state():
+            yield
 
     @contextlib.contextmanager
     def step(self) -> Iterator[Block]:

@@ -9,15 +9,43 @@ import torch
 from torch import Tensor
 
 from paceline.compression import COMPRESSORS, Compression, Percentage
-from paceline.compression.base import Compressor, Exchanging, Matrix, Operation, Stretch, Sum, Swap
+from paceline.compression.base import (
+    AllReduce,
+    AllToAll,
+    Compressor,
+    ErrorFeedback,
+    Exchanging,
+    Matrix,
+    Operation,
+    Segment,
+)
+from paceline.fields import written
 
 
 def example(name: str) -> str:
     """How a compressor may be written."""
-    argument = COMPRESSORS[name].argument
-    if argument is None:
-        return name
-    return f"{name}:2%" if isinstance(argument, Percentage) else f"{name}:2"
+    arguments = COMPRESSORS[name].arguments
+    return written(name, ["2%" if isinstance(one, Percentage) else 2 for one in arguments])
+
+
+class Member:
+    """One seat: its compressor, and its residual."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        segment = compressor.segment
+        self.compressor = compressor
+        self.feedback = ErrorFeedback(segment.size, segment.dtype, segment.device)
+
+    @property
+    def residual(self) -> Tensor:
+        return self.feedback.residual
+
+    def begin(self, own: Tensor, share: float, out: Tensor) -> Exchanging:
+        return self.feedback.begin(self.compressor, 0, own, share, out)
+
+    def keep(self) -> None:
+        self.compressor.keep()
+        self.feedback.keep()
 
 
 def make_members(
@@ -26,22 +54,20 @@ def make_members(
     num_members: int,
     matrices: Sequence[Matrix] = (),
     dtype: torch.dtype = torch.float32,
-) -> list[Compressor]:
-    """One compressor a seat."""
-    return [
-        compression.kind(
-            Stretch(
-                size=size, dtype=dtype, device=torch.device("cpu"), seat=seat,
-                num_members=num_members, matrices=matrices,
-            ),
-            compression.value,
-        )
-        for seat in range(num_members)
-    ]  # fmt: skip
+) -> list[Member]:
+    """One a seat."""
+    made = []
+    for seat in range(num_members):
+        segment = Segment(
+            size=size, dtype=dtype, device=torch.device("cpu"), seat=seat,
+            num_members=num_members, matrices=matrices,
+        )  # fmt: skip
+        made.append(Member(compression.kind(segment, compression.value)))
+    return made
 
 
 def exchange(
-    members: Sequence[Compressor], owns: Sequence[Tensor], shares: Sequence[float]
+    members: Sequence[Member], owns: Sequence[Tensor], shares: Sequence[float]
 ) -> tuple[list[Tensor], list[float]]:
     """One update: what each member has got, and how many bytes each has sent."""
     outs = [torch.full_like(one.residual, float("nan")) for one in members]
@@ -75,11 +101,11 @@ def _answers(asked: Sequence[Operation]) -> list[Tensor]:
     """What the operation comes to in each member."""
     assert len({type(one) for one in asked}) == 1, asked
     tensors = [one.tensor for one in asked]
-    if isinstance(asked[0], Sum):
+    if isinstance(asked[0], AllReduce):
         total = tensors[0].clone()
         for tensor in tensors[1:]:
             total += tensor
         return [tensor.copy_(total) for tensor in tensors]
-    if isinstance(asked[0], Swap):
+    if isinstance(asked[0], AllToAll):
         return [torch.stack([one[seat] for one in tensors]) for seat in range(len(tensors))]
     return [torch.stack(tensors) for _ in tensors]

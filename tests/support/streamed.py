@@ -106,15 +106,22 @@ def gather(model: nn.Module) -> Results:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def twin(seed: int, epochs: int, parts: int, size: int, batch_size: int) -> Results:
-    """The same in plain PyTorch: update v averages the mini-batches v K to v K + K - 1."""
+def twin(
+    seed: int, epochs: int, parts: int, size: int, batch_size: int, accumulate: int = 1
+) -> Results:
+    """The same in plain PyTorch: update v averages the mini-batches v K to v K + K - 1.
+
+    Args:
+        parts: mini-batches of a batch; K is these, times ``accumulate``.
+    """
     from paceline import step_seed
 
     model, optimizer = make()
     for epoch in range(epochs):
         batches = list(DataLoader(Stream(size), batch_size=batch_size // parts))
-        for first in range(0, len(batches), parts):
-            some = batches[first : first + parts]
+        each = parts * accumulate
+        for first in range(0, len(batches), each):
+            some = batches[first : first + each]
             num_samples = sum(len(inputs) for inputs, _ in some)
             optimizer.zero_grad()
             for number, batch in enumerate(some, first):
@@ -126,8 +133,10 @@ def twin(seed: int, epochs: int, parts: int, size: int, batch_size: int) -> Resu
 
 def train(pace: Any, loader: Any, options: dict[str, Any], folder: Path | None = None) -> Results:
     model, optimizer = make()
-    batch = options.get("batch", "global")
-    model, optimizer, loader = pace.prepare(model, optimizer, loader, batch=batch)
+    batch, accumulate = options.get("batch", "global"), options.get("accumulate", 1)
+    model, optimizer, loader = pace.prepare(
+        model, optimizer, loader, batch=batch, accumulate=accumulate
+    )
 
     def step(batch: Any) -> None:
         with pace.step():

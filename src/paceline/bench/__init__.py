@@ -5,7 +5,8 @@
     device, apart          what is measured on: its memory, and an object in its own process
     queues, asynchrony     queued operations as an accelerator's stream has them; what they save
     overlap                what copying meanwhile saves, and a second place
-    collectives, collective_seat     sums between processes, beside their formulas
+    collectives            sums between processes, beside their formulas; by its parts
+                           collective_seat, collective_rounds, crossings
     links                  what cores are connected by, and the rings in it
     scaling                what more workers bring: real runs by 1, 2, 4 ..., in turn
     ways, compiling        the same model through each compiler

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..collectives import parse
-from ..collectives.transfers import Operation
+from ..collectives.host import RoundOfKind
+from ..collectives.transfers import Action, Operation
 from ..exchange.scheduled import ScheduledCollective
 from .apart import Answer
 from .clock import elapsed_s
@@ -47,25 +48,16 @@ class CollectiveSeat:
             call = lambda: made.run(buffer, what)  # noqa: E731
         return self._timed(call, count)
 
-    def messages(self, num_bytes: int, at_once: int, count: int) -> Answer:
-        """Messages to the next rank and from the one before, by all ranks at the same time."""
-        there = torch.zeros(num_bytes // 4)
-        here = [torch.zeros(num_bytes // 4) for _ in range(at_once)]
-        after, before = (self._rank + 1) % self._size, (self._rank - 1) % self._size
+    def rounds(self, kind: str, action: str, num_bytes: int, count: int) -> Answer:
+        """Rounds of one kind, see `RoundOfKind`, with messages of so many bytes."""
+        rounds = ScheduledCollective(RoundOfKind(self._size, kind, Action(action)))
+        buffer = torch.zeros(num_bytes // 4 * self._size)
+        return self._timed(lambda: rounds.all_reduce(buffer), count)
 
-        def call() -> None:
-            calls = [dist.P2POp(dist.irecv, one, before) for one in here]
-            calls += [dist.P2POp(dist.isend, there, after) for _ in here]
-            for work in dist.batch_isend_irecv(calls):
-                work.wait()
-
-        return self._timed(call, count)
-
-    def memory(self, num_bytes: int, count: int) -> Answer:
-        """Adding one buffer to another, and copying it."""
+    def copy(self, num_bytes: int) -> Answer:
+        """One buffer copied to another."""
         one, other = torch.zeros(num_bytes // 4), torch.zeros(num_bytes // 4)
-        added = self._timed(lambda: one.add_(other), count)
-        return {**added, "copy_s": self._timed(lambda: one.copy_(other), count)["seconds"]}
+        return self._timed(lambda: one.copy_(other), 5)
 
     def check(self, name: str) -> Answer:
         """Whether its all-reduce adds up."""

@@ -1,38 +1,39 @@
-"""Collectives measured between processes of this machine, beside gloo's own and the formulas.
+"""Collectives measured between processes of this machine, beside gloo's own and what is predicted.
 
-    what a message costs    every rank sends to the next at once: small, large, several at a time
+    what rounds cost        each kind of round at some sizes (collective_rounds.py)
     each collective, size   a block of calls in all ranks; the slowest counts; blocks take turns
-    beside it               its formula with what a message was measured to cost
+    beside it               what its rounds cost, one after the other (collectives/host.py)
+    where two cross         measured beside predicted (crossings.py)
 
 Bus bandwidth is the buffer over the time, times what the operation has to move for each byte of it:
 2 (P - 1) / P of an all-reduce, and so on, so that it can be compared with what a link carries
-whatever P is (as NVIDIA's nccl-tests define it). A formula is right where ranks do not disturb one
-another; where they share cores they do. This module must not know how schedules are made. Question,
-measurement and table are one file, as of the others here, of a little more than 300 lines.
+whatever P is (as NVIDIA's nccl-tests define it). This module must not know how schedules are made.
+Question, measurement and table are one file, as of the others here, of more than 300 lines.
 """
 
 import contextlib
+import dataclasses
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from ..collectives import parse
-from ..collectives.base import LinkCost
-from ..collectives.choose import candidates, choose
-from ..collectives.transfers import Operation
+from ..collectives.choose import candidates
+from ..collectives.host import HostCost
+from ..collectives.transfers import Action, Operation
 from ..errors import ConfigError, WorkerError, unknown
 from ..plan import format_bytes
 from ..report.text import format_duration, table
 from ..system.processors import num_cores
 from .apart import Answer, Apart
+from .collective_rounds import measure_rounds
 from .collective_seat import HAVE_NATIVE, NATIVE, CollectiveSeat
+from .crossings import Crossing, find_crossings
 from .samples import Measured, Timing, take_turns
 
 _BLOCK_S, _MOST_CALLS = 0.1, 300
-_SMALL_BYTES, _AT_ONCE = 4, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,28 +84,7 @@ class MeasuredCollective(Measured):
     num_bytes: int
     timing: Timing
     bus_bytes_per_s: float
-    predicted_s: float | None  # None: gloo's own, whose schedule is not ours
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredLink(Measured):
-    """What a message costs while all ranks send one to the next, and what memory does."""
-
-    latency_s: float
-    overhead_s: float
-    s_per_byte: float
-    reduce_s_per_byte: float
-    copy_bytes_per_s: float
-
-    @property
-    def cost(self) -> LinkCost:
-        """As the formulas take it."""
-        return LinkCost(
-            latency_s=self.latency_s,
-            s_per_byte=self.s_per_byte,
-            overhead_s=self.overhead_s,
-            reduce_s_per_byte=self.reduce_s_per_byte,
-        )
+    predicted_s: float | None  # by what its rounds cost; None: gloo's own, which is not ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +94,38 @@ class MeasuredCollectives(Measured):
     operation: Operation
     num_ranks: int
     num_cores: int
-    link: MeasuredLink
+    cost: HostCost
+    copy_bytes_per_s: float  # of memory, by one process
     rows: tuple[MeasuredCollective, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """As one JSON object, with where collectives cross."""
+        return {
+            "operation": self.operation.value,
+            "num_ranks": self.num_ranks,
+            "num_cores": self.num_cores,
+            "cost": self.cost.write(),
+            "copy_bytes_per_s": self.copy_bytes_per_s,
+            "rows": [row.to_json() for row in self.rows],
+            "crossings": [one.to_json() for one in self.crossings()],
+        }
+
+    def times(self) -> dict[str, dict[int, float]]:
+        """Of ours: seconds by collective and size."""
+        found: dict[str, dict[int, float]] = {}
+        for row in self.rows:
+            if row.predicted_s is not None:
+                found.setdefault(row.name, {})[row.num_bytes] = row.timing.median_s
+        return found
+
+    def crossings(self) -> list[Crossing]:
+        """Where one takes over from another, from small sizes to large ones."""
+        found = find_crossings(self.times(), self.predicted_s)
+        return sorted(found, key=lambda one: one.measured_bytes)
+
+    def predicted_s(self, name: str, num_bytes: int) -> float:
+        """Seconds of the operation along a collective."""
+        return self.cost.seconds(parse(name, self.num_ranks), self.operation, num_bytes)
 
 
 def measure_collectives(
@@ -132,18 +142,22 @@ def measure_collectives(
         for name in names if operation is Operation.ALL_REDUCE else ():
             if not all(answer["is_right"] for answer in _all(seats, "check", name=name)):
                 raise WorkerError(f"{name} does not add up: please report it")
-        link = _link(seats, max(question.sizes_bytes), question.num_rounds)
+        cost, copy_bytes_per_s = _cost(seats, question, say)
         rows: list[MeasuredCollective] = []
         with_native = [*names, NATIVE] if operation in HAVE_NATIVE else names
         for num_bytes in question.sizes_bytes:
             say(f"{operation.value} of {format_bytes(num_bytes)}")
-            rows += _rows(seats, question, with_native, num_bytes, link.cost)
+            rows += _rows(seats, question, with_native, num_bytes, cost)
         _all(seats, "close")
+    if operation is Operation.ALL_REDUCE:
+        own = {row.num_bytes: row.timing.median_s for row in rows if row.name == NATIVE}
+        cost = dataclasses.replace(cost, native_s=tuple(own.items()))
     return MeasuredCollectives(
         operation=operation,
         num_ranks=question.num_ranks,
         num_cores=num_cores(),
-        link=link,
+        cost=cost,
+        copy_bytes_per_s=copy_bytes_per_s,
         rows=tuple(rows),
     )
 
@@ -174,25 +188,18 @@ def _slowest_s(seats: Sequence[Apart], what: str, **arguments: object) -> float:
     return max(float(answer["seconds"]) for answer in _all(seats, what, **arguments))
 
 
-def _link(seats: Sequence[Apart], largest: int, num_rounds: int) -> MeasuredLink:
-    kinds = {"one": (_SMALL_BYTES, 1), "several": (_SMALL_BYTES, _AT_ONCE), "large": (largest, 1)}
-    took = take_turns(
-        {
-            name: _block(seats, "messages", num_bytes=size, at_once=at_once)
-            for name, (size, at_once) in kinds.items()
-        },
-        num_rounds,
-    )
-    one_s, several_s, large_s = (took[name].median_s for name in kinds)
-    overhead_s = min(one_s, max(0.0, (several_s - one_s) / (_AT_ONCE - 1)))
-    answers = _all(seats, "memory", num_bytes=largest, count=5)
-    return MeasuredLink(
-        latency_s=one_s - overhead_s,
-        overhead_s=overhead_s,
-        s_per_byte=max(0.0, large_s - one_s) / largest,
-        reduce_s_per_byte=statistics.median(one["seconds"] for one in answers) / largest,
-        copy_bytes_per_s=largest / statistics.median(one["copy_s"] for one in answers),
-    )
+def _cost(
+    seats: Sequence[Apart], question: CollectivesQuestion, say: Callable[[str], None]
+) -> tuple[HostCost, float]:
+    """What rounds take, and what a process copies in a second."""
+    size, largest = question.num_ranks, max(question.sizes_bytes)
+
+    def block(kind: str, action: str, num_bytes: int) -> Callable[[], float]:
+        return _block(seats, "rounds", kind=kind, action=action, num_bytes=num_bytes)
+
+    rounds = measure_rounds(size, largest, block, say)
+    copy_s = statistics.median(one["seconds"] for one in _all(seats, "copy", num_bytes=largest))
+    return HostCost(num_ranks=size, rounds=rounds), largest / copy_s
 
 
 def _block(seats: Sequence[Apart], what: str, **arguments: object) -> Callable[[], float]:
@@ -207,7 +214,7 @@ def _rows(
     question: CollectivesQuestion,
     names: Sequence[str],
     num_bytes: int,
-    link: LinkCost,
+    cost: HostCost,
 ) -> Iterator[MeasuredCollective]:
     what, size = question.operation, question.num_ranks
     blocks = {
@@ -221,7 +228,7 @@ def _rows(
             num_bytes=num_bytes,
             timing=timing,
             bus_bytes_per_s=num_bytes * moved_share(what, size) / timing.median_s,
-            predicted_s=parse(name, size).formula_s(what, num_bytes, link) if is_ours else None,
+            predicted_s=cost.seconds(parse(name, size), what, num_bytes) if is_ours else None,
         )
 
 
@@ -269,8 +276,16 @@ def operation_of(text: str) -> Operation:
 
 
 def render_collectives(found: MeasuredCollectives) -> list[str]:
-    """The table, what a message costs, and where one takes over from another."""
-    header = ("", "size", "measured", "least to most", "bus GB/s", "formula", "measured/formula")
+    """The table, what messages cost, and where one takes over from another."""
+    header = (
+        "",
+        "size",
+        "measured",
+        "least to most",
+        "bus GB/s",
+        "predicted",
+        "predicted/measured",
+    )
     rows = [
         (
             row.name,
@@ -279,20 +294,19 @@ def render_collectives(found: MeasuredCollectives) -> list[str]:
             f"{format_duration(row.timing.least_s)} to {format_duration(row.timing.most_s)}",
             f"{row.bus_bytes_per_s / 1e9:.3g}",
             "" if row.predicted_s is None else format_duration(row.predicted_s),
-            "" if not row.predicted_s else f"{row.timing.median_s / row.predicted_s:.2f}",
+            "" if not row.predicted_s else f"{row.predicted_s / row.timing.median_s:.2f}",
         )
         for row in found.rows
     ]
-    link = found.link
-    per_s = f"{1e-9 / link.s_per_byte:.3g} GB/s" if link.s_per_byte else "too fast to tell"
     lines = [
         f"{found.operation.value} between {found.num_ranks} processes of one thread",
         "",
         *table(header, rows),
         "",
-        f"a message: {format_duration(link.latency_s)}, {format_duration(link.overhead_s)} at each "
-        f"end, {per_s} each way; memory is copied at {link.copy_bytes_per_s / 1e9:.3g} GB/s",
-        *_taken_over(found),
+        *_messages(found.cost),
+        f"memory is copied at {found.copy_bytes_per_s / 1e9:.3g} GB/s by one process",
+        *_fastest(found),
+        *_crossings(found),
     ]
     if found.num_ranks > found.num_cores:
         cores = f"{found.num_cores} core{'s' * (found.num_cores != 1)}"
@@ -300,22 +314,50 @@ def render_collectives(found: MeasuredCollectives) -> list[str]:
     return lines
 
 
-def _taken_over(found: MeasuredCollectives) -> Iterator[str]:
-    """Where the fastest of ours changes, measured and by the formulas."""
-    times: dict[int, dict[str, float]] = {}
-    for row in found.rows:
-        if row.predicted_s is not None:
-            times.setdefault(row.num_bytes, {})[row.name] = row.timing.median_s
-    fastest = {size: min(took, key=lambda name: took[name]) for size, took in times.items()}
-    for (low, before), (high, after) in pairwise(fastest.items()):
-        if before != after:
-            between = f"{format_bytes(low)} and {format_bytes(high)}"
-            yield f"measured: {after} takes over from {before} between {between}"
-    if found.operation is Operation.ALL_REDUCE and times:
-        names: Mapping[str, float] = next(iter(times.values()))
-        chosen = choose(1, found.num_ranks, found.link.cost, names=names)
-        if not chosen.crossovers:
-            yield f"by the formulas: {chosen.name} is the fastest, or as fast as any, at every size"
-        for one in chosen.crossovers:
-            where = format_bytes(one.size_bytes)
-            yield f"by the formulas: {one.above} takes over from {one.below} at {where}"
+def _messages(cost: HostCost) -> Iterator[str]:
+    """What the smallest and the largest message take."""
+    curves = {kind: cost.rounds[kind, Action.COPY] for kind in ("alone", "ring")}
+    for end in (0, -1):
+        size, alone_s = curves["alone"][end]
+        ring_s = format_duration(curves["ring"][end][1])
+        yield (
+            f"a message of {format_bytes(size)}: {format_duration(alone_s)} alone, {ring_s} where "
+            "each rank sends one"
+        )
+
+
+def _fastest(found: MeasuredCollectives) -> Iterator[str]:
+    """What the fastest by prediction takes, over the fastest that was measured."""
+    times, worst = found.times(), 1.0
+    if len(times) < 2:
+        return
+    for size in sorted(next(iter(times.values()))):
+        best = min(times, key=lambda name: times[name][size])
+        chosen = min(times, key=lambda name: found.predicted_s(name, size))
+        over = times[chosen][size] / times[best][size]
+        worst = max(worst, over)
+        other = "" if chosen == best else f"; predicted: {chosen}, which took {over:.2f} of it"
+        yield f"fastest at {format_bytes(size)}: {best}{other}"
+    yield f"the predicted one takes at most {worst:.2f} of the fastest"
+
+
+def _crossings(found: MeasuredCollectives) -> Iterator[str]:
+    """The table of crossings, and how many were predicted within a factor of 2."""
+    crossings = found.crossings()
+    if not crossings:
+        return
+    rows = [
+        (
+            f"{one.above} from {one.below}",
+            format_bytes(one.measured_bytes),
+            "nowhere" if one.predicted_bytes is None else format_bytes(one.predicted_bytes),
+            "" if one.predicted_bytes is None
+            else f"{one.predicted_bytes / one.measured_bytes:.2f}",
+        )
+        for one in crossings
+    ]  # fmt: skip
+    yield ""
+    yield from table(("takes over", "measured at", "predicted at", "predicted/measured"), rows)
+    num_near = sum(one.is_near for one in crossings)
+    yield f"predicted within a factor of 2: {num_near} of {len(crossings)}"
+    yield ""

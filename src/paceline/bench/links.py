@@ -6,14 +6,15 @@
     bandwidth    b copies what a has just written; b takes what a sends
 
 A place is a core with a process on it; of a machine with more than eight, eight are taken, spread
-over its NUMA nodes. Out of the matrix come the rings that move most (`collectives/ring_search`); of
-a machine that was recorded (`collectives/topology.RECORDED`) they come without any measuring. Who
+evenly. Out of the matrix comes the ring that moves most (`collectives/ring_search`); out of a
+machine that was recorded (`collectives/topology.RECORDED`) several at once, without measuring. Who
 spins and who sends is Python, whose own time is in each latency. Accelerators are not measured.
 This module must not know schedules. Question, measurement and table are one file, as of the others
 here, which makes more than 300 lines.
 """
 
 import contextlib
+import itertools
 import mmap
 import os
 import socket
@@ -24,13 +25,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..collectives.optimum import cuts
-from ..collectives.ring_search import MOST_RANKS, RingSet, find_rings
+from ..collectives.ring_search import MOST_RANKS, find_rings
 from ..collectives.topology import RECORDED, NetworkLink, Topology
 from ..errors import ConfigError, unknown
 from ..report.text import table, three_figures
@@ -44,6 +43,7 @@ _WORDS_BYTES = 4096
 """In front of the buffer: one line for each side's word."""
 _LINE_WORDS = 8
 _MOST_RINGS = 8
+"""At once, of a recorded machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,43 +139,35 @@ class LinkSeat:
         return {"port": self._server.getsockname()[1]}
 
     def accept(self) -> Mapping[str, object]:
-        """Answer single bytes, then take a stream: the seconds of the whole buffer."""
+        """Answer single bytes, then say of each whole buffer that it is there."""
         end, _ = self._server.accept()
         self._server.close()
         with end:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_ROUND_TRIPS):
                 end.sendall(end.recv(1))
-            view, took_s = _view(self._own), list[float]()
+            view = self._own.numpy().data
             for _ in range(_BLOCKS):
-                num_read = end.recv_into(view)
-                start_s, first = time.perf_counter(), num_read
+                num_read = 0
                 while num_read < len(view):
                     num_read += end.recv_into(view[num_read:])
-                took_s.append((time.perf_counter() - start_s) * len(view) / (len(view) - first))
                 end.sendall(b"+")
-        return {"seconds": statistics.median(took_s)}
+        return {}
 
     def connect(self, port: int) -> Mapping[str, object]:
-        """Send single bytes there and back, then the whole buffer: the least of one way."""
+        """Seconds of one way, the least of single bytes there and back; and of the buffer."""
         with socket.create_connection(("127.0.0.1", port)) as end:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            took = []
-            for _ in range(_ROUND_TRIPS):
-                start_s = time.perf_counter()
-                end.sendall(b"+")
-                end.recv(1)
-                took.append(time.perf_counter() - start_s)
-            for _ in range(_BLOCKS):
-                end.sendall(_view(self._own))
-                end.recv(1)
-        return {"seconds": min(took) / 2}
+            one_s = [self._sent_s(end, b"+") for _ in range(_ROUND_TRIPS)]
+            all_s = [self._sent_s(end, self._own.numpy().data) for _ in range(_BLOCKS)]
+        return {"latency_s": min(one_s) / 2, "seconds": statistics.median(all_s)}
 
-
-def _view(tensor: Tensor) -> memoryview:
-    """The tensor's bytes."""
-    array: Any = tensor.numpy()
-    return memoryview(array)
+    def _sent_s(self, end: socket.socket, data: bytes | memoryview) -> float:
+        """Seconds until the other side has it, and has said so."""
+        start_s = time.perf_counter()
+        end.sendall(data)
+        end.recv(1)
+        return time.perf_counter() - start_s
 
 
 # -- here ------------------------------------------------------------------------------------------
@@ -234,38 +226,35 @@ def measure_links(
     if wrong := [core for core in cores if core not in usable]:
         known = ",".join(map(str, usable))
         raise ConfigError(f"core {wrong[0]} may not be used here; --cores takes of {known}")
+    pairs = list[MeasuredPair]()
+    with _seats(cores, num_bytes) as seats:
+        for source, destination in itertools.permutations(cores, 2):
+            say(f"core {source} to core {destination}")
+            for kind, measure in ((MEMORY, _through_memory), (LOOPBACK, _through_loopback)):
+                latency_s, took_s = measure(seats[source], seats[destination])
+                pairs.append(
+                    MeasuredPair(
+                        kind=kind, source=source, destination=destination,
+                        latency_s=latency_s, bytes_per_s=num_bytes / took_s,
+                    )
+                )  # fmt: skip
+    return MeasuredLinks(num_bytes=num_bytes, nodes=numa_nodes(cores), pairs=tuple(pairs))
+
+
+@contextlib.contextmanager
+def _seats(cores: Sequence[int], num_bytes: int) -> Iterator[dict[int, Apart]]:
+    """A process on each core, and a buffer that they share."""
+    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with contextlib.ExitStack() as stack:
-        shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
         place = stack.enter_context(tempfile.TemporaryDirectory(dir=shared, prefix="paceline-"))
         meeting = Path(place) / "meeting"
         meeting.write_bytes(bytes(_WORDS_BYTES + num_bytes))
-        target = f"{LinkSeat.__module__}:{LinkSeat.__name__}"
-        seats = {
-            core: stack.enter_context(
-                Apart(
-                    target, {"core": core, "meeting": str(meeting), "num_bytes": num_bytes},
-                    {"OMP_NUM_THREADS": "1"},
-                )
-            )
+        target, environment = f"{LinkSeat.__module__}:{LinkSeat.__name__}", {"OMP_NUM_THREADS": "1"}
+        about = {"meeting": str(meeting), "num_bytes": num_bytes}
+        yield {
+            core: stack.enter_context(Apart(target, {"core": core, **about}, environment))
             for core in cores
-        }  # fmt: skip
-        pairs = list[MeasuredPair]()
-        for source in cores:
-            for destination in cores:
-                if source != destination:
-                    say(f"core {source} to core {destination}")
-                    ends = seats[source], seats[destination]
-                    for kind, measure in (
-                        (MEMORY, _through_memory), (LOOPBACK, _through_loopback)
-                    ):  # fmt: skip
-                        latency_s, took_s = measure(*ends)
-                        pairs.append(
-                            MeasuredPair(
-                                kind=kind, source=source, destination=destination,
-                                latency_s=latency_s, bytes_per_s=num_bytes / took_s,
-                            )
-                        )  # fmt: skip
-    return MeasuredLinks(num_bytes=num_bytes, nodes=numa_nodes(cores), pairs=tuple(pairs))
+        }
 
 
 def _through_memory(source: Apart, destination: Apart) -> tuple[float, float]:
@@ -284,8 +273,9 @@ def _through_loopback(source: Apart, destination: Apart) -> tuple[float, float]:
     """Seconds of a byte, and of the whole buffer."""
     port = destination.ask("listen")["port"]
     destination.begin("accept")
-    latency_s = float(source.ask("connect", port=port)["seconds"])
-    return latency_s, float(destination.end()["seconds"])
+    answer = source.ask("connect", port=port)
+    destination.end()
+    return float(answer["latency_s"]), float(answer["seconds"])
 
 
 def recorded(name: str) -> tuple[Topology, ...]:
@@ -324,7 +314,8 @@ def render_links(found: MeasuredLinks) -> list[str]:
             for source in cores
         ]  # fmt: skip
         lines += ["", *table((kind, *(f"core {one}" for one in cores)), rows)]
-        lines += [f"rings of cores: {_rings(found.topology(kind), cores)}"]
+        # What several rings do to one another is not measured, pair by pair.
+        lines += _rings(found.topology(kind), cores, most=1)
     return lines
 
 
@@ -332,17 +323,17 @@ def _cell(one: MeasuredPair) -> str:
     return f"{one.bytes_per_s / 1e9:.3g} GB/s, {three_figures(one.latency_s)}"
 
 
-def _rings(topology: Topology, names: Sequence[int]) -> str:
-    found = find_rings(topology, _MOST_RINGS)
-    narrowest = min(out for _, _, out in cuts(topology))
-    rings = "; ".join(" - ".join(str(names[rank]) for rank in ring) for ring in found.rings)
-    share = found.total_bytes_per_s / narrowest
-    return f"{rings}: {_rate(found)} together, {share:.0%} of the narrowest cut"
-
-
-def _rate(found: RingSet) -> str:
-    many = f"{len(found.rings)} x " if len(found.rings) > 1 else ""
-    return f"{many}{found.each_bytes_per_s / 1e9:.3g} GB/s"
+def _rings(topology: Topology, names: Sequence[int], most: int) -> list[str]:
+    """The rings that move most together, and how much of the narrowest cut that is."""
+    found = find_rings(topology, most)
+    share = found.total_bytes_per_s / min(out for _, _, out in cuts(topology))
+    count = len(found.rings)
+    together = f", {found.total_bytes_per_s / 1e9:.3g} GB/s together" if count > 1 else ""
+    return [
+        f"{count} ring{'s' * (count != 1)} of {found.each_bytes_per_s / 1e9:.3g} GB/s{together}, "
+        f"{share:.0%} of the narrowest cut:",
+        *(f"  {' - '.join(str(names[rank]) for rank in ring)}" for ring in found.rings),
+    ]
 
 
 def render_recorded(topologies: Sequence[Topology]) -> list[str]:
@@ -361,7 +352,7 @@ def render_recorded(topologies: Sequence[Topology]) -> list[str]:
             for source in ranks
         ]
         lines += ["", *table((f"{one.name}, GB/s", *map(str, ranks)), rows)]
-        lines += [f"rings: {_rings(one, list(ranks))}"]
+        lines += _rings(one, ranks, _MOST_RINGS)
     return lines[1:]
 
 

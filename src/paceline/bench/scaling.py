@@ -49,6 +49,8 @@ from .samples import Measured
 WEAK, STRONG = "weak", "strong"
 _WARM_UP_STEPS = 2
 """Of each worker, while it fills caches and allocates."""
+_IDEAL_POINTS = 32
+"""Of the curve that is straight but for its axis, which is logarithmic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,13 +379,12 @@ def draw_scaling(found: MeasuredScaling) -> str:
     """The text of an SVG file: samples a second and efficiency against the number of workers."""
     alone = found.rows[0]
     one_per_s = statistics.median(alone.samples_per_s)
-    most = max(one.workers for one in found.rows)
-    ends = (1, most)
-    ideal = tuple(Point(t=math.log2(n), value=n * one_per_s) for n in ends)
+    longest = math.log2(max(one.workers for one in found.rows))
+    places = [longest * number / _IDEAL_POINTS for number in range(_IDEAL_POINTS + 1)]
+    ideal = tuple(Point(t=t, value=2**t * one_per_s) for t in places)
+    even = tuple(Point(t=t, value=1.0) for t in (0.0, longest))
     speeds = [Curve(name="n times one worker", points=ideal)]
-    shares = [Curve(name="n times one worker", points=tuple(
-        Point(t=math.log2(n), value=1.0) for n in ends
-    ))]  # fmt: skip
+    shares = [Curve(name="n times one worker", points=even)]
     for kind in dict.fromkeys(one.kind for one in found.rows[1:]):
         rows = [alone, *(one for one in found.rows if one.kind == kind and one.efficiencies)]
         speeds.append(_curve(kind, rows, lambda one: one.samples_per_s))

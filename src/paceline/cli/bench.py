@@ -187,7 +187,10 @@ def collectives(
     rounds: int = 5,
     json: Json = False,
 ) -> None:
-    """Sums between processes of this machine: each collective, gloo's own, and the formulas.
+    """Sums between processes of this machine: each collective, gloo's own, and what is predicted.
+
+    What messages take here is kept in ~/.cache/paceline/ceilings.json, where --collective auto
+    finds it.
 
     Example: paceline bench collectives --workers 4 --names ring,tree,hub --sizes 1KiB,1MiB
 
@@ -204,6 +207,7 @@ def collectives(
     rounds
         In which they take turns.
     """
+    from ..bench.collective_rounds import keep
     from ..bench.collectives import (
         CollectivesQuestion,
         measure_collectives,
@@ -211,6 +215,8 @@ def collectives(
         render_collectives,
         sizes_of,
     )
+    from ..collectives.transfers import Operation
+    from ..errors import FileError
 
     question = CollectivesQuestion(
         num_ranks=workers,
@@ -220,6 +226,11 @@ def collectives(
         num_rounds=rounds,
     )
     found = measure_collectives(question, say)
+    if question.operation is Operation.ALL_REDUCE:
+        try:
+            say(f"kept in {keep(found.cost)}")
+        except FileError as error:
+            say(f"not kept: {error}")
     show(json, found.to_json, lambda: render_collectives(found))
 
 

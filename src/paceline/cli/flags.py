@@ -53,6 +53,18 @@ def _field(name: str) -> tuple[str, Any, Any]:
     return name, Annotated[kind | None, parameter], None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeFlags:
+    """Workers on several machines; see ``launch/nodes.py``."""
+
+    nodes: Annotated[
+        int | None,
+        Parameter(help="Machines, each with --workers-per-node workers; without MASTER_ADDR all "
+                  "of them are begun here."),
+    ] = None  # fmt: skip
+    workers_per_node: Annotated[int | None, Parameter(help="Workers of each of --nodes.")] = None
+
+
 if TYPE_CHECKING:
 
     class Flags:
@@ -67,6 +79,8 @@ else:
 
 NO_FLAGS = Flags()
 RunFlags = Annotated[Flags, Parameter(name="*")]
+ONE_NODE = NodeFlags()
+OfNodes = Annotated[NodeFlags, Parameter(name="*")]
 ConfigFile = Annotated[
     Path | None,
     Parameter(
@@ -79,6 +93,11 @@ def given(flags: Flags) -> dict[str, object]:
     """Only what was given explicitly."""
     values = {name: getattr(flags, name) for name in NAMES}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def with_workers(flags: Flags, workers: int) -> Flags:
+    """The same flags, and so many workers."""
+    return Flags(**{**given(flags), "workers": workers})
 
 
 def settings_of(flags: Flags, config: Path | None) -> RunSettings:
@@ -104,23 +123,20 @@ ALIASES: Mapping[str, str] = {
     "--nproc-per-node": "--workers",
     "--np": "--workers",
     "-n": "--workers",
+    "--num-nodes": "--nodes",
+    "--nnodes": "--nodes",
     "--learning-rate": "--lr",
     "--sync": "--protocol",
     "--strategy": "--protocol",
 }
 """Spellings of the same thing; with ``_`` for ``-`` they are understood, too."""
 
-_ONE_MACHINE = (
-    "paceline launch starts the workers of this machine only, and takes their number as "
-    "--workers N; it has no engine for several machines"
-)
 ANSWERS: Mapping[str, str] = {
     "--gpus": "paceline counts workers, one a GPU: use --workers N --device cuda "
-    "(left out, they are all GPUs that are seen)",
+    "(left out, they are all GPUs that are seen), or --nodes N --workers-per-node W",
     "--gpu": "use --device cuda:N for one GPU, or --workers N --device cuda for N of them",
-    "--num-nodes": _ONE_MACHINE,
-    "--nnodes": _ONE_MACHINE,
-    "--node-rank": _ONE_MACHINE,
+    "--node-rank": "each machine is told which it is by its environment: NODE_RANK=1 "
+    "MASTER_ADDR=10.0.0.1 paceline launch --nodes 2 --workers-per-node W SCRIPT",
     "--backend": "how bytes move follows from the device; to choose a way use --path store or "
     "--path peers",
     "--steps": "a worker's steps and the run's updates differ: use --updates N for updates",
@@ -132,7 +148,9 @@ _SWITCHES = frozenset(flag_of(name) for name in NAMES if TYPES[name] is bool) | 
     "--help", "-h", "--check",
 }  # fmt: skip
 """Flags of ``launch`` that take no value."""
-_VALUED = frozenset(flag_of(name) for name in NAMES if TYPES[name] is not bool) | {"--config"}
+_VALUED = frozenset(flag_of(name) for name in NAMES if TYPES[name] is not bool) | {
+    "--config", "--nodes", "--workers-per-node",
+}  # fmt: skip
 
 
 def translate(tokens: Sequence[str]) -> tuple[list[str], list[str]]:

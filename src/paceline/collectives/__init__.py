@@ -22,7 +22,7 @@ tests in tests/collectives run over the table. How members exchange bytes while 
 another family: `exchange/`, whose averagings may follow a schedule of these.
 """
 
-from ..fields import read_name, spelled
+from ..fields import NameNumber, read_name, spelled
 from .base import Collective
 from .butterflies import BineButterfly, HalvingDoubling
 from .direct import FullyConnected, HubServer
@@ -56,7 +56,12 @@ ALIASES = {
 
 def spelling(name: str) -> str:
     """How a collective of the table is written: ``ring``, ``hierarchical:G``, ``hub[:R]``."""
-    return spelled(name, COLLECTIVES[name].argument)
+    return spelled(name, _numbers(name))
+
+
+def _numbers(name: str) -> tuple[NameNumber, ...]:
+    argument = COLLECTIVES[name].argument
+    return () if argument is None else (argument,)
 
 
 def parse(text: str, num_ranks: int) -> Collective:
@@ -75,6 +80,7 @@ def parse(text: str, num_ranks: int) -> Collective:
         >>> str(parse("star", num_ranks=3))
         'hub'
     """
-    arguments = {name: one.argument for name, one in COLLECTIVES.items()}
-    name, value = read_name(text, "collective", arguments, ALIASES)
-    return COLLECTIVES[name](num_ranks, value)
+    name, values = read_name(
+        text, "collective", {one: _numbers(one) for one in COLLECTIVES}, ALIASES
+    )
+    return COLLECTIVES[name](num_ranks, *values)

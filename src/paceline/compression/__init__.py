@@ -20,10 +20,10 @@ not imported: members of the table are named as text.
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import ConfigError
-from ..fields import NameNumber, read_name, spelled
+from ..fields import NameNumber, read_name, spelled, written
 
 if TYPE_CHECKING:
     from .base import Compressor
@@ -34,18 +34,14 @@ MILLION = 1_000_000
 class Percentage(NameNumber):
     """The share in ``name:share%``, above 0 and at most 100 %; its number counts millionths."""
 
-    def read(self, name: str, number: str, text: str) -> int:
-        digits = number.strip()
-        try:
-            value = round(float(digits.removesuffix("%")) * MILLION / 100)
-        except (ValueError, OverflowError):
-            value = 0
-        if not digits.endswith("%") or not 0 < value <= MILLION:
-            raise ConfigError(
-                f"{spelled(name, self)} needs a percentage {self.symbol} above 0% and at most 100% "
-                f"({self.meaning}), got {text!r}; write for example {name}:{self.example}%"
-            )
-        return value
+    kinds: ClassVar[tuple[str, str]] = ("a percentage", "percentages")
+
+    def read(self, text: str) -> int:
+        digits = text.strip()
+        share = float(digits.removesuffix("%")) / 100
+        if not (digits.endswith("%") and 1 / MILLION <= share <= 1.0):
+            raise ValueError(text)
+        return round(share * MILLION)
 
     def write(self, value: int) -> str:
         return f"{value * 100 / MILLION:.6g}%"
@@ -63,7 +59,7 @@ class Listed:
     made_by: str
     summary: str
     sends: str
-    argument: NameNumber | None = None
+    arguments: tuple[NameNumber, ...] = ()
 
 
 COMPRESSORS: dict[str, Listed] = {
@@ -86,16 +82,23 @@ COMPRESSORS: dict[str, Listed] = {
         made_by="sparse:TopK",
         summary="only the largest numbers, and where they stand",
         sends="(P-1) k (4 + s), k = ⌈Sn⌉",
-        argument=Percentage(
-            symbol="S%", meaning="of the gradient's numbers are sent", minimum=0, example=1
+        arguments=(
+            Percentage(
+                symbol="S%",
+                meaning="of the gradient's numbers are sent, above 0% and at most 100%",
+                minimum=0,
+                example=MILLION // 100,
+            ),
         ),
     ),
     "powersgd": Listed(
         made_by="low_rank:PowerSgd",
         summary="each matrix as a product of two thin ones",
         sends="2 (P-1)/P s (Σ R (rows + columns) + numbers in no such matrix)",
-        argument=NameNumber(
-            symbol="R", meaning="rank of what is sent of a matrix", minimum=1, example=2
+        arguments=(
+            NameNumber(
+                symbol="R", meaning="rank of what is sent of a matrix", minimum=1, example=2
+            ),
         ),
     ),
 }
@@ -117,9 +120,8 @@ class Compression:
     def __str__(self) -> str:
         if self.value is None:
             return self.name
-        argument = COMPRESSORS[self.name].argument
-        said = argument.write(self.value) if isinstance(argument, Percentage) else str(self.value)
-        return f"{self.name}:{said}"
+        (argument,) = COMPRESSORS[self.name].arguments
+        return written(self.name, [argument.write(self.value)])
 
     @property
     def kind(self) -> "type[Compressor]":
@@ -141,15 +143,15 @@ def parse(text: str) -> Compression | None:
         >>> parse("none") is None
         True
     """
-    arguments: dict[str, NameNumber | None] = {NONE: None}
-    arguments |= {name: one.argument for name, one in COMPRESSORS.items()}
-    name, value = read_name(text, "compressor", arguments, {})
+    members: dict[str, tuple[NameNumber, ...]] = {NONE: ()}
+    members |= {name: one.arguments for name, one in COMPRESSORS.items()}
+    name, values = read_name(text, "compressor", members, {})
     if name == NONE:
         return None
-    argument = arguments[name]
-    if argument is not None and value is not None and value < argument.minimum:
-        raise ConfigError(
-            f"{spelled(name, argument)} needs {argument.symbol} >= {argument.minimum} "
-            f"({argument.meaning}), got {text}; try {name}:{argument.example}"
-        )
-    return Compression(name=name, value=value)
+    for argument, value in zip(members[name], values, strict=True):
+        if value < argument.minimum:
+            raise ConfigError(
+                f"{spelled(name, members[name])} needs {argument.symbol} >= {argument.minimum} "
+                f"({argument.meaning}), got {text}; try {written(name, [argument.shown])}"
+            )
+    return Compression(name=name, value=next(iter(values), None))

@@ -6,13 +6,18 @@
     keep      the update stands: x is the residual of the next one; without it nothing has changed
 
     operation   a member gives              and gets
-    Sum         (n,)                        the sum over members, (n,), in place
-    Swap        (P, n): row j for member j  (P, n): row j of member j
-    Gather      (n,)                        (P, n): row j is what member j gave
+    AllReduce   (n,)                        the sum over members, (n,), in place
+    AllToAll    (P, n): row j for member j  (P, n): row j of member j
+    AllGather   (n,)                        (P, n): row j is what member j gave
 
-An exchange is a generator, so it knows no link: who drives it may have many under way, and do each
-operation when and how it likes, in the same order in all members. ``out`` is the same in all
-members, to the last bit.
+An exchange is a generator, so it knows no link. Many may be under way at once (`UnderWay`), in the
+same order in all members, so operations fit:
+
+    begin     segment 1: encode, its first operation begins       while the backward pass computes
+              segment 0: encode, its first operation begins
+    finish    segment 1: wait, its second operation begins; segment 0: the same; ... ; decode
+
+``out`` is the same in all members, to the last bit.
 
 Invariant (error feedback): nothing is lost. Over all members the sum of what went in, weighted
 gradients and residuals, is ``out`` and the new residuals (tests/compression).
@@ -25,15 +30,15 @@ residual here is one of the weighted gradient, so that members with unlike share
 """
 
 import abc
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 
-class Sum(NamedTuple):
+class AllReduce(NamedTuple):
     """Becomes the sum over all members."""
 
     tensor: Tensor
@@ -43,7 +48,7 @@ class Sum(NamedTuple):
         return 2 * (num_members - 1) / num_members * self.tensor.nbytes
 
 
-class Swap(NamedTuple):
+class AllToAll(NamedTuple):
     """Row j is for member j."""
 
     tensor: Tensor
@@ -52,7 +57,7 @@ class Swap(NamedTuple):
         return (num_members - 1) / num_members * self.tensor.nbytes
 
 
-class Gather(NamedTuple):
+class AllGather(NamedTuple):
     """For all."""
 
     tensor: Tensor
@@ -61,12 +66,12 @@ class Gather(NamedTuple):
         return (num_members - 1) * self.tensor.nbytes
 
 
-Operation: TypeAlias = Sum | Swap | Gather
+Operation: TypeAlias = AllReduce | AllToAll | AllGather
 Exchanging: TypeAlias = Generator[Operation, Tensor, None]
 
 
 class Matrix(NamedTuple):
-    """Numbers of a stretch that make a matrix, in memory row by row.
+    """Numbers of a segment that make a matrix, in memory row by row.
 
     Attributes:
         start: of its first number.
@@ -87,7 +92,7 @@ class Matrix(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Segment:
     """Numbers that are compressed together, as the member at ``seat`` has them.
 
     Attributes:
@@ -105,45 +110,29 @@ class Stretch:
 
 
 class Compressor(abc.ABC):
-    """One member's side of one stretch.
+    """One member's side of one segment.
 
     Args:
         value: the number in its name; of a percentage in millionths.
-
-    Attributes:
-        residual: what was not sent yet, ``(n,)``; zeros at first.
     """
 
-    def __init__(self, stretch: Stretch, value: int | None = None) -> None:
-        self.stretch = stretch
+    def __init__(self, segment: Segment, value: int | None = None) -> None:
+        self.segment = segment
         self.value = value
-        self.residual = torch.zeros(stretch.size, dtype=stretch.dtype, device=stretch.device)
-        self._next = torch.zeros_like(self.residual)
-
-    def begin(self, own: Tensor, share: float, out: Tensor) -> Exchanging:
-        """The exchange of an update; nothing has changed until ``keep``, so it can begin anew.
-
-        Args:
-            own: this member's gradient, ``(n,)``; it is read before the first operation.
-            share: of it in the mean; 0: there is none, and only the residual is sent.
-            out: becomes the mean, ``(n,)``, of the stretch's dtype; may be ``own``.
-        """
-        if share:
-            torch.add(self.residual, own, alpha=share, out=self._next)
-        else:
-            self._next.copy_(self.residual)
-        return self._exchange(self._next, out)
 
     @abc.abstractmethod
-    def _exchange(self, x: Tensor, out: Tensor) -> Exchanging:
-        """Send x, which becomes what was not sent, and fill ``out``."""
+    def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
+        """Send x, ``(n,)``, which becomes what was not sent, and fill ``out`` with the sum of all.
+
+        Nothing else has changed until ``keep``, so it can begin anew.
+        """
 
     def keep(self) -> None:
         """The update stands."""
-        self.residual, self._next = self._next, self.residual
+        return
 
     def sent_bytes(self) -> float:
-        """What this member sends for an update: a closed formula of the stretch and P."""
+        """What this member sends for an update: a closed formula of the segment and P."""
         return sum(self._operation_bytes())
 
     @abc.abstractmethod
@@ -151,12 +140,82 @@ class Compressor(abc.ABC):
         """Of each operation, in order."""
 
     def state(self) -> dict[str, Tensor]:
-        """What else is remembered from update to update, the same in all members."""
+        """What is remembered from update to update, the same in all members."""
         return {}
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on with what ``state`` gave, of whatever compressor; what is not known is left."""
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what ``state`` gave; what is of something else is left."""
         return
+
+
+class ErrorFeedback:
+    """What one member has not sent yet, of numbers of one type.
+
+    Attributes:
+        residual: ``(n,)``; zeros at first.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.residual = torch.zeros(size, dtype=dtype, device=device)
+        self._next = torch.zeros_like(self.residual)
+
+    def begin(
+        self, compressor: Compressor, at: int, own: Tensor, share: float, out: Tensor
+    ) -> Exchanging:
+        """The exchange of an update, of the compressor's numbers, which begin with number ``at``.
+
+        Args:
+            own: this member's gradient, ``(m,)``; it is read here and now.
+            share: of it in the mean; 0: there is none, and only the residual is sent.
+            out: becomes the mean, ``(m,)``, of the residual's type; may be ``own``.
+        """
+        x, residual = (one[at : at + len(own)] for one in (self._next, self.residual))
+        if share:
+            torch.add(residual, own, alpha=share, out=x)
+        else:
+            x.copy_(residual)
+        return compressor.exchange(x, out)
+
+    def keep(self) -> None:
+        """The update stands, and every number was in one exchange: the others may be forgotten."""
+        self.residual, self._next = self._next, self.residual
+
+
+class MemberLink(Protocol):
+    """What does operations between members; all begin theirs in one order."""
+
+    def begin(self, operation: Operation) -> Any:
+        """It is on its way."""
+
+    def finish(self, begun: Any) -> Tensor:
+        """Wait for it; what it came to."""
+
+
+class UnderWay:
+    """Exchanges between begin and finish, in the order in which they began."""
+
+    def __init__(self, link: MemberLink) -> None:
+        self._link = link
+        self._begun: list[tuple[Exchanging, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def begin(self, exchanging: Exchanging) -> None:
+        self._begun.append((exchanging, self._link.begin(next(exchanging))))
+
+    def finish(self) -> None:
+        """Operation by operation, each of all exchanges before the next one of the first."""
+        begun, self._begun = self._begun, []
+        while begun:
+            again: list[tuple[Exchanging, Any]] = []
+            for exchanging, handle in begun:
+                try:
+                    following = exchanging.send(self._link.finish(handle))
+                except StopIteration:
+                    continue
+                again.append((exchanging, self._link.begin(following)))
+            begun = again
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

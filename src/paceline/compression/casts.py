@@ -16,20 +16,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Compressor, Exchanging, Sum
+from .base import AllReduce, Compressor, Exchanging
 
 
 class _Cast(Compressor):
     dtype: ClassVar[torch.dtype]
 
-    def _exchange(self, x: Tensor, out: Tensor) -> Exchanging:
+    def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
         small = x.to(self.dtype)
         x.sub_(small)
-        out.copy_((yield Sum(small)))
+        out.copy_((yield AllReduce(small)))
 
     def _operation_bytes(self) -> Sequence[float]:
-        num_members = self.stretch.num_members
-        return [2 * (num_members - 1) / num_members * 2 * self.stretch.size]
+        num_members = self.segment.num_members
+        return [2 * (num_members - 1) / num_members * 2 * self.segment.size]
 
 
 class Fp16(_Cast):

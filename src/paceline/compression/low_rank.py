@@ -18,27 +18,27 @@ reflections, not Gram and Schmidt's: of a matrix of zeros, too, they make column
 which the next gradient is found again. The residual is taken from what the member itself has sent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from .base import Compressor, Exchanging, Matrix, Stretch, Sum
+from .base import AllReduce, Compressor, Exchanging, Matrix, Segment
 
 
 class PowerSgd(Compressor):
     """Rank ``value``."""
 
-    def __init__(self, stretch: Stretch, value: int | None = None) -> None:
-        super().__init__(stretch, value)
+    def __init__(self, segment: Segment, value: int | None = None) -> None:
+        super().__init__(segment, value)
         assert value is not None
         self._rank = value
         self._matrices = [
-            one for one in stretch.matrices if value * (one.rows + one.columns) < one.size
+            one for one in segment.matrices if value * (one.rows + one.columns) < one.size
         ]
         ends = [0, *(at for one in self._matrices for at in (one.start, one.start + one.size))]
-        self._rest = list(pairwise([*ends, stretch.size]))[::2]
+        self._rest = list(pairwise([*ends, segment.size]))[::2]
         """From and up to which numbers are sent as they are."""
         self._q = {one.number: self._start_of(one) for one in self._matrices}
         self._next_q = self._q
@@ -46,13 +46,13 @@ class PowerSgd(Compressor):
     def _start_of(self, matrix: Matrix) -> Tensor:
         generator = torch.Generator().manual_seed(matrix.number)
         drawn = torch.randn(matrix.columns, self._rank, generator=generator, dtype=torch.float64)
-        return drawn.to(self.stretch.device, self.stretch.dtype)
+        return drawn.to(self.segment.device, self.segment.dtype)
 
-    def _exchange(self, x: Tensor, out: Tensor) -> Exchanging:
-        matrices, rank = self._matrices, self._rank
+    def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
+        matrices = self._matrices
         rest = [x[start:stop] for start, stop in self._rest]
         products = [torch.mm(one.of(x), self._q[one.number]).view(-1) for one in matrices]
-        first = yield Sum(torch.cat([*rest, *products]))
+        first = yield AllReduce(torch.cat([*rest, *products]))
         num_rest = sum(map(len, rest))
         sums = self._cut(first[num_rest:], [one.rows for one in matrices])
         bases = [torch.linalg.qr(one).Q.contiguous() for one in sums]
@@ -64,7 +64,7 @@ class PowerSgd(Compressor):
         if not matrices:
             out.copy_(first)
             return
-        second = yield Sum(torch.cat([one.reshape(-1) for one in own]))
+        second = yield AllReduce(torch.cat([one.reshape(-1) for one in own]))
         thins = list(self._cut(second, [one.columns for one in matrices]))
         at = 0
         for start, stop in self._rest:
@@ -72,7 +72,6 @@ class PowerSgd(Compressor):
             at += stop - start
         for matrix, base, thin in zip(matrices, bases, thins, strict=True):
             torch.mm(base, thin.t(), out=matrix.of(out))
-        assert rank == thins[0].shape[1]
         self._next_q = {one.number: thin for one, thin in zip(matrices, thins, strict=True)}
 
     def _cut(self, flat: Tensor, lengths: Sequence[int]) -> Iterator[Tensor]:
@@ -81,12 +80,11 @@ class PowerSgd(Compressor):
         return (part.view(-1, self._rank) for part in parts)
 
     def keep(self) -> None:
-        super().keep()
         self._q = self._next_q
 
     def _operation_bytes(self) -> Sequence[float]:
-        stretch, num_members = self.stretch, self.stretch.num_members
-        each = 2 * (num_members - 1) / num_members * stretch.dtype.itemsize
+        segment, num_members = self.segment, self.segment.num_members
+        each = 2 * (num_members - 1) / num_members * segment.dtype.itemsize
         num_rest = sum(stop - start for start, stop in self._rest)
         first = num_rest + sum(one.rows for one in self._matrices) * self._rank
         second = sum(one.columns for one in self._matrices) * self._rank
@@ -95,7 +93,7 @@ class PowerSgd(Compressor):
     def state(self) -> dict[str, Tensor]:
         return {str(number): q for number, q in self._q.items()}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         for number, q in self._q.items():
             saved = state.get(str(number))
             if saved is not None and saved.shape == q.shape:

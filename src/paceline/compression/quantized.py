@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .base import Compressor, Exchanging, Gather, Stretch, Swap
+from .base import AllGather, AllToAll, Compressor, Exchanging, Segment
 
 _MOST_OF_BLOCK = 1024
 _LEVELS = 127
@@ -30,35 +30,35 @@ _SCALE_BYTES = 4
 class Int8(Compressor):
     """8 bits a number."""
 
-    def __init__(self, stretch: Stretch, value: int | None = None) -> None:
-        super().__init__(stretch, value)
-        num_members = stretch.num_members
-        part = max(1, -(-stretch.size // num_members))
+    def __init__(self, segment: Segment, value: int | None = None) -> None:
+        super().__init__(segment, value)
+        num_members = segment.num_members
+        part = max(1, -(-segment.size // num_members))
         self._num_blocks = -(-part // _MOST_OF_BLOCK)
         of_four = -(-part // (_SCALE_BYTES * self._num_blocks))  # so that all scales are aligned
         self._block = _SCALE_BYTES * of_four
         self._shape = (num_members, self._num_blocks, self._block)
 
-    def _exchange(self, x: Tensor, out: Tensor) -> Exchanging:
-        seat = self.stretch.seat
+    def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
+        seat = self.segment.seat
         parts = self._padded(x)
         wire = _encode(parts)
         total = parts[seat].clone()
         parts -= _decode(wire, parts)
-        came = yield Swap(wire)
-        for other in range(self.stretch.num_members):
+        came = yield AllToAll(wire)
+        for other in range(self.segment.num_members):
             if other != seat:
                 total += _decode(came[other : other + 1], total[None])[0]
         reply = _encode(total[None])
         torch.sub(total, _decode(reply, total[None])[0], out=parts[seat])
         if parts.data_ptr() != x.data_ptr():
             x.copy_(parts.view(-1)[: len(x)])
-        gathered = yield Gather(reply[0])
+        gathered = yield AllGather(reply[0])
         out.copy_(_decode(gathered, parts).view(-1)[: len(out)])
 
     def _padded(self, x: Tensor) -> Tensor:
         """``(P, blocks, block)``, the numbers of x and zeros behind them."""
-        size = self.stretch.num_members * self._num_blocks * self._block
+        size = self.segment.num_members * self._num_blocks * self._block
         if size == len(x):
             return x.view(self._shape)
         padded = x.new_zeros(size)
@@ -67,7 +67,7 @@ class Int8(Compressor):
 
     def _operation_bytes(self) -> Sequence[float]:
         num_bytes = self._num_blocks * (_SCALE_BYTES + self._block)
-        return [(self.stretch.num_members - 1) * num_bytes] * 2
+        return [(self.segment.num_members - 1) * num_bytes] * 2
 
 
 def _encode(parts: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from . import MILLION
-from .base import Compressor, Exchanging, Gather, Stretch, joined
+from .base import AllGather, Compressor, Exchanging, Segment, joined
 
 _PLACE_BYTES = 4
 
@@ -28,17 +28,17 @@ _PLACE_BYTES = 4
 class TopK(Compressor):
     """A share of the numbers, at least one."""
 
-    def __init__(self, stretch: Stretch, value: int | None = None) -> None:
-        super().__init__(stretch, value)
+    def __init__(self, segment: Segment, value: int | None = None) -> None:
+        super().__init__(segment, value)
         assert value is not None
-        assert stretch.size < 2**31, "a place has 4 bytes"
-        self.num_sent = min(stretch.size, max(1, math.ceil(value * stretch.size / MILLION)))
+        assert segment.size < 2**31, "a place has 4 bytes"
+        self.num_sent = min(segment.size, max(1, math.ceil(value * segment.size / MILLION)))
 
-    def _exchange(self, x: Tensor, out: Tensor) -> Exchanging:
+    def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
         places = torch.topk(x.abs(), self.num_sent, sorted=False).indices
         values = x[places]
         x[places] = 0.0
-        gathered = yield Gather(joined([places.int(), values]))
+        gathered = yield AllGather(joined([places.int(), values]))
         head = self.num_sent * _PLACE_BYTES
         out.zero_()
         for one in gathered:
@@ -46,5 +46,5 @@ class TopK(Compressor):
             out.index_add_(0, places, one[head:].clone().view(out.dtype))
 
     def _operation_bytes(self) -> Sequence[float]:
-        each = _PLACE_BYTES + self.stretch.dtype.itemsize
-        return [(self.stretch.num_members - 1) * self.num_sent * each]
+        each = _PLACE_BYTES + self.segment.dtype.itemsize
+        return [(self.segment.num_members - 1) * self.num_sent * each]

@@ -236,6 +236,11 @@ class PeerLeases:
         before = num_short + (number - num_short) * self._steps
         return before, 1 if number < self._short else self._steps
 
+    def begins_at(self, number: int) -> int:
+        """The position where a round begins that has a lease; all before it is in earlier ones."""
+        index = self._first + number * self._num_members * self._steps
+        return self._batches.lease(index, self._epoch, 0).start
+
     def of(self, number: int, rank: int) -> list[Lease]:
         """The leases of a member in a round; none where others take the last."""
         if self._batches.has_columns:

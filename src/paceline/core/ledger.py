@@ -397,7 +397,7 @@ class Ledger:
         """Of which leases nobody will need the samples any more.
 
         Returns:
-            The position before which that is all of them, and where those after it begin.
+            The position before which that is all of them, and those after it.
         """
         fate, leases, first = self._fate, self._cuts.leases, self._num_done
         while first < len(fate) and fate[first] != _NOT_YET:
@@ -405,7 +405,8 @@ class Ledger:
         self._num_done = first
         position = leases[first].start if first < len(leases) else leases[-1].stop if leases else 0
         rest = range(first, len(fate))
-        return position, tuple(leases[one].start for one in rest if fate[one] != _NOT_YET)
+        done = [leases[one] for one in rest if fate[one] != _NOT_YET]
+        return position, tuple(at for one in done for at in range(one.start, one.stop))
 
     def is_gathered(self, ticket: Ticket) -> bool:
         """Whether the push of this ticket waits for its update."""

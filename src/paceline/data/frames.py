@@ -1,10 +1,12 @@
-"""A mini-batch as bytes that outlive who read it: a file without a name, in memory.
+"""A mini-batch as bytes that outlive who read it: files without a name, in memory.
 
-    skeleton (pickle) | tensor | tensor | ...        one file each; whoever has it open keeps it
+    0   skeleton (pickle) | small tensor | ...      written here
+    1   a large tensor                              where its loader worker has put it: no copy
+    2   another one
 
-Who asks for a mini-batch is handed the open file and reads it by itself, so giving it takes no time
-of who made it, however large it is, and nothing is lost where that one is killed. This module must
-not know streams.
+Who asks for a mini-batch is handed the open files and reads them by itself, so giving it takes no
+time of who made it, however large it is, and nothing is lost where that one is killed. This module
+must not know streams.
 
 Source: PEP 574, "Pickle protocol 5 with out-of-band data"; memfd_create(2).
 """
@@ -16,10 +18,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing import get_sharing_strategy
+
+_LARGE_BYTES = 1 << 15
+"""From where on a tensor is left where it is: an open file more takes as long as that to copy."""
+_MOST_FILES = 3
+"""Of a mini-batch, of which a reader keeps many: a process may have 1024."""
 
 
 class Memory:
@@ -74,29 +82,47 @@ class Memory:
             buffer, position = buffer[count:], position + count
 
 
+class Part(NamedTuple):
+    """Where the skeleton or a tensor lies: so many bytes of a file, from a position on."""
+
+    file: int
+    position: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One mini-batch.
 
     Attributes:
-        sizes: bytes of the skeleton and of each tensor, as they lie in ``memory``.
+        parts: the skeleton and the tensors.
     """
 
     num_samples: int
-    sizes: tuple[int, ...]
-    memory: Memory
+    parts: tuple[Part, ...]
+    files: tuple[Memory, ...]
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors leave their memory aside: torch's own way would write it twice."""
+    """Tensors leave their memory aside: torch's own way would write it twice.
+
+    Attributes:
+        tensors: in the order of their buffers.
+    """
+
+    def __init__(self, file: io.BytesIO, callback: Any) -> None:
+        super().__init__(file, protocol=5, buffer_callback=callback)
+        self.tensors: list[Tensor] = []
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
             return NotImplemented
         if value.requires_grad or value.device.type != "cpu" or value.is_conj() or value.is_neg():
             return NotImplemented
-        flat: Any = value.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(flat), value.dtype, tuple(value.shape))
+        flat = value.contiguous().reshape(-1).view(torch.uint8)
+        self.tensors.append(flat)
+        memory: Any = flat.numpy()
+        return _tensor, (pickle.PickleBuffer(memory), value.dtype, tuple(value.shape))
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -111,11 +137,34 @@ def encode(num_samples: int, batch: Any) -> Frame:
         MemoryError: there is no room for it.
     """
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(batch)
-    parts: list[Any] = [file.getvalue(), *(one.raw() for one in buffers)]
-    memory = Memory.new()
-    memory.write(parts)
-    return Frame(num_samples, tuple(len(one) for one in parts), memory)
+    pickler = _Pickler(file, buffers.append)
+    pickler.dump(batch)
+    head = file.getvalue()
+    written: list[bytes | memoryview] = [head]
+    parts, files, position = [Part(0, 0, len(head))], [Memory.new()], len(head)
+    for tensor, buffer in zip(pickler.tensors, buffers, strict=True):
+        size, lies_at = tensor.numel(), None
+        if size >= _LARGE_BYTES and len(files) < _MOST_FILES:
+            lies_at = _memory_of(tensor)
+        if lies_at is not None:
+            parts.append(Part(len(files), lies_at[1], size))
+            files.append(lies_at[0])
+            continue
+        written.append(buffer.raw())
+        parts.append(Part(0, position, size))
+        position += size
+    files[0].write(written)
+    return Frame(num_samples, tuple(parts), tuple(files))
+
+
+def _memory_of(tensor: Tensor) -> tuple[Memory, int] | None:
+    """The file that a loader worker has put it into, and where; None: there is none."""
+    storage: Any = tensor.untyped_storage()
+    by_files = get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
+    if not (by_files and storage.is_shared()):
+        return None
+    handle, _ = storage._share_fd_cpu_()  # its own; torch's queues hand it on so
+    return Memory(os.dup(handle)), int(tensor.storage_offset())
 
 
 def decode(frame: Frame) -> Any:
@@ -124,11 +173,10 @@ def decode(frame: Frame) -> Any:
     Raises:
         EOFError: the frame is cut short.
     """
-    buffers, position = [], 0
-    for size in frame.sizes:
-        memory: Any = torch.empty(size, dtype=torch.uint8).numpy()
+    buffers = []
+    for part in frame.parts:
+        memory: Any = torch.empty(part.size, dtype=torch.uint8).numpy()
         buffers.append(memoryview(memory))
-        frame.memory.read_into(buffers[-1], position)
-        position += size
+        frame.files[part.file].read_into(buffers[-1], part.position)
     head, *others = buffers
     return pickle.loads(head, buffers=others)

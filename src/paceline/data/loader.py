@@ -57,6 +57,8 @@ class LeasedLoader:
         self._seed = seed
         self.samples_each = 1
         """Of a position of the order."""
+        self.is_stream = False
+        """Whether a position is a mini-batch, and nobody knows how many there are."""
         self.seeds_between = False
         """Whether an epoch's end leaves the same random state in every worker."""
         self._device = device
@@ -83,6 +85,10 @@ class LeasedLoader:
         self._known.extend(leases)
         if self._workers:
             self._workers.ask([(lease, self._indices(lease)) for lease in leases])
+
+    def has(self, lease: Lease) -> bool:
+        """Whether there is a batch of it: a stream may end before."""
+        return True
 
     def num_samples_of(self, lease: Lease) -> int:
         """Of the batch that was fetched last, which is this lease's."""

@@ -12,6 +12,7 @@ from operator import itemgetter
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..events import Lease
 from ..passes import FAR
 
 _MOST_NUMBERS = 1 << 62
@@ -44,6 +45,32 @@ class Numbers(Sampler[int]):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+
+class Strides:
+    """What a member will probably be granted next: as far on as the last two times."""
+
+    def __init__(self) -> None:
+        self._last: Lease | None = None
+        self._strides = (0, -1)
+
+    def note(self, lease: Lease) -> None:
+        """The first one of a grant."""
+        last, self._last = self._last, lease
+        stride = lease.start - last.start if last and last.epoch == lease.epoch else 0
+        self._strides = (self._strides[1], stride)
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """Pass and number of the newest one."""
+        return None if self._last is None else (self._last.epoch, self._last.start)
+
+    def guess(self) -> tuple[int, int] | None:
+        """Its pass and number; None: it goes on unevenly."""
+        before, stride = self._strides
+        if self._last is None or stride <= 0 or stride != before:
+            return None
+        return self._last.epoch, self._last.start + stride
 
 
 def note(size: int) -> str:

@@ -29,7 +29,7 @@ from multiprocessing.connection import (
 from pathlib import Path
 from typing import Any
 
-from .frames import Frame, Memory, decode
+from .frames import Frame, Memory, Part, decode
 from .stream import Answer, Broken, Gone, Over
 
 _BACKLOG = 64
@@ -99,9 +99,9 @@ def _send(connection: "Connection[Any, Any]", epoch: int, number: int, found: An
     if not isinstance(found, Frame):
         connection.send((epoch, number, found, ()))
         return
-    connection.send((epoch, number, found.num_samples, found.sizes))
+    connection.send((epoch, number, found.num_samples, found.parts))
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as way:
-        socket.send_fds(way, [_MARK], [found.memory.handle])
+        socket.send_fds(way, [_MARK], [one.handle for one in found.files])
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,10 @@ class StreamClient:
         self._done = []
         self._asked.append(one)
 
+    def put_back(self, epoch: int, number: int, found: "Received | Over | Gone | Broken") -> None:
+        """It was looked at, and is taken later."""
+        self._found[epoch, number] = found
+
     def forget(self, epoch: int, number: int) -> None:
         """It is not wanted after all."""
         if (epoch, number) in self._asked:
@@ -196,11 +200,11 @@ class StreamClient:
             return
         try:
             while self._asked and connection.poll(timeout_s):
-                epoch, number, value, sizes = connection.recv()
+                epoch, number, value, parts = connection.recv()
                 self._asked.popleft()
                 found = value
                 if isinstance(value, int):
-                    found = Received(value, decode(_receive_frame(connection, value, sizes)))
+                    found = Received(value, decode(_receive_frame(connection, value, parts)))
                 if (epoch, number) not in self._unwanted:
                     self._found[epoch, number] = found
                 self._unwanted.discard((epoch, number))
@@ -210,10 +214,12 @@ class StreamClient:
 
 
 def _receive_frame(
-    connection: "Connection[Any, Any]", num_samples: int, sizes: tuple[int, ...]
+    connection: "Connection[Any, Any]", num_samples: int, parts: tuple[Part, ...]
 ) -> Frame:
+    num_files = 1 + max(part.file for part in parts)
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as way:
-        _, handles, _, _ = socket.recv_fds(way, len(_MARK), 1)
-    if not handles:
-        raise EOFError("a mini-batch did not come with its file")
-    return Frame(num_samples, sizes, Memory(handles[0]))
+        _, handles, _, _ = socket.recv_fds(way, len(_MARK), num_files)
+    files = tuple(map(Memory, handles))
+    if len(files) < num_files:
+        raise EOFError("a mini-batch did not come with its files")
+    return Frame(num_samples, parts, files)

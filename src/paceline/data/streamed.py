@@ -1,8 +1,8 @@
 """The batches of leases, where a lease is a mini-batch of a stream: a number.
 
-    lease = number -> client -> who reads (this member, or another) -> batch
-                         |
-                         nothing there: the stream is over, or the work is another's by now
+    lease = number, or several -> client -> who reads (this member, or another) -> batch
+                                     |
+                                     nothing there: the stream is over, or the work is another's
 
 In the run one member is told to read; each is told where. What a member learns on the way, that the
 stream is over or where the data set is, it tells the run. This module must not know who decides
@@ -32,7 +32,7 @@ from ..wire.messages import (
 )
 from .feed import apply
 from .loader import NOTHING, LeasedLoader
-from .numbers import Numbers, numbered
+from .numbers import Numbers, Strides, numbered
 from .serving import Received, StreamClient, StreamServer
 from .stream import Answer, Broken, Extent, Gone, Over, StreamReading
 from .stream_source import StreamSource, mini_batch
@@ -49,33 +49,13 @@ class StreamLink(Protocol):
         """Hear what has come, or what comes; False: what this member waits for is not its own."""
 
 
-class _Pace:
-    """What a member will probably be granted next: as far on as the last two times."""
-
-    def __init__(self) -> None:
-        self._last: Lease | None = None
-        self._strides = (0, -1)
-
-    def note(self, lease: Lease) -> None:
-        """The first one of a grant."""
-        last, self._last = self._last, lease
-        stride = lease.start - last.start if last and last.epoch == lease.epoch else 0
-        self._strides = (self._strides[1], stride)
-
-    def guess(self) -> tuple[int, int] | None:
-        """Its pass and number; None: it goes on unevenly."""
-        before, stride = self._strides
-        if self._last is None or stride <= 0 or stride != before:
-            return None
-        return self._last.epoch, self._last.start + stride
-
-
 class StreamedLoader(LeasedLoader):
     """A user's loader over an iterable data set, handed out by numbers.
 
     Args:
         loader: the user's.
         numbers: of the pass that comes; an update averages ``size`` of them.
+        num_each: of them in a lease.
         is_global: the loader's batch size is what an update averages, not a mini-batch.
 
     Attributes:
@@ -90,15 +70,16 @@ class StreamedLoader(LeasedLoader):
         speed: Speed | None = None,
         *,
         numbers: Numbers,
+        num_each: int = 1,
         is_global: bool,
     ) -> None:
-        size = mini_batch(loader, numbers.size, is_global=is_global)
+        self._parts, self._num_each = numbers.size // num_each, num_each
+        size = mini_batch(loader, self._parts, is_global=is_global)
         super().__init__(numbered(numbers), seed, device, speed)
-        self.loader, self.dataset = loader, loader.dataset
+        self.loader, self.dataset, self.is_stream = loader, loader.dataset, True
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         self.samples_each, self._counts = size or 1, dict[int, int]()
-        self._size, self._parts = size, numbers.size
-        self._numbers = numbers
+        self._size, self._numbers = size, numbers
         self._source = StreamSource(loader, size, seed)
         self.most_ahead = max(4, 2 * numbers.size)
         self._client, self._at = StreamClient(), StreamAt(-1, -1, "", b"")
@@ -106,7 +87,7 @@ class StreamedLoader(LeasedLoader):
         self._reading: StreamReading | None = None
         self._begun, self._passed = threading.Condition(), -1
         self._news: SimpleQueue[Any] = SimpleQueue()
-        self._pace = _Pace()
+        self._pace = Strides()
         self._guess: tuple[int, int] | None = None
         self._over = -1
         """The last pass whose end was told."""
@@ -221,14 +202,33 @@ class StreamedLoader(LeasedLoader):
         """
         self._tell_news()
         batch = super().fetch(lease)
-        guess = self._pace.guess()
-        if not self._known and guess != self._guess:
-            if self._guess is not None and self._guess[1] != lease.start:
-                self._client.forget(*self._guess)
-            if guess is not None:
-                self._client.ask(*guess)
-            self._guess = guess
+        if not self._known:
+            self._guess_next()
         return batch
+
+    def _guess_next(self) -> None:
+        """Ask for what probably comes, and leave what was guessed before and did not come."""
+        guess, before = self._pace.guess(), self._guess
+        if guess == before:
+            return
+        if before is not None and before != self._pace.last:
+            for number in self._numbers_from(before[1]):
+                self._client.forget(before[0], number)
+        if guess is not None:
+            for number in self._numbers_from(guess[1]):
+                self._client.ask(guess[0], number)
+        self._guess = guess
+
+    def _numbers_from(self, first: int) -> range:
+        """Those of the lease that begins with this one."""
+        return range(first, first + self._num_each)
+
+    def has(self, lease: Lease) -> bool:
+        """Whether there is a mini-batch of this number: it is read when this returns."""
+        found = self._wait(lease)
+        if found is not None:
+            self._client.put_back(lease.epoch, lease.start, found)
+        return isinstance(found, Received | Broken)
 
     def num_samples_of(self, lease: Lease) -> int:
         return self._counts.pop(lease.start)

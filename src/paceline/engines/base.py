@@ -80,6 +80,8 @@ class Traits:
     has_store: bool
     is_spmd: bool
     """Members can run between peers, without a message to the coordinator."""
+    is_one_machine: bool = True
+    """All members are on it."""
 
 
 class StoreView:

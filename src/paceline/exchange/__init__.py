@@ -9,21 +9,25 @@
     averaging       how peers come to a mean and step on it: the contract
     shares          in shared memory, each on its share of the parameters
     distributed     through ``torch.distributed``, one accelerator a worker
+    compressed      its gradients in fewer bytes (`compression/`), and what was not sent yet
 
     lockstep        steps that call the model again, made by all members together
 
     group           what all members do together with tensors: the contract, torch's own way
     scheduled       a schedule of `collectives/` on tensors
 
-Their parts: member (what a member has: its carrier of words and bytes, its part in checkpoints),
-model_copy (what leaves it and comes back), inbox (what it hears, its jobs), rounds (where peers
-meet), turns (what the main one does first), evaluation. None of them knows protocols.
+Their parts: route (how peers were told to sum), member (what a member has: its carrier of words and
+bytes, its part in checkpoints), model_copy (what leaves it and comes back), inbox (what it hears,
+its jobs), rounds (where peers meet), turns (what the main one does first), evaluation. None of them
+knows protocols.
 
 docs/add-a-collective.md shows one averaging more.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Final
+
+from .route import Route
 
 if TYPE_CHECKING:  # the launcher imports this package, and not torch
     from .averaging import Averaging
@@ -39,11 +43,16 @@ AVERAGINGS: Final = {
 
 
 def make_averaging(
-    path: str, rendezvous: str, copy: "ModelCopy", barrier: "Barrier", hooks: "ScriptHooks"
+    path: str,
+    rendezvous: str,
+    copy: "ModelCopy",
+    barrier: "Barrier",
+    hooks: "ScriptHooks",
+    collective: str,
 ) -> "Averaging":
     """How this member averages with its peers, see `Averaging`."""
     module, _, kind = AVERAGINGS.get(path, AVERAGINGS["peers"]).partition(":")
     averaging: Averaging = getattr(importlib.import_module(module), kind)(
-        copy, barrier, hooks, rendezvous
+        copy, barrier, hooks, Route(rendezvous, collective)
     )
     return averaging

@@ -25,6 +25,7 @@ from ..wire.messages import NOT_FINITE, OK
 from .base import ScriptHooks, Work
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line, check_settings, common_clip
+from .route import Route
 
 
 class Averaging(abc.ABC):
@@ -36,16 +37,14 @@ class Averaging(abc.ABC):
         copy: this member's model, and the store.
         barrier: what members show each other, and further barriers where one is needed.
         hooks: what the script's side is asked.
-        rendezvous: path of a file that no other run has, where members may find each other.
+        route: where members find each other, and how they sum.
 
     Attributes:
         block: number of the store's block that peers' versions are told with.
         norm: of the averaged gradient of the last round, where it is clipped; else nan.
     """
 
-    def __init__(
-        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
-    ) -> None:
+    def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
         self._copy, self._barrier, self._hooks = copy, barrier, hooks
         self._store, self._replica, self._seat = copy.store, copy.replica, copy.seat
         self.block = self._store.current
@@ -227,4 +226,5 @@ def only_first(weights: Sequence[float]) -> list[float]:
     return [float(seat == first) for seat in range(len(weights))]
 
 
-MakeAveraging: TypeAlias = Callable[[ModelCopy, Barrier, ScriptHooks], Averaging]
+MakeAveraging: TypeAlias = Callable[[ModelCopy, Barrier, ScriptHooks, str], Averaging]
+"""The last: what sums, see ``Route.collective``."""

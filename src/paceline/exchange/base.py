@@ -9,7 +9,8 @@ work undone, ``leave_epoch`` ends the epoch for all. One worker alone has none o
     solo            one worker: the user's optimizer steps on the user's parameters
     through_store   order by order from the coordinator, or among peers: every protocol
 
-This module must not know processes, sockets or the loop that uses it.
+Above 300 lines, since every verb has its sentence here. This module must not know processes,
+sockets or the loop that uses it.
 """
 
 import abc
@@ -31,6 +32,7 @@ from ..wire.messages import OfStream, Totals
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .compressed import CompressedGradient
     from .evaluation import EvaluationRanges
     from .solo import SoloExchange
     from .through_store import StoreExchange
@@ -164,6 +166,7 @@ class ScriptHooks:
         write_own: write what this member remembers, for the checkpoint of this number.
         hear_stream: who reads the stream, where it is given, and what of it is done with.
         write_layout: write what lies where in the pinned block.
+        compressed: sends gradients in fewer bytes, and has what was not sent; None: sent whole.
         follow: make all others' step, of this optimizer, with a closure or without; None: none is.
     """
 
@@ -178,6 +181,7 @@ class ScriptHooks:
     write_own: Callable[[int], None] = lambda number: None
     write_layout: Callable[[int], None] = lambda number: None
     hear_stream: Callable[[OfStream], None] = lambda message: None
+    compressed: "CompressedGradient | None" = None
     follow: Callable[[int, bool], None] | None = None
 
 

@@ -8,15 +8,18 @@ those of peers in shared memory. A death inside an all-reduce cannot be mended h
 or begins again from a checkpoint. This module must not know protocols.
 """
 
+import cmath
 import datetime
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..compression.base import UnderWay
 from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
@@ -24,9 +27,12 @@ from ..store.optimizer import Updater
 from ..store.sums import wide
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
+from .compressed import CompressedGradient, GroupLink, Span, spans_of
 from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
+from .route import Route
+from .scheduled import along
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 _TOLD_S = 2.0
@@ -40,33 +46,27 @@ _DIED_INSIDE = (
 class DistributedAveraging(Averaging):
     """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
-    def __init__(
-        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
-    ) -> None:
-        super().__init__(copy, barrier, hooks, rendezvous)
+    def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
+        super().__init__(copy, barrier, hooks, route)
         replica = self._replica
-        self._group = self._make_group(rendezvous)
+        self._group = self._make_group(route)
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
         self._mean = torch.zeros_like(self._own) if copy.is_difference else replica.outgoing
         self._is_bad = False
+        self._compressed = hooks.compressed
+        if self._compressed is not None:
+            self._compressed.cut(self._spans())
         if not copy.is_difference:
             replica.live_in(self._own)
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
 
-    def _make_group(self, rendezvous: str) -> MemberGroup:
+    def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo" if self._replica.device.type == "cpu" else None,
-                init_method=f"file://{rendezvous}",
-                rank=self._seat,
-                world_size=self._store.control.num_seats,
-                timeout=_TIMEOUT,
-            )
-        return TorchGroup()
+        seats, device = self._store.control.num_seats, self._replica.device
+        return along(route.collective, start_group(route.rendezvous, self._seat, seats, device))
 
     @property
     def _live(self) -> Tensor:
@@ -112,15 +112,19 @@ class DistributedAveraging(Averaging):
             return
         weight = weights[self._seat]
         runs = self._runs()
-        self._reduce_all(runs, weight)
-        norm = math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
-        self._is_bad = not math.isfinite(norm)
+        if self._compressed is None:
+            self._reduce_all(runs, weight)
+        else:
+            self._reduce_compressed(self._compressed, weight)
+        self._is_bad = not self._are_finite(runs)
         if self._is_bad:
             return
+        if self._compressed is not None:
+            self._compressed.keep(present, self._mean)
         if clip.has_norm:
-            self.norm = norm
+            self.norm = norm_of(runs)
         for run in runs:
-            if (factor := clip.factor(norm)) != 1.0:
+            if (factor := clip.factor(self.norm)) != 1.0:
                 run.mul_(factor)
             if clip.has_value:
                 run.clamp_(-clip.max_value, clip.max_value)
@@ -130,12 +134,28 @@ class DistributedAveraging(Averaging):
         if not self._copy.is_difference:
             self._copy.unedited.mark()
 
+    def _are_finite(self, runs: Sequence[Tensor]) -> bool:
+        """Whether the mean is; a sum reads it once, and may itself be too large."""
+        return are_finite([run.sum() for run in runs]) or math.isfinite(norm_of(runs))
+
     def _runs(self) -> list[Tensor]:
         """The mean, a stretch for each type of numbers."""
         return [
             self._mean[start:stop].view(dtype)
             for dtype, start, stop in self._replica.layout.parameters.runs()
         ]
+
+    def _spans(self) -> list[Span]:
+        """What is compressed together."""
+        return spans_of(self._replica.layout.parameters)
+
+    def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
+        """The mean, of what all members send in place of their gradients."""
+        under_way = UnderWay(GroupLink(self._group))
+        with self._told_of_deaths():
+            for exchanging in compressed.begin_all(self._mean, weight, self._mean):
+                under_way.begin(exchanging)
+            under_way.finish()
 
     def _reduce_all(self, runs: Sequence[Tensor], weight: float) -> None:
         for run in runs:
@@ -170,8 +190,14 @@ class DistributedAveraging(Averaging):
         """
         if weight is not None:
             tensor.mul_(weight) if weight else tensor.zero_()
-        try:
+        with self._told_of_deaths():
             self._group.all_reduce(tensor, is_maximum=weight is None).wait()
+
+    @contextmanager
+    def _told_of_deaths(self) -> Iterator[None]:
+        """A connection that breaks is a member that has died."""
+        try:
+            yield
         except RuntimeError:
             end_s = time.monotonic() + _TOLD_S
             while time.monotonic() < end_s:
@@ -210,4 +236,29 @@ class DistributedAveraging(Averaging):
 
     def hand_over(self) -> None:
         """Hand the whole state to the store; every member's copy is the same."""
+        if self._compressed is not None:
+            self._compressed.part()
         self._store.blocks[self.block].copy_(self._own)
+
+
+def are_finite(sums: Sequence[Tensor]) -> bool:
+    """Whether nothing that went into these sums is inf or nan."""
+    return all(cmath.isfinite(one.item()) for one in sums)
+
+
+def norm_of(runs: Sequence[Tensor]) -> float:
+    """Of all together."""
+    return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
+
+
+def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
+    """All members of the run, by their seats; where there is a default group already, that."""
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else None,
+            init_method=f"file://{rendezvous}",
+            rank=seat,
+            world_size=num_seats,
+            timeout=_TIMEOUT,
+        )
+    return TorchGroup()

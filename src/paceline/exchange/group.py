@@ -33,16 +33,6 @@ class Pending(Protocol):
         """
 
 
-class Done:
-    """One that was over when it began."""
-
-    def wait(self) -> None:
-        """At once."""
-
-
-DONE = Done()
-
-
 class MemberGroup(abc.ABC):
     """The members that sum together.
 

@@ -70,7 +70,9 @@ class PeerRounds:
         if not self.are_on:
             member.copy.pull(0)  # the first member may have loaded other weights since
             assert self._make is not None, "the coordinator opens such epochs where members can"
-            member.averaging = self._make(member.copy, self._barrier, member.hooks)
+            member.averaging = self._make(
+                member.copy, self._barrier, member.hooks, member.collective
+            )
         else:
             self._averaging.come_back()
         self._barrier.begin(opened.phase)
@@ -101,6 +103,9 @@ class PeerRounds:
                 member.serial, member.step = _NEVER_CANCELLED, copy.version
                 ticket = Ticket(member.number, copy.version, copy.version)
                 member.grant = Grant(ticket, tuple(leases))
+                # Nobody else tells who reads a stream before the rounds are over.
+                done = self._leases.begins_at(self._round)
+                member.hooks.hear_stream(said.StreamDone(member.epoch, done, ()))
                 member.beat()
                 return
             if not self._exchange(Work()):
@@ -218,7 +223,7 @@ class PeerRounds:
         member.mail.look()  # it may go to another folder than the last one
         if member.seat == 0:
             snapshots.take(number, member.version, *self._averaging.standing())
-        elif member.copy.is_difference:
+        elif member.copy.is_difference or member.hooks.compressed is not None:
             snapshots.add_own(number, member.version)
         else:
             snapshots.newest = number
@@ -244,7 +249,7 @@ class PeerRounds:
         member.control[ALARM] = 1
         self._show(Work(), Stage.LEFT_LOOP if is_over else Stage.LEFT)
         self._barrier.arrive()
-        self._report_interruption(None, (), needs_store=True)
+        self._report_interruption(None, (), needs_store=bool(what))
         self._leave_with_work()
 
     def refuse_in_lockstep(self, what: str) -> None:
@@ -257,7 +262,7 @@ class PeerRounds:
             )
 
     def leave_if_alarmed(self) -> None:
-        """The same in the middle of the script's own code, where the run ends."""
+        """The same in the midst of a round, where a member is gone or the run ends."""
         if self.are_on and self._member.grant is not None and self._member.control[ALARM]:
             self.leave()
 

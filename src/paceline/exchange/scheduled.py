@@ -10,16 +10,19 @@ every rank picks its own part of it. All ranks end with the same bits, whoever w
 made in one place, or of two parts in two places. It must not know who averages, or why.
 """
 
+import queue
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..collectives import parse
 from ..collectives.base import Collective
 from ..collectives.transfers import Action, Operation, bounds
 from ..errors import ConfigError
-from .group import DONE, MemberGroup, Parcel, Pending, TorchGroup, plain
+from .group import MemberGroup, Parcel, Pending, TorchGroup, plain
 
 Span = tuple[int, int]  # elements, from and up to
 
@@ -143,29 +146,75 @@ class ScheduledCollective:
                 )
 
 
+class _Sum:
+    """One sum of a group that follows a schedule."""
+
+    def __init__(self, tensor: Tensor, *, is_maximum: bool) -> None:
+        self._tensor, self._is_maximum = tensor, is_maximum
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+
+    def make(self, sums: ScheduledCollective) -> None:
+        try:
+            sums.all_reduce(self._tensor, is_maximum=self._is_maximum)
+        except BaseException as error:  # whoever waits for it has to know
+            self._error = error
+        self._is_over.set()
+
+    def wait(self) -> None:
+        self._is_over.wait()
+        if self._error is not None:
+            raise self._error
+
+
 class ScheduledGroup(MemberGroup):
     """Members whose sums follow a schedule; what else they do is torch's own.
 
+        caller   all_reduce A, all_reduce B ............ wait A ... wait B
+        thread        [A, round by round      ][B             ]
+
     Args:
         below: what carries the messages.
+        is_apart: whether sums go on in a thread of their own, so that the caller computes
+            meanwhile. On an accelerator they go on by themselves.
 
     Raises:
         ConfigError: they are not as many as the schedule is for.
     """
 
-    def __init__(self, collective: Collective, below: TorchGroup) -> None:
+    def __init__(self, collective: Collective, below: TorchGroup, *, is_apart: bool) -> None:
         self.rank, self.size = below.rank, below.size
         self._sums, self._below = ScheduledCollective(collective, below), below
+        self._is_apart, self._asked = is_apart, queue.SimpleQueue[_Sum]()
+        self._thread: threading.Thread | None = None
 
     def all_reduce(self, tensor: Tensor, *, is_maximum: bool = False) -> Pending:
-        self._sums.all_reduce(plain(tensor), is_maximum=is_maximum)
-        return DONE
+        asked = _Sum(plain(tensor), is_maximum=is_maximum)
+        if not self._is_apart or tensor.device.type != "cpu":
+            asked.make(self._sums)
+            return asked
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="paceline-sums", daemon=True)
+            self._thread.start()
+        self._asked.put(asked)
+        return asked
+
+    def _work(self) -> None:
+        while True:
+            self._asked.get().make(self._sums)
 
     def all_gather(self, mine: Tensor, out: Tensor) -> Pending:
         return self._below.all_gather(mine, out)
 
     def all_to_all(self, mine: Tensor, out: Tensor) -> Pending:
         return self._below.all_to_all(mine, out)
+
+
+def along(collective: str, members: TorchGroup, *, is_apart: bool = False) -> MemberGroup:
+    """These members, as they sum by this collective: ``native``, or a schedule by its name."""
+    if collective == "native":
+        return members
+    return ScheduledGroup(parse(collective, members.size), members, is_apart=is_apart)
 
 
 def _placed(message: _Message, sent: Sequence[Span]) -> _Message:

@@ -30,6 +30,7 @@ from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
 from .model_copy import ModelCopy
 from .rounds import Barrier
+from .route import Route
 
 Ranges = list[Stretch]
 
@@ -176,10 +177,8 @@ class Share:
 class SharedAveraging(Averaging):
     """Peers that see one store: the weights are views into its current block."""
 
-    def __init__(
-        self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, rendezvous: str
-    ) -> None:
-        super().__init__(copy, barrier, hooks, rendezvous)
+    def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
+        super().__init__(copy, barrier, hooks, route)
         self._share = self._share_of(self._seat)
         self.come_back()
 

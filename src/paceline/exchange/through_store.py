@@ -11,13 +11,14 @@ the loop.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from ..collectives.base import LinkCost
 from ..conditions.faults import Fault, Kind
 from ..core.batches import Ends
 from ..errors import ConfigError
@@ -37,6 +38,8 @@ from .member import Carrier, MemberSide
 from .model_copy import Unedited
 from .peers import PeerRounds
 from .turns import Beginning, Turns
+
+_LOOK_S = 0.001
 
 
 class StoreExchange(Exchange):
@@ -81,6 +84,9 @@ class StoreExchange(Exchange):
         """Whether that began, so that all hold the main member's weights."""
         self._is_published = False
         """Whether weights were published since the last epoch."""
+        self.measure_link: Callable[[torch.device], LinkCost] | None = None
+        """What a message between members costs, measured by all of them together; None: it costs
+        none, or nobody can."""
         self._owes_stop = False
         """Whether it has asked for the end between epochs, where a last checkpoint comes along."""
 
@@ -433,7 +439,12 @@ class StoreExchange(Exchange):
     def look_for_stream(self, *, is_blocking: bool) -> bool:
         """Hear what has come, or the next that comes; False: this work is another's, or over."""
         self._beat()
-        if is_blocking and not self._mail.has_other_work():
+        self._peers.leave_if_alarmed()  # who reads may be gone, and another is chosen afterwards
+        if self._peers.are_on:
+            self._mail.look()
+            if is_blocking:
+                time.sleep(_LOOK_S)  # a message or an alarm, whichever comes
+        elif is_blocking and not self._mail.has_other_work():
             self._mail.wait_a_little()
         else:
             self._mail.do_jobs()

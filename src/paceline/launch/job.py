@@ -16,6 +16,7 @@ from ..config import Resolved, RunSettings
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError
 from ..protocols import parse
+from ..run.collective import path_of
 from ..run_dir import RUNS
 
 _OF_RANK_0 = frozenset(("resume", "run_dir", "name", "json", "log", "keep", "checkpoint_every"))
@@ -49,6 +50,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             "carry: it carries full-sync, local-sgd:H and post-local-sgd:N,H. On one machine: "
             f"{instead}"
         )
+    path_of(settings, protocol)
     if settings.path not in ("auto", "collective"):
         raise ConfigError(
             f"path {settings.path!r} is shared memory, which processes of torchrun have not: leave "

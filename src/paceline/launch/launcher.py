@@ -36,7 +36,9 @@ from ..report.logs import MetricsLog, open_log
 from ..report.one_worker import find_one_worker
 from ..report.summary import Summary, summarize
 from ..report.trials import TrialsSummary
+from ..run.collective import path_of
 from ..run.controller import Controller
+from ..run.describe import check_compression
 from ..run_dir import RunFolder
 from ..system.files import OpenFolder
 from ..system.signals import REASONS, SignalInterrupt, ended_by_signals
@@ -123,7 +125,9 @@ def launch_run(
             f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
             "paceline simulate takes them in virtual time"
         )
-    parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
+    protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
+    path_of(settings, protocol)
+    check_compression(settings, protocol)
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)
     FaultPlan.parse(settings.fault, settings.workers)

@@ -28,7 +28,7 @@ from ..program import Program, ScriptProgram, TaskProgram, written
 from ..protocols.base import SyncProtocol
 from ..report.logs import CLIENTS_RUNS
 from ..report.trials import TrialSummary
-from ..run.describe import choose_path
+from ..run.collective import path_of
 from ..run_dir import RunFolder, make_folder, refuse_trials
 from ..system.files import OpenFolder
 from ..system.processors import num_cores
@@ -228,7 +228,7 @@ def context_of(
         cancels=protocol.cancels,
         is_spmd=protocol.is_spmd,
         is_adaptive=protocol.is_adaptive,
-        path=choose_path(settings, protocol),
+        path=path_of(settings, protocol),
         resume=None,
         run_dir=str(place.path.resolve()),
         run_identity=place.identity,

@@ -106,6 +106,7 @@ class RunThread(threading.Thread):
         self._stop_softly: Callable[[int], bool] = lambda number: False
         self._asked: int | None = None
         self._where: dict[int, tuple[str, int]] = {}
+        self._hosts: set[str] = set()
         self._lost: set[int] = set()
         self._folder = JobFolder(life.rank)
 
@@ -178,6 +179,7 @@ class RunThread(threading.Thread):
         self._where |= {
             seat: (f"process {one.pid} on {one.host}", one.pid) for seat, one in hellos.items()
         }
+        self._hosts = {one.host for one in ordered}
         self._post.tell_all(Meet(unseeded([one.random for one in ordered])))
 
     def _make(self, name: str, num_workers: int) -> Engine:
@@ -189,6 +191,7 @@ class RunThread(threading.Thread):
             lost=self._lost,
             asked=self._hear_signal,
             began=self._folder.began,
+            is_one_machine=len(self._hosts) == 1,
         ))  # fmt: skip
 
     @contextmanager

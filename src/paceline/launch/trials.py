@@ -25,6 +25,7 @@ from ..report.summary import summarize
 from ..report.trials import TrialSummary, write_trials
 from ..run.controller import Controller
 from ..run.trials import Seats, TrialOutcome
+from ..run_dir import TRIALS
 from ..system.files import OpenFolder
 from ..system.streams import Tail
 from ..trace import FILE_NAME, Trace
@@ -78,6 +79,8 @@ class TrialRuns:
         if stopped and not self._was_stopped:
             self._was_stopped = True
             observer.note(f"trial {name!r} and those after it do not train: {stopped}")
+        if not self._lives.trials:
+            write_trials(root, ())  # also where this process is killed, it is a search
         with closing(root.make_inner(name)) as place:
             trace = Trace(place.path / FILE_NAME, place=place)
             try:
@@ -87,6 +90,8 @@ class TrialRuns:
                 trace.close()
                 if not trace.has_begun:
                     root.remove(name)
+                if not self._lives.trials:
+                    root.remove_file(TRIALS)
 
     def _run(
         self, name: str, seats: Seats, stopped: str, place: OpenFolder, trace: Trace

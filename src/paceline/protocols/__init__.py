@@ -9,10 +9,9 @@ under those with local steps.
 import re
 
 from ..errors import ConfigError
-from ..fields import read_name
+from ..fields import read_name, spelled, written
 from .adaptive import Adaptive
 from .adaptive_local import AdaptiveLocal
-from .arguments import written
 from .asynchronous import Async
 from .base import SyncProtocol
 from .full_sync import FullSync
@@ -48,7 +47,7 @@ ALIASES = {
 
 def spelling(name: str) -> str:
     """How a protocol of the table is written: ``full-sync``, ``k-sync:K``."""
-    return written(name, [one.symbol for one in PROTOCOLS[name].arguments])
+    return spelled(name, PROTOCOLS[name].arguments)
 
 
 def with_number(name: str, number: int) -> str:
@@ -130,26 +129,6 @@ def _allowed(outer: OuterOptimizer, protocol: SyncProtocol) -> OuterOptimizer:
 
 
 def _parse_one(text: str, num_workers: int) -> SyncProtocol:
-    given, _, numbers = text.strip().partition(":")
-    if given in PROTOCOLS and len(PROTOCOLS[given].arguments) > 1:
-        return PROTOCOLS[given](num_workers, *_several(text, given, numbers))
-    arguments = {name: next(iter(one.arguments), None) for name, one in PROTOCOLS.items()}
-    name, value = read_name(text, "protocol", arguments, ALIASES)
-    return PROTOCOLS[name](num_workers, *([] if value is None else [value]))
-
-
-def _several(text: str, name: str, numbers: str) -> list[int]:
-    """The numbers of a protocol that has more than one; ConfigError: they are not that."""
-    arguments = PROTOCOLS[name].arguments
-    try:
-        values = [int(one) for one in numbers.split(",")]
-        if len(values) == len(arguments):
-            return values
-    except ValueError:
-        pass
-    wanted = " and ".join(f"{one.symbol} ({one.meaning})" for one in arguments)
-    example = written(name, [max(one.minimum, one.example) for one in arguments])
-    raise ConfigError(
-        f"{spelling(name)} needs whole numbers {wanted}, got {repr(numbers) if numbers else 'none'}"
-        f" in {text!r}; write for example {example}"
-    )
+    members = {name: one.arguments for name, one in PROTOCOLS.items()}
+    name, values = read_name(text, "protocol", members, ALIASES)
+    return PROTOCOLS[name](num_workers, *values)

@@ -7,21 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..fields import NameNumber
+from ..fields import NameNumber, written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument(NameNumber):
-    """A number behind a protocol's name, and which values it may have."""
+    """A number in ``name:number`` of a protocol, and which values it may have."""
 
     example: int = 2
     is_at_most_workers: bool = False
     instead: str = ""  # what to use for more than the workers allow
-
-
-def written(name: str, values: Sequence[object]) -> str:
-    """How a protocol with these numbers is written: ``k-sync:3``."""
-    return f"{name}:{','.join(map(str, values))}" if values else name
 
 
 def check_arguments(

@@ -33,7 +33,8 @@ from ..events import (
     Stalled,
     Ticket,
 )
-from .arguments import Argument, check_arguments, written
+from ..fields import written
+from .arguments import Argument, check_arguments
 from .outer import AVERAGING, OuterOptimizer
 from .staleness import WHOLE, StalenessRule
 

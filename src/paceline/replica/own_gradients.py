@@ -1,10 +1,12 @@
 """Gradients where torch makes them: what a backward pass has left, so that changes are seen.
 
 A member whose optimizer steps here keeps ``.grad`` as plain PyTorch has it, since an optimizer may
-hold on to the tensors that it has seen. What `Replica` tells of gradients that are gathered, this
-tells of those. This module must not know who looks, nor why.
+hold on to the tensors that it has seen; so does one that sends a multiple of each gradient, which
+is made in the only pass over it. What `Replica` tells of gradients that are gathered, this tells of
+those. This module must not know who looks, nor why.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from .replica import Replica, register
 
+_LONG = 8
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -20,22 +23,41 @@ class OwnGradients:
 
     Args:
         replica: of the model; what it gathers is not looked at.
+
+    Attributes:
+        arrived: is given the number of each gradient that a backward pass leaves.
+        num_edits: how often the script may have changed them behind torch's back.
     """
 
     def __init__(self, replica: Replica) -> None:
         self.parameters, self.names = replica.parameters, replica.names
         self.layout = replica.layout
         self._num_left = 0
-        self._left = [(-1, 0)] * len(self.parameters)
+        self._left: list[tuple[int, int]] = [(-1, 0)] * len(self.parameters)
         """Per parameter: the gradient's counter of changes, and where it lay."""
-        for number, parameter in enumerate(self.parameters):
-            if parameter.is_floating_point() or parameter.is_complex():
-                register(parameter, partial(self._hooked, number))
+        self.arrived: Callable[[int], None] | None = None
+        self.num_edits = 0
+        self._handles = [
+            register(parameter, partial(self._hooked, number))
+            for number, parameter in enumerate(self.parameters)
+            if parameter.is_floating_point() or parameter.is_complex()
+        ]
+
+    def release(self) -> None:
+        """Nothing is seen from now on."""
+        for handle in self._handles:
+            handle.remove()
+
+    def note_edit(self) -> None:
+        """The script was allowed to change them."""
+        self.num_edits += 1
 
     def _hooked(self, number: int, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.take_over(number, parameter.grad)
         self._num_left += 1
+        if self.arrived is not None:
+            self.arrived(number)
 
     @property
     def num_hooked(self) -> int:
@@ -51,7 +73,10 @@ class OwnGradients:
         self._left[number] = gradient._version, gradient.data_ptr()
 
     def summed(self, start: int, stop: int) -> int:
-        """The bits of the gradients in these bytes of the layout."""
+        """The bits of the gradients in these bytes of the layout; eight bytes at a time if it can.
+
+        A sum of such words takes a fifth of what one of narrower words does.
+        """
         total = 0
         for parameter, place in zip(self.parameters, self.layout.parameters.places, strict=True):
             size, gradient = place.dtype.itemsize, parameter.grad
@@ -59,9 +84,16 @@ class OwnGradients:
             last = min(place.num_bytes, stop - place.offset) // size
             if gradient is None or first >= last:
                 continue
-            real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-            words = _WORDS[real.dtype.itemsize]
-            scale = real.numel() // max(1, gradient.numel())
-            flat = real.detach().reshape(-1)[first * scale : last * scale]
-            total += int(flat.view(words).sum(dtype=torch.int64))
+            flat = _flat(gradient, first, last)
+            words = flat.view(_WORDS[flat.dtype.itemsize])
+            if flat.numel() * flat.itemsize % _LONG == 0 and flat.data_ptr() % _LONG == 0:
+                words = flat.view(torch.int64)
+            total += int(words.sum(dtype=torch.int64))
         return total
+
+
+def _flat(gradient: Tensor, first: int, last: int) -> Tensor:
+    """These of its elements, as real numbers."""
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    scale = real.numel() // max(1, gradient.numel())
+    return real.detach().reshape(-1)[first * scale : last * scale]

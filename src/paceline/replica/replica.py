@@ -2,13 +2,13 @@
 
 The user's objects stay what they are; only the memory under them is moved, so that a pull is one
 copy and a push at most one. Post-accumulate hooks copy each gradient into the outgoing slot while
-it is still warm. Above 300 lines with what it refuses. This module must not know where the slot
-leads to.
+it is still warm, or leave it where torch made it (`OwnGradients`). Above 300 lines with what it
+refuses. This module must not know where the slot leads to.
 """
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from ..store.joint import parameters_of
 from ..store.layout import Layout, TensorPlace, bind, lay_out
 from ..store.optimizer_copy import has_hooks, state_rows
 from .held import HeldMemory
+
+if TYPE_CHECKING:
+    from .own_gradients import OwnGradients
 
 Hyper = tuple[tuple[Any, ...], ...]
 
@@ -50,10 +53,9 @@ class Replica:
         self._grads: list[Tensor] = []
         self._left: list[tuple[int, int]] = []
         """Per gradient: its counter of changes when a hook left it, and where it lies."""
-        self.num_hooked = 0
-        """Grows with every gradient that a backward pass leaves."""
-        self.arrived: Callable[[int], None] | None = None
-        """Called with the number of each gradient that a hook has left."""
+        self._num_hooked = 0
+        self._own: OwnGradients | None = None
+        """Where they stay; None: they are gathered."""
         self._check: Callable[[], None] = _nothing
         self._handles: list[Any] = []
 
@@ -117,10 +119,29 @@ class Replica:
             if before and parameter.grad is before[number]:
                 parameter.grad = view.copy_(before[number])
             self._left.append((view._version, view.data_ptr()))
+        self._gather_by_hooks()
+
+    def _gather_by_hooks(self) -> None:
         self._drop_hooks()
         for number, parameter in enumerate(self.parameters):
             if parameter.is_floating_point() or parameter.is_complex():
                 self._handles.append(register(parameter, self._hook(number)))
+
+    def leave_to(self, own: "OwnGradients") -> None:
+        """From now on gradients stay where torch makes them."""
+        self._drop_hooks()
+        self._own = own
+
+    def gather_anew(self) -> None:
+        """They are gathered again, from those that there are on."""
+        self._gather_by_hooks()
+        for number, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                self.take_over(number, parameter.grad)
+
+    def check(self) -> None:
+        """Raise where the step is to be left; what hooks do first."""
+        self._check()
 
     def _place(self, number: int) -> Tensor:
         """Where this gradient is gathered, with a counter of changes of its own."""
@@ -146,18 +167,19 @@ class Replica:
                 view.copy_(gradient)
                 parameter.grad = view
             self._left[number] = (view._version, self._left[number][1])
-            self.num_hooked += 1
-            if self.arrived is not None:
-                self.arrived(number)
+            self._num_hooked += 1
 
         return copy_out
 
-    def write_count(self, number: int) -> int:
-        """Grows with each write to where this gradient is gathered, as torch counts it."""
-        return self._grads[number]._version
+    @property
+    def num_hooked(self) -> int:
+        """Another one after every gradient that a backward pass leaves."""
+        return self._num_hooked if self._own is None else self._own.num_hooked
 
     def is_as_left(self, number: int, gradient: Tensor) -> bool:
         """Whether this ``.grad`` is what a hook, or ``take_over``, has left, as torch counts it."""
+        if self._own is not None:
+            return self._own.is_as_left(number, gradient)
         version, address = self._left[number]
         return (
             gradient is self._grads[number]
@@ -165,8 +187,16 @@ class Replica:
             and gradient.data_ptr() == address
         )
 
+    def note_edit(self) -> None:
+        """The script was allowed to change gradients, in ways that torch need not count."""
+        if self._own is not None:
+            self._own.note_edit()
+
     def take_over(self, number: int, gradient: Tensor) -> None:
         """This ``.grad``, changed or replaced by somebody, is what goes out."""
+        if self._own is not None:
+            self._own.take_over(number, gradient)
+            return
         view, address = self._grads[number], self._left[number][1]
         if gradient is not view or gradient.data_ptr() != address:
             view = self._grads[number] = self._place(number)
@@ -174,32 +204,45 @@ class Replica:
         self._left[number] = (view._version, address)
 
     def summed(self, start: int, stop: int) -> int:
-        """The bits of what is gathered in these bytes, eight at a time; nan is one more."""
+        """The bits of the gradients in these bytes of the layout; nan is one more."""
+        if self._own is not None:
+            return self._own.summed(start, stop)
         return int(self.outgoing[start:stop].view(torch.int64).sum())
 
     def _drop_hooks(self) -> None:
+        if self._own is not None:
+            self._own.release()
+            self._own = None
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def gather(self, present: memoryview) -> None:
-        """Every gradient in its place in ``outgoing``, missing ones zero and marked."""
+        """Every gradient in its place in ``outgoing``, missing ones zero and marked.
+
+        Where they stay with torch they are marked alone.
+        """
         for number, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             view = self._grads[number]
             if gradient is None:
-                if present[number] or parameter.requires_grad:
+                if self._own is None and (present[number] or parameter.requires_grad):
                     view.zero_()
                 present[number] = 0
                 continue
             present[number] = 1
             if gradient is not view:
-                if gradient.is_sparse:
-                    raise ConfigError(
-                        f"parameter {self.names[number]!r} has a sparse gradient; sparse gradients "
-                        "cannot be carried: build the embedding with sparse=False"
-                    )
-                view.copy_(gradient)
+                self.refuse_sparse(number, gradient)
+                if self._own is None:
+                    view.copy_(gradient)
+
+    def refuse_sparse(self, number: int, gradient: Tensor) -> None:
+        """Raise ConfigError where this parameter's gradient is sparse."""
+        if gradient.is_sparse:
+            raise ConfigError(
+                f"parameter {self.names[number]!r} has a sparse gradient; sparse gradients "
+                "cannot be carried: build the embedding with sparse=False"
+            )
 
     def collect(self, present: memoryview) -> None:
         """Make the slot whole: gradients gathered, buffers beside them."""
@@ -240,6 +283,11 @@ class Replica:
         return zip(self.parameters, self.layout.parameters.places, strict=True)
 
     def scale_gradients(self, factor: float) -> None:
+        if self._own is not None:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+            return
         for view in self._grads:
             if view.is_floating_point() or view.is_complex():
                 view.mul_(factor)

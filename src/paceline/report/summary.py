@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core.stats import SlowWorker, accuracy_among
 from ..errors import ConfigError
 from ..trace import FILE_NAME, read_trace
-from ..trace.records import Evaluated
+from ..trace.records import Evaluated, Header
 from .one_worker import OneWorker
 from .tally import Tally
 from .text import Point
@@ -39,6 +39,15 @@ class SupersededWork:
     count: int
     wasted_s: float
     saved_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedBytes:
+    """What a worker sent in all its updates, and would have sent without ``--compress``."""
+
+    compressor: str
+    plain_bytes: int
+    sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +137,8 @@ class Summary:
     discarded_pushes: int
     late_pushes: int
     superseded: SupersededWork
+    compressed: CompressedBytes | None
+    """None: gradients were sent whole, or not at all."""
     dropped_samples: int
     test_accuracy: float | None
     final_loss: float | None
@@ -217,6 +228,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         superseded=SupersededWork(
             count=tally.superseded, wasted_s=tally.wasted_s, saved_s=tally.saved_s
         ),
+        compressed=_compressed(header, tally.version),
         dropped_samples=tally.dropped_samples,
         test_accuracy=accuracies[-1].value if accuracies else None,
         final_loss=_final_loss(tally),
@@ -230,6 +242,16 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         losses=_thin(tally),
         accuracies=accuracies,
         test_losses=_evaluations(tally, lambda one: one.mean("loss")),
+    )
+
+
+def _compressed(header: Header, updates: int) -> CompressedBytes | None:
+    if not header.number("plain_bytes"):
+        return None
+    return CompressedBytes(
+        compressor=header.text("compress"),
+        plain_bytes=updates * header.number("plain_bytes"),
+        sent_bytes=updates * header.number("sent_bytes"),
     )
 
 

@@ -200,7 +200,6 @@ class Tally:
                 self.resumes.append(record)
                 self.version = record.version  # that of before, but for a trace that was damaged
                 self._free_leases()
-                self.warm.paused()
                 self.last_s = max(self.last_s, record.t_s)
             case Evaluated():
                 self.evaluations.append(record)
@@ -324,6 +323,7 @@ class Tally:
 
     def _free_leases(self) -> None:
         """What was at work, or in no update yet, is handed out anew."""
+        self.warm.paused()
         self._pushed.clear()
         self._leases.clear()
         if self.epochs:

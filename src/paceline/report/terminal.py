@@ -8,6 +8,7 @@ a number was found.
 import textwrap
 
 from ..core.stats import SlowWorker
+from ..plan import format_bytes
 from .summary import SlowSummary, Summary, WorkerSummary
 from .text import BESIDE, Series, format_duration, loss_range, or_dash, plot
 
@@ -63,6 +64,7 @@ def _figures(summary: Summary, columns: int) -> list[str]:
         ("skipped", _skipped(summary)),
         ("not used", _unused(summary)),
         ("abandoned", _abandoned(summary)),
+        ("compressed", _compressed(summary)),
         *(("slow", _slow(one)) for one in summary.slow_workers),
         ("time in all", format_duration(summary.total_s)),
         ("ended", summary.ended or "its trace was cut off"),
@@ -134,6 +136,15 @@ def _abandoned(summary: Summary) -> str:
         f"{work.count:,} step{'s' * (work.count != 1)}, {format_duration(work.wasted_s)} thrown "
         f"away, {format_duration(work.saved_s)} saved"
     )
+
+
+def _compressed(summary: Summary) -> str:
+    """What a worker sent; empty where gradients were whole."""
+    one = summary.compressed
+    if one is None:
+        return ""
+    sent, plain = format_bytes(one.sent_bytes), format_bytes(one.plain_bytes)
+    return f"{one.compressor}: a worker sent {sent}, {plain} without"
 
 
 def _slow(one: SlowSummary) -> str:

@@ -7,14 +7,15 @@ trial is carried out.
 """
 
 import json
+import stat
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import ConfigError, FileError
 from ..run_dir import TRIALS
 from ..system.files import OpenFolder, open_to_read, read_text
+from ..trace import FILE_NAME, has_begun
 from .summary import Summary, summarize
 from .text import format_duration, or_dash, table
 
@@ -62,7 +63,7 @@ def _row(one: TrialSummary) -> Sequence[str]:
         or_dash(summary.final_loss, "{:.4g}".format),
         f"{summary.updates:,}",
         format_duration(summary.total_s),
-        "failed" if one.failure else summary.ended or "cut off",
+        "failed" if one.failure else summary.ended or "not yet, or cut off",
     )
 
 
@@ -73,25 +74,33 @@ def write_trials(place: OpenFolder, trials: Sequence[TrialSummary]) -> None:
 
 
 def has_trials(run_dir: Path) -> bool:
-    """Whether a script has made trials in this folder."""
-    return (run_dir / TRIALS).is_file()
+    """Whether a script has made trials in this folder. FileError: it may not be looked into."""
+    try:
+        return stat.S_ISREG((run_dir / TRIALS).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise FileError(error.errno, error.strerror, str(run_dir)) from None
 
 
 def read_trials(run_dir: Path) -> TrialsSummary:
-    """The trials of the run in this folder.
+    """The trials of the run in this folder; last the one that it is in, or was cut off in.
 
     Raises:
-        ConfigError: what was written of them is damaged.
+        FileError: what was written of them may not be read.
+        ConfigError: it is damaged, or a trial's trace is.
     """
     path = run_dir / TRIALS
     try:
-        with closing(OpenFolder.open(run_dir)):
-            rows = json.loads(read_text(open_to_read(path), _MOST_BYTES))["trials"]
+        rows = json.loads(read_text(open_to_read(path), _MOST_BYTES))["trials"]
         found = [(str(one["name"]), str(one["failure"])) for one in rows]
         if odd := [name for name, _ in found if Path(name).name != name]:
             raise ValueError(f"{odd[0]!r:.100} is no name of a trial")
+    except FileError:
+        raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error!s:.200}") from None
+    found += [(name, "") for name in _unfinished(run_dir, {name for name, _ in found})]
     return TrialsSummary(
         run_dir=str(run_dir),
         trials=tuple(
@@ -99,3 +108,9 @@ def read_trials(run_dir: Path) -> TrialsSummary:
             for name, failure in found
         ),
     )
+
+
+def _unfinished(run_dir: Path, finished: set[str]) -> list[str]:
+    """The trial that has begun and not ended, if there is one."""
+    traces = sorted(run_dir.glob(f"*/{FILE_NAME}"))
+    return [one.parent.name for one in traces if one.parent.name not in finished and has_begun(one)]

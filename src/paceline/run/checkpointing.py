@@ -322,7 +322,7 @@ class Checkpointing:
         are_told = first is not None or not run.by_peers
         if first is not None:
             draft.pinner, draft.asked_s = first, now_s
-        if run.update_rule == "mean":  # each has an optimizer of its own
+        if run.update_rule == "mean" or run.plan.compression:  # each has something of its own
             live = {one.number for one in run.roster.live if not one.is_done}
             draft.missing = live - draft.copied
         self._tell_place()

@@ -42,6 +42,7 @@ from ..wire.messages import (
 )
 from .calls import Calls
 from .checkpointing import Checkpointing
+from .collective import measured_for
 from .departures import Departures, Output
 from .describe import Description, check_size, make_plan
 from .epochs import EpochBorders
@@ -331,7 +332,9 @@ class Controller:
             if difference := first.difference(other):
                 raise ConfigError(f"workers 0 and {run.roster[number].seat} have {difference}")
         self._refuse_too_few(first)
-        run.plan = make_plan(first, self._protocol, run.settings, run.engine.traits)
+        traits = run.engine.traits
+        measured = measured_for(run.settings, traits, first.device)
+        run.plan = make_plan(first, self._protocol, run.settings, traits, measured)
         identity = first.identity(run.plan, self._protocol)
         if self._origin.resumption is not None:
             self._origin.resumption.refuse_another(identity)

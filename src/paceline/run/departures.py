@@ -99,7 +99,8 @@ class Departures:
     def failed(self, member: int, message: Failed) -> None:
         run = self._run
         error = _ERRORS[message.whose](message.text)
-        if message.whose == "all" or run.settings.on_worker_error == "fail" or not run.has_begun:
+        may_go_on = run.settings.on_worker_error == "continue" and message.whose != "all"
+        if not may_go_on or not (run.has_begun or self.goes_on):
             raise error
         self._words[member] = error  # its process ends now, and says so
         run.observer.note(message.text.replace("the other workers were ended; ", ""))

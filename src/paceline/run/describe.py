@@ -10,14 +10,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..compression import parse as parse_compression
 from ..config import RunSettings
 from ..data.likeness import Likeness, are_others
 from ..engines.base import Traits
 from ..errors import ConfigError
-from ..plan import LayerParameters, Plan
+from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
-from ..system.processors import count_accelerators, num_cores
+from ..system.processors import num_cores
+from .collective import AUTO, UNMEASURED, MeasuredSums, collective_of, path_of
 
 _REMEDY = (
     "; usually they were shuffled or split without a seed before paceline.connect(), or listed in "
@@ -74,6 +76,8 @@ class Description:
     """Whether all members make each step together, each with an optimizer of its own."""
     parameter_table: tuple[LayerParameters, ...] = ()
     """Of ``--parameters``."""
+    compression: CompressionPrice | None = None
+    """Of ``--compress``."""
     machine: str = ""
     """What computes, by its maker's name."""
 
@@ -85,6 +89,8 @@ class Description:
         values["samples"] = tuple(Likeness(*one) for one in values["samples"])
         layers = values.get("parameter_table", ())
         values["parameter_table"] = tuple(LayerParameters(*one) for one in layers)
+        if values.get("compression") is not None:
+            values["compression"] = CompressionPrice(**values["compression"])
         return cls(**values)
 
     def difference(self, other: "Description") -> str:
@@ -131,6 +137,9 @@ class Description:
             "workers": settings.workers,
             "engine": plan.engine,
             "path": plan.path,
+            "compress": settings.compress,
+            **({} if plan.compression is None else plan.compression.header()),
+            "collective": plan.collective,
             "batch_size": plan.samples_per_update,
             "mini_batch_size": plan.mini_batch_size,
             "pushes_per_update": plan.pushes_per_update,
@@ -163,7 +172,11 @@ class Description:
 
 
 def make_plan(
-    first: Description, protocol: SyncProtocol, settings: RunSettings, traits: Traits
+    first: Description,
+    protocol: SyncProtocol,
+    settings: RunSettings,
+    traits: Traits,
+    measured: MeasuredSums = UNMEASURED,
 ) -> Plan:
     """Settle every number of the run, or say what cannot work."""
     parts = protocol.num_pushes
@@ -171,6 +184,8 @@ def make_plan(
     check_size(first, parts)
     updates, epochs, total = _length(first, protocol, settings)
     path = _path(first, protocol, settings, traits)
+    _refuse_to_compress(first, settings, path)
+    collective, why = collective_of(settings, path, first.update_bytes, measured)
     promise = _promise(protocol, settings, path) if settings.deterministic else ()
     return Plan(
         task=first.task,
@@ -196,6 +211,9 @@ def make_plan(
         outer=str(protocol.outer),
         accumulate=first.accumulate,
         parameter_table=first.parameter_table,
+        compression=first.compression,
+        collective=collective,
+        collective_why=why,
     )
 
 
@@ -277,11 +295,18 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         f"protocol {settings.protocol} decides after each push": protocol.is_spmd,
         f"engine {traits.name} runs its members in turn": traits.is_spmd or first.steps_together,
         f"the model lies on {first.device}": first.can_share,
-        "the end of a stream is found while it is read": first.order != "stream",
+        "the end of a stream is found while it is read": (
+            first.order != "stream"
+            or (traits.has_store and path_of(settings, protocol) != "collective")
+        ),
     }
     wrong = [reason for reason, is_right in reasons.items() if not is_right]
-    if settings.path in ("peers", "collective") and wrong:
-        raise ConfigError(f"path {settings.path!r} cannot be used: {wrong[0]}; use path 'store'")
+    is_asked = settings.path in ("peers", "collective") or settings.collective != AUTO
+    if is_asked and wrong:
+        what = f"path {settings.path!r}"
+        if settings.collective != AUTO:
+            what = f"collective {settings.collective!r}"
+        raise ConfigError(f"{what} cannot be used: {wrong[0]}; use path 'store'")
     is_by_store = bool(wrong) or settings.path == "store"
     if is_by_store and first.steps_together:
         why = wrong[0] if wrong else "path 'store' was asked for"
@@ -297,17 +322,42 @@ def _path(first: Description, protocol: SyncProtocol, settings: RunSettings, tra
         )
     if is_by_store:
         return "store"
-    return "collective" if choose_path(settings, protocol) == "collective" else "peers"
+    return "collective" if path_of(settings, protocol) == "collective" else "peers"
 
 
-def choose_path(settings: RunSettings, protocol: SyncProtocol) -> str:
-    """``collective`` where every worker of a protocol between peers has its own accelerator.
+def check_compression(settings: RunSettings, protocol: SyncProtocol) -> None:
+    """Raise ConfigError where nothing that is asked for would carry compressed gradients."""
+    compression = parse_compression(settings.compress)
+    if compression is None:
+        return
+    asked = f"compress {compression}"
+    if not protocol.is_spmd:
+        raise ConfigError(
+            f"{asked} is carried where workers average with each other, and {protocol} hands each "
+            "push in by itself; use protocol full-sync or local-sgd:H"
+        )
+    if settings.workers < 2:
+        raise ConfigError(f"{asked} needs workers that send to each other, and there is one")
+    if path_of(settings, protocol) != "collective":
+        raise ConfigError(
+            f"{asked}: here gradients stay in the memory of one machine, where fewer bytes win "
+            "nothing; it is carried between machines (torchrun SCRIPT), and by path 'collective' "
+            "of engine 'local'"
+        )
 
-    Also where workers share no memory.
-    """
-    if settings.engine == "torchrun":
-        return "collective"
-    is_free = settings.path == "auto" and settings.engine == "local" and settings.workers > 1
-    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
-        return "collective"
-    return settings.path
+
+def _refuse_to_compress(first: Description, settings: RunSettings, path: str) -> None:
+    """Raise ConfigError where the model or data leave no way that carries it."""
+    if parse_compression(settings.compress) is None:
+        return
+    if first.steps_together:
+        raise ConfigError(
+            f"compress {settings.compress} is not carried where workers make each step together "
+            "(LBFGS, closures, hooks), on means that must be whole; leave it out, or use "
+            "--protocol local-sgd:1"
+        )
+    if path != "collective":
+        raise ConfigError(
+            f"compress {settings.compress} is carried by path 'collective', and here gradients go "
+            "through the store: --path collective says why; leave one of them out"
+        )

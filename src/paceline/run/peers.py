@@ -133,7 +133,8 @@ class Peers:
     def interrupted(self, member: int, message: PeersLeft) -> None:
         """A peer left the path between peers; when all have, the coordinator takes over."""
         if self._rounds is not None:
-            self._run.needs_store |= message.needs_store
+            is_end = self._run.streams.has_ended  # of a stream, and the next pass has another
+            self._run.needs_store |= message.needs_store and not is_end
             self._rounds.interrupted(member, message)
             self.take_over_if_all_interrupted()
 
@@ -176,6 +177,7 @@ class Peers:
                 "steps with a closure are made by all workers together, so leave the loop early in "
                 "all of them, by what is the same in all (pace.version, pace.sum(value))"
             )
+        run.end_stream()
         for number, entry in rounds.pending():
             ticket = run.roster[number].ticket
             assert ticket is not None

@@ -130,11 +130,11 @@ class Pushes:
     def stream_over(self, member: int, message: StreamOver) -> None:
         """A member has found where the stream ends: nothing behind it is handed out any more."""
         run = self._run
-        epoch, end = message
-        if run.is_open and not run.streams.has_ended:
-            run.streams.has_ended = True
-            run.trace.stream_ended(run.now_s(), epoch, end)
-            run.carry_out(run.coordinator.end_stream(epoch, end, run.now_s()), None, None)
+        is_now = run.is_open and message.epoch == run.coordinator.epoch
+        if is_now and not run.streams.has_ended:
+            run.streams.end = message.end
+            if not run.by_peers:  # else when they have left
+                run.end_stream()
 
     def _refuse_a_look_of_one(self) -> None:
         """Raise ConfigError where one only looked at a batch of an epoch that others train in."""

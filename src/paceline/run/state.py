@@ -254,7 +254,7 @@ class RunState:
         return Laid(
             arena_bytes, protocol.long_steps, self.update_rule == "mean",
             self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
-            self.coordinator.version, place,
+            self.coordinator.version, place, self.plan.collective,
         )  # fmt: skip
 
     def tell_all(self, message: ToMember) -> None:
@@ -339,6 +339,13 @@ class RunState:
     def _steps_locally(self) -> bool:
         """Whether each member's optimizer steps by itself, and remembers that."""
         return self.update_rule == "mean" and not self.steps_together
+
+    def end_stream(self) -> None:
+        """Nothing behind the end of a stream, where it is known, is handed out any more."""
+        if (end := self.streams.end) is not None:
+            epoch = self.coordinator.epoch
+            self.trace.stream_ended(self.now_s(), epoch, end)
+            self.carry_out(self.coordinator.end_stream(epoch, end, self.now_s()), None, None)
 
     def end_epoch(self, order: EpochEnd) -> None:
         self.is_open = False

@@ -38,7 +38,7 @@ class Streams:
     Attributes:
         is_on: whether the run reads a stream at all.
         reader: the member that reads; None: nobody does.
-        has_ended: whether it is known how long the open pass is.
+        end: of the open pass, in mini-batches; None: it is not known yet.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Streams:
         self._tell, self._live, self._done_with = tell, live, done_with
         self.is_on = False
         self.reader: int | None = None
-        self.has_ended = False
+        self.end: int | None = None
         self._epoch = -1
         self._is_open = False
         self._at: StreamAt | None = None
@@ -66,9 +66,14 @@ class Streams:
             return
         if epoch != self._epoch:
             self._states = []
-        self.has_ended = False
+        self.end = None
         self._epoch, self._is_open = epoch, True
         self._choose()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known how long the open pass is."""
+        return self.end is not None
 
     def close(self) -> None:
         """The pass is over."""

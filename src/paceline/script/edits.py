@@ -115,6 +115,7 @@ class Edits:
             yield
         finally:
             self._is_open = False
+            self._replica.note_edit()
         self.explained()
 
     # -- how it is seen -------------------------------------------------------------------------

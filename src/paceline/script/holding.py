@@ -108,11 +108,6 @@ class Holding:
         self._held.append(self.current)
         return self.current.lease
 
-    def has_samples(self, num_samples: int) -> None:
-        """So many are in the current batch."""
-        if self.current is not None:
-            self.current.num_samples = num_samples
-
     def forget(self) -> None:
         """The work was called off or given back: nothing of it is held any more."""
         for one in self._held:

@@ -231,11 +231,9 @@ class PreparedLoader:
             if exchange.grant() is None and passes.was_look(epoch):  # before the run went on
                 yield from self._look_again()
             while (lease := loop.next_lease()) is not None:
-                for part in loop.parts_of(lease):
+                for batch in loop.batches_of(lease):
                     loop.has_nested = False
-                    if (batch := leased.fetch(part)) is not NOTHING:
-                        loop.holding.has_samples(leased.num_samples_of(lease))
-                        yield batch
+                    yield batch
             schedules.check()
         except GeneratorExit:
             self._left(epoch)

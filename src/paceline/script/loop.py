@@ -19,13 +19,13 @@ import torch
 
 from ..core.batches import Batches
 from ..data.feed import move, plain_batches
-from ..data.loader import LeasedLoader
+from ..data.loader import NOTHING, LeasedLoader
 from ..data.numbers import Numbers
 from ..errors import ConfigError, WorkerError
 from ..events import Grant, Lease
 from ..exchange.base import Exchange, Stopped, Superseded, Work
 from ..speed import Speed
-from .accumulation import Accumulation
+from .accumulation import Accumulation, samples_in
 from .gradients import LocalGradients
 from .holding import Held, Holding, KeptPart
 
@@ -161,25 +161,33 @@ class TrainingLoop:
         for one in self.beside:
             one.reserve(leases)
 
-    def parts_of(self, lease: Lease) -> Iterator[Lease]:
+    def batches_of(self, lease: Lease) -> Iterator[Any]:
         """What comes to the loop of the lease that it has now: all at once, or batch by batch."""
         accumulation, held = self.accumulation, self.holding.current
-        if accumulation is None:
-            yield lease
-            return
         assert held is not None
-        parts = accumulation.cut(lease)
-        for part in parts:
-            if held.is_called_off:
-                return
+        if accumulation is None:
+            if (batch := self.leased.fetch(lease)) is not NOTHING:
+                held.num_samples = self.leased.num_samples_of(lease)
+                yield batch
+            return
+        parts, num_samples = accumulation.cut(lease), 0
+        while parts and not held.is_called_off:
+            part, *parts = parts
             if self.exchange.is_in_step:
                 raise ConfigError(
                     f"a step block took a second batch, and with accumulate "
                     f"{accumulation.num_batches} each has one: leave next() or the flag out"
                 )
             self._refuse_side_by_side()
-            accumulation.begin(part.num_samples, is_last=part is parts[-1])
-            yield part
+            if parts and not self.leased.has(parts[0]):
+                parts = []  # a stream ends there
+            if (batch := self.leased.fetch(part)) is NOTHING:
+                return
+            num_samples += self.leased.num_samples_of(part)
+            held.num_samples = num_samples
+            weight = samples_in(batch) if self.leased.is_stream else part.num_samples
+            accumulation.begin(weight, is_last=not parts)
+            yield batch
             if not held.is_called_off:
                 accumulation.end()
 

@@ -11,7 +11,8 @@ runs no code.
 A worker that joins a run under way has the script's first learning rate: what the others' optimizer
 and schedules are set to comes to it as text (`settings_text`, `adopt`), with the version at which
 the epoch opened. Only plain numbers, words, and lists and dicts of them travel. This module must
-not know when a checkpoint is taken, or how members talk.
+not know when a checkpoint is taken, or how members talk. Above 300 lines, since what is written and
+what is put back stand side by side.
 """
 
 import contextlib
@@ -80,6 +81,32 @@ class MemberState:
                 f"{name!r} of the checkpoint {self._found} cannot be taken over: {error!r:.200}"
             ) from error
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has something of this name."""
+        return name in self._own
+
+    def add_of_all(
+        self,
+        name: str,
+        save: Callable[[], Any],
+        load: Callable[[int, Callable[[int], Any]], None],
+    ) -> None:
+        """Remember what ``save`` gives; on a run that goes on ``load`` may look at everybody's.
+
+        Args:
+            load: of the number of workers that there were, and what reads the part of each.
+        """
+        self._parts[name] = (save, lambda _: None)
+        if self._found is None or name not in self._own:
+            return
+        found, seats = self._found, _seats_of(self._found)
+        try:
+            load(len(seats), lambda number: _read_part(found, seats[number])[name])
+        except _REFUSALS as error:
+            raise ConfigError(
+                f"{name!r} of the checkpoint {found} cannot be taken over: {error!r:.200}"
+            ) from error
+
     def keep(self, name: str, thing: Any) -> None:
         """The user's own: an object with ``state_dict`` and ``load_state_dict``, or a generator.
 
@@ -143,16 +170,26 @@ class MemberState:
 
     def _read_own(self, found: Path) -> dict[str, Any]:
         """This seat's part; that of another one where there is none: it is as good."""
-        seats = sorted(int(one.stem.partition("-")[2]) for one in found.glob("worker-*.json"))
+        seats = _seats_of(found)
         if not seats:
             raise ConfigError(f"the checkpoint {found} has no part of a worker")
-        seat = self._seat if self._seat in seats else seats[self._seat % len(seats)]
-        tensors = load_tensors(found / f"worker-{seat}.safetensors")
-        try:
-            rows = Checkpoint(found, 0, ()).json(f"worker-{seat}.json")
-            return {name: unpack(value, tensors) for name, value in rows.items()}
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{found}/worker-{seat}.json is damaged: {error!s:.300}") from None
+        return _read_part(
+            found, self._seat if self._seat in seats else seats[self._seat % len(seats)]
+        )
+
+
+def _seats_of(found: Path) -> list[int]:
+    """Those whose parts a checkpoint has."""
+    return sorted(int(one.stem.partition("-")[2]) for one in found.glob("worker-*.json"))
+
+
+def _read_part(found: Path, seat: int) -> dict[str, Any]:
+    tensors = load_tensors(found / f"worker-{seat}.safetensors")
+    try:
+        rows = Checkpoint(found, 0, ()).json(f"worker-{seat}.json")
+        return {name: unpack(value, tensors) for name, value in rows.items()}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{found}/worker-{seat}.json is damaged: {error!s:.300}") from None
 
 
 def _load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:

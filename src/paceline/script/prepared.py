@@ -12,6 +12,7 @@ an exchange carries anything.
 import math
 import re
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..checkpoints.writer import unwritable
+from ..compression import parse as parse_compression
 from ..context import Context
 from ..data.feed import SeededData, plain_sizes
 from ..data.likeness import sample_digests
@@ -29,7 +31,9 @@ from ..data.numbers import Numbers, note, numbered
 from ..data.streamed import StreamedLoader
 from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
+from ..exchange.compressed import CompressedGradient
 from ..exchange.through_store import StoreExchange
+from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
 from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_forward, watch_forward
@@ -55,6 +59,9 @@ from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
 from .step import OptimizerStep, note_of_first_updates, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays
+
+_NOT_SENT = "not sent"
+"""By this name a checkpoint has what compression has left over."""
 
 
 class Prepared:
@@ -119,11 +126,13 @@ class Prepared:
         self.is_stream = isinstance(loader.dataset, IterableDataset)
         lease: Callable[..., LeasedLoader] = LeasedLoader
         if self.is_stream:
-            fast, stream = _refuse_speed(context, fast), Numbers(context.parts)
-            lease = partial(StreamedLoader, numbers=stream, is_global=batch == "global")
+            fast, stream = _refuse_speed(context, fast), Numbers(context.parts * accumulate)
+            lease = partial(
+                StreamedLoader, numbers=stream, num_each=accumulate, is_global=batch == "global"
+            )
         order = lease(loader, context.seed, device).order
         if accumulate > 1 and not is_alone:
-            _refuse_cut(order.has_own_batches, self.is_stream, accumulate)
+            _refuse_cut(order.has_own_batches, accumulate)
         if not is_alone:
             refuse_begun(loader)
         if self.is_stream and context.steps_together:
@@ -138,7 +147,8 @@ class Prepared:
         size = loader.batch_size or -(-num_samples // self.num_batches)
         size = size * context.parts if batch == "per-worker" else size
         size = size if self.numbers is None else context.parts
-        is_cut = accumulate > 1 and loader.drop_last  # then what is left out is less than a batch
+        # Then what is left out is less than a batch.
+        is_cut = accumulate > 1 and loader.drop_last and not self.is_stream
         self.shape = Shape(
             num_samples=num_samples - num_samples % size * is_cut,
             batch_size=num_samples if self.is_stream else size * accumulate,
@@ -177,13 +187,13 @@ class Prepared:
             self.loop.beside.append(KeptPart())
         self.schedules = self._find_schedules(own if self.warmup is None else [self.warmup])
         if accumulate > 1:
-            self._set_up_accumulation(-(-size // context.parts))
+            self._set_up_accumulation(1 if self.is_stream else -(-size // context.parts))
         self.step = OptimizerStep(
             context, self.optimizers, self.gradients, self.loop, self.schedules, self.warmup
         )
 
     def _set_up_accumulation(self, size: int) -> None:
-        """Steps of the loop are set aside; ``size``: samples of a worker's mini-batch."""
+        """Steps of the loop are set aside; ``size``: positions of a worker's mini-batch."""
         is_shared = not self._is_local and self._context.parts > 1
         made = Accumulation(self._accumulate, self.optimizers, size, is_shared=is_shared)
         self.loop.accumulation, self.schedules.place.is_held = made, lambda: made.is_held
@@ -302,6 +312,7 @@ class Prepared:
         self._keeper.load(self.model, rule)
         self._remember()
         self._replica = replica = Replica(self.model, self.optimizer, rule)
+        self._compress(exchange, replica)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
         self.loop.leased.seeds_between = exchange.num_workers > 1
@@ -314,6 +325,22 @@ class Prepared:
         if exchange.num_workers > 1:
             note_batches(self.note_batch)
             Guard(self.optimizers, exchange.grant, lambda: exchange.is_over).begin()
+
+    def _compress(self, exchange: StoreExchange, replica: Replica) -> None:
+        """Gradients are sent in fewer bytes, where that was asked for."""
+        compression = parse_compression(self._context.compress)
+        if compression is None:
+            if self._keeper.has(_NOT_SENT):
+                exchange.say(
+                    "the run was compressed when its checkpoint was taken: what workers had not "
+                    "sent by then is left out"
+                )
+            return
+        exchange.hooks.compressed = compressed = CompressedGradient(
+            compression, replica.layout.parameters, exchange.seat, exchange.num_workers,
+            replica.device,
+        )  # fmt: skip
+        self._keeper.add_of_all(_NOT_SENT, compressed.remember, compressed.go_on)
 
     def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
         """Fill in what the exchange asks of the script's side."""
@@ -371,6 +398,7 @@ class Prepared:
 
     def _describe(self, replica: Replica) -> dict[str, object]:
         layout, context = replica.layout, self._context
+        compressed = None if self._member is None else self._member.hooks.compressed
         if context.checkpoints and (odd := unwritable(layout.rows())):
             raise ConfigError(
                 f"a checkpoint cannot hold {odd[0]!r}, which is of {odd[1]}: safetensors knows no "
@@ -399,7 +427,14 @@ class Prepared:
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
             "parameter_table": parameter_table(self.model) if context.parameters else [],
+            "compression": None if compressed is None else asdict(self._price(compressed)),
         }
+
+    def _price(self, compressed: CompressedGradient) -> CompressionPrice:
+        """What it costs to send fewer bytes here, beside what it saves."""
+        assert self._member is not None
+        measure = self._member.measure_link
+        return compressed.price(None if measure is None else measure(self._device))
 
     def _loop_words(self) -> dict[str, object]:
         """What the loop goes over, and steps with."""
@@ -503,18 +538,13 @@ class Prepared:
             )
 
 
-def _refuse_cut(has_own_batches: bool, is_stream: bool, accumulate: int) -> None:
+def _refuse_cut(has_own_batches: bool, accumulate: int) -> None:
     """Raise ConfigError where several workers cannot cut what K batches are."""
     if has_own_batches:
         raise ConfigError(
             f"accumulate {accumulate} with a batch sampler of your own: several workers cut K "
             "batches by their samples; accumulate by hand (if (i + 1) % n == 0 or i + 1 == "
             "len(loader): optimizer.step()), or with one worker"
-        )
-    if is_stream:
-        raise ConfigError(
-            f"accumulate {accumulate} over a stream: several workers are handed a mini-batch at a "
-            "time; accumulate by hand (if (i + 1) % n == 0: optimizer.step()), or with one worker"
         )
 
 

@@ -5,6 +5,7 @@
 This module must not know engines or reports.
 """
 
+import errno
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ from ..events import (
     Ticket,
 )
 from ..fields import boolean, by_name, count, integer, many, number, real, refuse_constant, text
+from ..run_dir import TRIALS
 from ..system.files import open_to_read
 from .records import (
     LONGEST_BYTES,
@@ -91,7 +93,8 @@ def read_trace(path: Path) -> Iterator[Record]:
     try:
         file = open_to_read(path)
     except OSError as error:
-        raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from None
+        why = f"{error.strerror}{_hint(error, path)}"
+        raise ConfigError(f"the trace {path} cannot be read: {why}") from None
     total = 0
     with file:
         for number, line in enumerate(lines_of(file), start=1):
@@ -110,6 +113,13 @@ def read_trace(path: Path) -> Iterator[Record]:
             if number == 1 and not isinstance(record, Header):
                 raise ConfigError(f"{path} is no trace: its first line is no header")
             yield record
+
+
+def _hint(error: OSError, path: Path) -> str:
+    """Where a trace is missing because a script has made trials there, which have one each."""
+    if error.errno != errno.ENOENT or not (path.parent / TRIALS).is_file():
+        return ""
+    return f"; {path.parent} holds the trials of a script: name the folder of one of them"
 
 
 def contradiction(what: str) -> ConfigError:

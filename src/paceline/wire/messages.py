@@ -383,6 +383,7 @@ class Laid(NamedTuple):
         first_epoch: the one that the member begins with.
         distance_limit: of the staleness rule; 0: there is none.
         version: of the parameters that stand.
+        collective: what sums the gradients of peers, see ``Plan``.
     """
 
     arena_bytes: int
@@ -393,6 +394,7 @@ class Laid(NamedTuple):
     distance_limit: float
     version: int
     place: ScriptPlace
+    collective: str
 
 
 class OpenTrial(NamedTuple):

@@ -98,11 +98,19 @@ def exchange_in_shared_memory(
     carrier = MemoryCarrier(control, SharedMemory(descriptors[1]))
     rendezvous = str(Path(spec.log).parent / RENDEZVOUS)
     averaging = partial(make_averaging, context.path, rendezvous)
-    return StoreExchange(
+    exchange = StoreExchange(
         channel, carrier,
         seat=spec.seat, member=spec.member, averaging=averaging,
         is_main=False if context.is_newcomer else None,
     )  # fmt: skip
+    if context.compress != "none" and not (context.is_newcomer or context.dry_run):
+        from ...exchange.compressed import measured_link
+        from ...exchange.distributed import start_group
+
+        exchange.measure_link = lambda device: measured_link(
+            start_group(rendezvous, spec.seat, spec.num_seats, device), device
+        )
+    return exchange
 
 
 def perform(run: Callable[[], None], channel: Channel, spec: MemberSpec) -> int:

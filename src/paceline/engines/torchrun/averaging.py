@@ -3,78 +3,93 @@
     backward   layer 3 | layer 2 | layer 1 | step: lines | wait | optimizer
     group              [bucket 0 ][bucket 1 ][bucket 2]
 
-A bucket is a stretch of the gradients, the last layers' first. As soon as the hooks have left all
-of them a copy is multiplied by this rank's share of the mean, as the last round had it, and its sum
-over ranks begins. All ranks begin the buckets of a round in one order, each once, a rank without a
-mini-batch with zeros; so they fit, whatever a script does between.
+A bucket is a stretch of the mean, the last layers' first. Gradients stay where torch makes them: a
+hook multiplies each, still warm, by this rank's share of the mean, as the last round had it, into
+its place there, and as soon as a bucket has all of its own its sum over ranks begins. All ranks
+begin the buckets of a round in one order, each once, a rank without a mini-batch with zeros; so
+they fit, whatever a script does between.
 
 A sum is only right where the step is of that backward pass alone. Each rank looks at its gradients
 when it pushes: where they were written since (a second backward pass, an edit, a clip of its own)
 it says so beside its line. Where one has, or somebody's share was another one, all make the mean
-anew from what they push.
+anew from what they push. A compressed bucket is encoded where an uncompressed one is multiplied;
+what its first try has left over counts as little as the sum does.
 
-Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB
-2020, sections 3.2 and 4.2 (buckets, their order and sizes). There is no search for unused
-parameters here: their bucket begins at the push. This module must not know protocols.
+There is no search for unused parameters: their bucket begins at the push. Source: as of buckets.py.
+This module must not know protocols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...compression.base import AllReduce, Exchanging, UnderWay
 from ...errors import ConfigError
 from ...exchange.base import ScriptHooks, Work
-from ...exchange.distributed import DistributedAveraging
-from ...exchange.group import MemberGroup, Pending
+from ...exchange.compressed import CompressedGradient, GroupLink, Span
+from ...exchange.distributed import DistributedAveraging, are_finite
+from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
-from ...store.layout import Section
+from ...exchange.route import Route
+from ...exchange.scheduled import along
+from ...replica.own_gradients import OwnGradients
+from .buckets import Bucket, make_buckets
+from .group import RankGroup
 from .member import GatheredLines
 
-_FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
-"""Sizes of the first bucket and of the others: those of PyTorch's DDP."""
 _OLD = -1.0
 """In place of a share: the gradients were written after their sum had begun."""
 _MOST_IN_VAIN = 2
 """Rounds in a row; then the script has more than a backward pass for a step, and buckets wait."""
 
 
-class Bucket(NamedTuple):
-    """A stretch of the gradients, in bytes, of one type of numbers.
+class Sent(NamedTuple):
+    """Which gradient has its share in the mean; held, so that no other one comes to lie there.
 
     Attributes:
-        numbers: of the parameters in it.
+        version: its counter of changes.
     """
 
-    start: int
-    stop: int
-    dtype: torch.dtype
-    numbers: tuple[int, ...]
+    gradient: Tensor | None
+    version: int
+    address: int
 
 
 class RankAveraging(DistributedAveraging):
     """Peers whose gradients are averaged over the ranks' own group."""
 
     def __init__(
-        self, group: MemberGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+        self,
+        group: RankGroup,
+        copy: ModelCopy,
+        barrier: Barrier,
+        hooks: ScriptHooks,
+        collective: str,
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
         self._lines, self._ranks = barrier, group
-        super().__init__(copy, barrier, hooks, "")
         self._overlaps = not (copy.is_difference or copy.is_lockstep)
+        self._buckets = list[Bucket]()
         if self._overlaps:
-            self._gathered, self._mean = self._mean, torch.zeros_like(self._mean)
-            self._buckets = make_buckets(self._replica.layout.parameters)
+            self._buckets = make_buckets(copy.replica.layout.parameters, copy.replica.device)
+        super().__init__(copy, barrier, hooks, Route(collective=collective))
+        if self._overlaps:
+            self._mean = torch.zeros_like(self._mean)
+            places = self._replica.layout.parameters.places
+            self._views = [place.view(self._mean) for place in places]
             self._bucket_of = {
                 number: index for index, one in enumerate(self._buckets) for number in one.numbers
             }
             self._share, self._total, self._num_vain = 0.0, 0.0, 0
+            self._own_grads = OwnGradients(self._replica)
+            self._replica.leave_to(self._own_grads)
             self.come_back()
 
-    def _make_group(self, rendezvous: str) -> MemberGroup:
-        return self._ranks
+    def _make_group(self, route: Route) -> MemberGroup:
+        return along(route.collective, self._ranks, is_apart=True)
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         if not is_over:
@@ -84,37 +99,71 @@ class RankAveraging(DistributedAveraging):
                 "SCRIPT"
             )
 
+    def _spans(self) -> list[Span]:
+        return [one.span for one in self._buckets] or super()._spans()
+
     # -- while the backward pass computes -------------------------------------------------------
 
     def _begin_round(self) -> None:
-        self._under_way: list[Pending] = []
+        self._under_way = UnderWay(GroupLink(self._group))
         self._missing = [
             sum(self._replica.parameters[number].requires_grad for number in one.numbers)
             for one in self._buckets
         ]
-        self._seen: dict[int, int] = {}
-        """Per parameter: how often its gradient had been written when its bucket began."""
+        self._sent: dict[int, Sent] = {}
+        self._num_edits = self._own_grads.num_edits
+        self._sums: list[Tensor] = []
+        """Of each bucket of the mean."""
 
     def _arrived(self, number: int) -> None:
-        """A hook has left this gradient."""
-        self._missing[self._bucket_of[number]] -= 1
-        while self._share and len(self._under_way) < len(self._buckets):
+        """A backward pass has left this gradient."""
+        self._replica.check()
+        index = self._bucket_of[number]
+        if not self._share or index < len(self._under_way):
+            return
+        self._multiply(number, self._share)
+        self._missing[index] -= 1
+        while len(self._under_way) < len(self._buckets):
             if self._missing[len(self._under_way)] > 0:
                 return
             self._begin(self._share)
 
+    def _multiply(self, number: int, share: float) -> None:
+        gradient = self._replica.parameters[number].grad
+        if gradient is None:
+            self._views[number].zero_()
+            self._sent[number] = Sent(None, 0, 0)
+        else:
+            self._replica.refuse_sparse(number, gradient)
+            torch.mul(gradient.detach(), share, out=self._views[number])
+            self._sent[number] = Sent(gradient, gradient._version, gradient.data_ptr())
+
     def _begin(self, share: float) -> None:
         """Of the next bucket; ``share``: of this rank's gradient in the mean."""
-        bucket = self._buckets[len(self._under_way)]
-        out = self._mean[bucket.start : bucket.stop].view(bucket.dtype)
-        if share:
-            gathered = self._gathered[bucket.start : bucket.stop].view(bucket.dtype)
-            torch.mul(gathered, share, out=out)
+        index = len(self._under_way)
+        bucket = self._buckets[index]
+        for number in bucket.numbers if share else ():
+            if not self._is_sent(number):
+                self._multiply(number, share)
+        if self._compressed is not None:  # what it is given has its share already
+            exchanging = self._compressed.begin(index, self._mean, float(share > 0.0), self._mean)
         else:
-            out.zero_()
-        versions = self._replica.write_count
-        self._seen |= {number: versions(number) for number in bucket.numbers}
-        self._under_way.append(self._group.all_reduce(out))
+            exchanging = self._as_it_is(bucket.span.of(self._mean), has_part=share > 0.0)
+        self._under_way.begin(exchanging)
+
+    def _as_it_is(self, part: Tensor, *, has_part: bool) -> Exchanging:
+        """The sum of a bucket that nothing compresses; looked at while the next ones come."""
+        if not has_part:
+            part.zero_()
+        yield AllReduce(part)
+        self._sums.append(part.sum())
+
+    def _is_sent(self, number: int) -> bool:
+        """Whether the mean's place has a share of the gradient as it is now."""
+        gradient, sent = self._replica.parameters[number].grad, self._sent.get(number)
+        if sent is None or gradient is None or gradient is not sent.gradient:
+            return sent is not None and gradient is sent.gradient
+        return (gradient._version, gradient.data_ptr()) == (sent.version, sent.address)
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -123,10 +172,10 @@ class RankAveraging(DistributedAveraging):
         if self._overlaps:
             self._num_vain = 0
             self._begin_round()
-            self._replica.arrived = self._arrived
+            self._own_grads.arrived = self._arrived
 
     def step_aside(self) -> None:
-        self._give_back()
+        self._end_round()
         super().step_aside()
 
     # -- a round --------------------------------------------------------------------------------
@@ -137,16 +186,24 @@ class RankAveraging(DistributedAveraging):
         if not self._overlaps:
             return
         weight = work.weight if work.num_samples else 0.0
-        has_begun, count = bool(self._under_way), self._replica.write_count
-        is_old = any(count(number) != seen for number, seen in self._seen.items())
+        if self._num_edits != self._own_grads.num_edits:
+            self._sent.clear()
+        has_begun = len(self._under_way) > 0
+        is_old = not all(map(self._is_sent, self._numbers_under_way()))
         if has_begun:
             share = self._share
             self._num_vain = self._num_vain + 1 if is_old else 0
         else:
             share = weight / self._total if self._total else 1.0
+            if share != self._share:
+                self._sent.clear()
         while len(self._under_way) < len(self._buckets):
             self._begin(share if weight else 0.0)
         self._lines.show_share(_OLD if is_old else share if weight or has_begun else 0.0)
+
+    def _numbers_under_way(self) -> Iterator[int]:
+        for bucket in self._buckets[: len(self._under_way)]:
+            yield from bucket.numbers
 
     def update(self, lines: Sequence[Line]) -> None:
         if self._overlaps:
@@ -164,9 +221,21 @@ class RankAveraging(DistributedAveraging):
         if not self._overlaps:
             super()._reduce_all(runs, weight)
         elif self._must_redo:
-            size = self._replica.layout.parameters.stop
-            self._mean[:size].copy_(self._gathered[:size])
+            self._gather()
             super()._reduce_all(runs, weight)
+
+    def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
+        """What was begun with another share has changed no residual, and begins anew."""
+        if self._overlaps and not self._must_redo:
+            return
+        if self._overlaps:
+            self._gather()
+        super()._reduce_compressed(compressed, weight)
+
+    def _gather(self) -> None:
+        """This rank's whole gradients, where the mean goes."""
+        for number in range(len(self._views)):
+            self._multiply(number, 1.0)
 
     def _reduce_buffers(self, weight: float) -> None:
         """Those of one type of numbers together."""
@@ -181,9 +250,11 @@ class RankAveraging(DistributedAveraging):
                 one.copy_(part.view(one.shape))
 
     def _finish(self) -> None:
-        for sum_of_bucket in self._under_way:
-            sum_of_bucket.wait()
-        self._under_way = []
+        self._under_way.finish()
+
+    def _are_finite(self, runs: Sequence[Tensor]) -> bool:
+        has_looked = self._overlaps and self._compressed is None and not self._must_redo
+        return (has_looked and are_finite(self._sums)) or super()._are_finite(runs)
 
     # -- the way out ----------------------------------------------------------------------------
 
@@ -195,24 +266,14 @@ class RankAveraging(DistributedAveraging):
         self._give_back()
         super().hand_over()
 
-    def _give_back(self) -> None:
+    def _end_round(self) -> None:
         """What is under way ends; from now on gradients go nowhere."""
         if self._overlaps:
             self._finish()
-            self._replica.arrived = None
+            self._own_grads.arrived = None
 
-
-def make_buckets(section: Section) -> list[Bucket]:
-    """The gradients in buckets, the last parameters' first: theirs are there first."""
-    buckets: list[Bucket] = []
-    numbered = list(enumerate(section.places))
-    for dtype, start, stop in reversed(list(section.runs())):
-        inside = [(n, one) for n, one in numbered if start <= one.offset < stop]
-        end, numbers = stop, list[int]()
-        for number, place in reversed(inside):
-            numbers.append(number)
-            most = _BUCKET_BYTES if buckets else _FIRST_BYTES
-            if end - place.offset >= most or place.offset == start:
-                buckets.append(Bucket(place.offset, end, dtype, tuple(numbers)))
-                end, numbers = place.offset, []
-    return buckets
+    def _give_back(self) -> None:
+        """The same for good: they are gathered, for the store."""
+        if self._overlaps:
+            self._end_round()
+            self._replica.gather_anew()

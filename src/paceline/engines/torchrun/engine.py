@@ -7,7 +7,7 @@ launcher's: this engine has no `Processes`. A rank that dies is told of by the o
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ...errors import ConfigError
 from ...store.control import Control
@@ -27,6 +27,7 @@ class RankZero:
         lost: ranks that have died; filled in here.
         asked: a rank has got a signal that asks for the end.
         began: the folder of the run is known.
+        is_one_machine: whether all ranks are on it.
     """
 
     post: ControllerPost
@@ -35,6 +36,7 @@ class RankZero:
     lost: set[int]
     asked: Callable[[int], None]
     began: Callable[[str], None]
+    is_one_machine: bool
 
 
 class TorchrunEngine(Engine):
@@ -59,6 +61,7 @@ class TorchrunEngine(Engine):
                 f"{num_seats} SCRIPT, and leave the setting out"
             )
         self._zero = zero
+        self.traits = replace(self.traits, is_one_machine=zero.is_one_machine)
         self._members: dict[int, int] = {}
         """By seat."""
         self._seats: dict[int, int] = {}

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -29,6 +30,7 @@ import torch
 
 from ...context import Context
 from ...errors import ConfigError, PacelineError
+from ...exchange.compressed import measured_link
 from ...exchange.through_store import StoreExchange
 from ...replica.seeding import GENERATORS
 from ...script import worker
@@ -142,8 +144,10 @@ class RankLife:
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
             self.channel, self.carrier, seat=seat, member=spec.member,
-            averaging=lambda copy, barrier, hooks: RankAveraging(group, copy, barrier, hooks),
+            averaging=partial(RankAveraging, group),
         )  # fmt: skip
+        if not context.dry_run:  # where all others have left by now
+            self._exchange.measure_link = partial(measured_link, group)
         if context.threads is not None:  # else as torchrun, or the user's OMP_NUM_THREADS, says
             torch.set_num_threads(context.threads)
         worker.start_context(self._exchange, context, seeds=self._seeds)

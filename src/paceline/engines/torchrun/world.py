@@ -25,7 +25,7 @@ _VARIABLES: Final = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-_PORT = 29500
+PORT = 29500
 """Where nobody names one: torch's own."""
 _MOST_PORTS = 1 << 16
 _START_FIELD = 22 - 3
@@ -77,7 +77,7 @@ def find_rank(env: Mapping[str, str]) -> RankOfWorld | None:
         return None
     if not 0 <= rank < size:
         raise ConfigError(f"{names[0]}={rank} is no rank below {names[1]}={size}")
-    port = _whole(env, "MASTER_PORT") if env.get("MASTER_PORT") else _PORT
+    port = _whole(env, "MASTER_PORT") if env.get("MASTER_PORT") else PORT
     if not 0 < port < _MOST_PORTS:
         raise ConfigError(f"MASTER_PORT must be a port below {_MOST_PORTS}, got {port}")
     return RankOfWorld(

@@ -1,0 +1,364 @@
+"""Two machines and 100 Mbit/s between them: what a step takes, beside what the cost model says.
+
+    bench/netns.sh [--steps 24] [--only ROW ...] [--write]
+
+    link      messages both ways at once: latency, seconds a byte
+    alone     the same steps on both without any exchange, and when each gradient is there
+    by hand   backward, then the sum, then the step: nothing at the same time
+    rows      the four lines, under torchrun with these settings
+
+Predicted is computing alone, and what the exchange adds: the closed formula of the schedule with
+what a message costs on this link, of the bytes of an update, over the local steps of one; of a
+compressor its own price. Where the gradients come in several buckets each begins when it is there
+and the one before is through. One rank a machine, a thread each. Writes results/two_machines.md.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline import compression as compressors
+from paceline.collectives import parse
+from paceline.collectives.base import LinkCost
+from paceline.collectives.transfers import Operation
+from paceline.engines.torchrun.buckets import make_buckets
+from paceline.exchange.compressed import CompressedGradient
+from paceline.store.layout import lay_out
+from table import machine, write_table
+from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
+
+HERE = Path(__file__).resolve()
+RANKS, FIRST_ADDRESS, PORT = 2, "10.0.0.1", "29500"
+WARM_UP, LEAST_STEPS = 4, 8
+WITHIN, OVERLAP_AT_MOST = 0.10, 0.60
+SMALL, LARGE = 4, 1 << 20
+"""Messages of so many bytes say what a link costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is trained, and how.
+
+    Attributes:
+        batch: over both machines.
+        every: local steps of an update.
+    """
+
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    network: str = "mlp488k"
+    batch: int = 256
+    every: int = 1
+
+
+SLOW_LOCAL = {"protocol": "local-sgd:8"}
+ROWS = (
+    Row(name="full-sync"),
+    Row(name="full-sync, ring", settings={"collective": "ring"}),
+    Row(name="full-sync, hub", settings={"collective": "hub"}),
+    *(
+        Row(name=f"full-sync, {name}", settings={"compress": name})
+        for name in ("bf16", "int8", "topk:1%", "powersgd:2")
+    ),
+    Row(name="local-sgd:8", settings=SLOW_LOCAL, every=8),
+    Row(name="DiLoCo:8", settings={**SLOW_LOCAL, "outer": "nesterov:0.7,0.9"}, every=8),
+    Row(name="full-sync, overlapped", network="deep", batch=8192),
+)  # fmt: skip
+"""The first of a network is what the others of it are worth it against."""
+
+
+# -- in a rank ------------------------------------------------------------------------------------
+
+
+class Steps:
+    """The clock of a loop: the first steps do not count."""
+
+    def __init__(self, num_steps: int, folder: str) -> None:
+        self._left, self._folder = num_steps + WARM_UP, folder
+        self._num_steps = num_steps
+        self.more: dict[str, Any] = {}
+
+    def border(self) -> bool:
+        """Between two steps; whether there is another one."""
+        if self._left == self._num_steps:
+            self._start_s, self._start_bytes = time.perf_counter(), _sent_bytes()
+        if self._left == 0 and int(os.environ["RANK"]) == 0:
+            took_s = (time.perf_counter() - self._start_s) / self._num_steps
+            sent = (_sent_bytes() - self._start_bytes) / self._num_steps
+            self.tell({"step_s": took_s, "sent_bytes": sent, **self.more})
+        self._left -= 1
+        return self._left >= 0
+
+    def tell(self, found: Mapping[str, Any]) -> None:
+        """What the program outside gets."""
+        Path(self._folder, "found").write_text(json.dumps(found))
+
+
+def _sent_bytes() -> int:
+    """By this machine, with all headers."""
+    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+
+
+def be_link(row: Row, steps: Steps) -> None:
+    """Both send to the other at once."""
+    dist.init_process_group("gloo")
+    other = 1 - dist.get_rank()
+
+    def seconds(num_bytes: int) -> float:
+        there, here = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(2))
+        start_s = time.perf_counter()
+        sent = [dist.isend(there, other), dist.irecv(here, other)]
+        for work in sent:
+            assert work is not None
+            work.wait()
+        return time.perf_counter() - start_s
+
+    found = {
+        size: statistics.median([seconds(size) for _ in range(25 if size == SMALL else 7)][2:])
+        for size in (SMALL, LARGE, 2 * LARGE)
+    }
+    s_per_byte = (found[2 * LARGE] - found[LARGE]) / LARGE
+    if dist.get_rank() == 0:
+        steps.tell({"latency_s": found[SMALL], "s_per_byte": s_per_byte})
+
+
+def _loop(row: Row, steps: Steps, between: Callable[[nn.Module], None]) -> nn.Module:
+    """The bare loop on this rank's part."""
+    dist.init_process_group("gloo")
+    subject, rank = SUBJECTS[row.network], dist.get_rank()
+    model = make_model(row.network)
+    optimizer = subject.optimizer(model.parameters())
+    part = Part(subject.num_samples, row.batch, rank, RANKS)
+    arrived: list[tuple[int, float]] = []
+    for number, one in enumerate(model.parameters()):
+        one.register_post_accumulate_grad_hook(
+            lambda _, number=number: arrived.append((number, time.perf_counter()))
+        )
+    start_s = time.perf_counter()
+    for inputs, targets in endless(DataLoader(data_of(subject), batch_sampler=part,
+                                              collate_fn=as_it_is)):  # fmt: skip
+        if arrived:
+            steps.more["ready_s"] = {number: at_s - start_s for number, at_s in arrived}
+        if not steps.border():
+            return model
+        start_s = time.perf_counter()
+        arrived.clear()
+        optimizer.zero_grad()
+        subject.loss(model(inputs), targets).backward()
+        between(model)
+        optimizer.step()
+    raise AssertionError
+
+
+def be_alone(row: Row, steps: Steps) -> None:
+    """No exchange."""
+    _loop(row, steps, lambda model: None)
+
+
+def be_by_hand(row: Row, steps: Steps) -> None:
+    """The sum after the backward pass, all gradients in one."""
+
+    def average(model: nn.Module) -> None:
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        together = torch.cat([one.reshape(-1) for one in gradients]).div_(RANKS)
+        dist.all_reduce(together)
+        parts = torch.split(together, [one.numel() for one in gradients])
+        for one, part in zip(gradients, parts, strict=True):
+            one.copy_(part.view(one.shape))
+
+    _loop(row, steps, average)
+
+
+def be_pace(row: Row, steps: Steps) -> None:
+    """The four lines."""
+    import paceline
+
+    pace, subject = paceline.connect(), SUBJECTS[row.network]
+    model = make_model(row.network)
+    optimizer = subject.optimizer(model.parameters())
+    loader = DataLoader(data_of(subject), batch_size=row.batch, collate_fn=as_it_is, drop_last=True)
+    model, optimizer, loader = pace.prepare(model, optimizer, loader)
+    for _ in pace.epochs(1_000_000):
+        for inputs, targets in loader:
+            if not steps.border():
+                return
+            with pace.step():
+                optimizer.zero_grad()
+                subject.loss(model(inputs), targets).backward()
+                optimizer.step()
+
+
+KINDS = {"link": be_link, "alone": be_alone, "by hand": be_by_hand, "pace": be_pace}
+
+
+# -- from outside ---------------------------------------------------------------------------------
+
+
+def measure(kind: str, row: Row, num_steps: int) -> dict[str, Any]:
+    """What rank 0 has found."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0",
+            "PYTHONWARNINGS": "ignore", "PACELINE_CHECKPOINT_EVERY": "never",
+            "PACELINE_RUN_DIR": f"{folder}/run",
+            **{f"PACELINE_{name.upper()}": value for name, value in row.settings.items()},
+        }  # fmt: skip
+        words = ["--kind", kind, "--row", row.name, "--folder", folder, "--steps", str(num_steps)]
+        logs = [Path(folder, f"log{rank}") for rank in range(RANKS)]
+        machines = []
+        for rank, name in enumerate(("first", "second")):
+            with logs[rank].open("w") as log:
+                machines.append(subprocess.Popen(
+                    [name, sys.executable, "-m", "torch.distributed.run", "--nnodes", str(RANKS),
+                     "--node-rank", str(rank), "--nproc-per-node", "1",
+                     "--master-addr", FIRST_ADDRESS, "--master-port", PORT, str(HERE), *words],
+                    env=environment, stdout=log, stderr=log,
+                ))  # fmt: skip
+        for one in machines:
+            one.wait()
+        found = Path(folder, "found")
+        if not found.is_file():
+            said = "\n".join(log.read_text() for log in logs)
+            sys.exit(f"{kind}, {row.name}, came to no end:\n{said}")
+        return dict(json.loads(found.read_text()))
+
+
+def exchange_s(row: Row, model: nn.Module, link: LinkCost, alone: Mapping[str, Any]) -> float:
+    """What it adds to a step that takes ``alone["step_s"]`` by itself."""
+    parameters = lay_out(list(model.named_parameters()), [], []).parameters
+    if (compression := compressors.parse(row.settings.get("compress", "none"))) is not None:
+        cpu = torch.device("cpu")
+        price = CompressedGradient(compression, parameters, 0, RANKS, cpu).price(link)
+        assert price.sent_s is not None
+        return price.sent_s + price.spent_s
+    schedule = parse(row.settings.get("collective", "ring"), RANKS)  # gloo's own is a ring
+
+    def seconds(num_bytes: int) -> float:
+        return schedule.formula_s(Operation.ALL_REDUCE, num_bytes, link)
+
+    if row.every > 1:
+        return seconds(parameters.num_bytes) / row.every
+    ready_s = {int(number): at_s for number, at_s in alone["ready_s"].items()}
+    free_s = 0.0
+    for bucket in make_buckets(parameters, torch.device("cpu")):
+        there_s = max(ready_s[number] for number in bucket.numbers)
+        free_s = max(free_s, there_s) + seconds(bucket.span.stop - bucket.span.start)
+    return max(0.0, free_s - max(ready_s.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Of one row; seconds of a step."""
+
+    row: Row
+    alone_s: float
+    step_s: float
+    predicted_s: float
+    sent_bytes: float
+
+    @property
+    def is_near(self) -> bool:
+        return abs(self.predicted_s / self.step_s - 1.0) <= WITHIN
+
+    def cells(self, first: "Found") -> list[str]:
+        row, verdict = self.row, "-"
+        if first is not self:
+            verdict, measured = (
+                "worth it" if mine < its else "not worth it"
+                for mine, its in ((self.predicted_s, first.predicted_s),
+                                  (self.step_s, first.step_s))
+            )  # fmt: skip
+            verdict += ", right" if verdict == measured else ", wrong"
+        return [
+            row.name, f"{row.network} {row.batch}", f"{1000 * self.alone_s:.1f}",
+            f"{1000 * self.step_s:.1f}", f"{1000 * self.predicted_s:.1f}",
+            f"{self.predicted_s / self.step_s:.3f}", f"{self.sent_bytes / 1e6:.3f}",
+            verdict, "yes" if self.is_near and "wrong" not in verdict else "no",
+        ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=24, help="of a row, that count")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ROW")
+    parser.add_argument("--write", action="store_true")
+    for name in ("--kind", "--folder", "--row"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.kind:
+        torch.set_num_threads(1)
+        row = next(one for one in ROWS if one.name == options.row)
+        KINDS[options.kind](row, Steps(options.steps, options.folder))
+        return
+    note = machine()
+    torch.set_num_threads(1)
+    rows = [one for one in ROWS if not options.only or one.name in options.only]
+    link_found = measure("link", ROWS[0], 0)
+    link = LinkCost(latency_s=link_found["latency_s"], s_per_byte=link_found["s_per_byte"])
+    said = (f"a message takes {1e6 * link.latency_s:.0f} us and a byte {1e9 * link.s_per_byte:.1f} "
+            f"ns, both ways at once")  # fmt: skip
+    print(said, flush=True)
+    found, overlap = run_rows(rows, link, options.steps)
+    if options.write:
+        write_table(
+            "two_machines", f"Two machines, {os.environ['RATE']} between them",
+            ["under torchrun", "network, batch", "computing alone, ms", "a step, ms",
+             "predicted, ms", "predicted : measured", "MB sent a step", "predicted against the "
+             "first of its network", "reached"],
+            found,
+            f"Wanted: predicted within {WITHIN:.0%}, and whether it is worth it predicted rightly; "
+            f"of the overlapped row what is exposed at most {OVERLAP_AT_MOST:.0%} of what is when "
+            f"the sum begins after the backward pass. {overlap} On this link {said}. One rank a "
+            f"machine (a network namespace), {options.steps} steps a row. {note}",
+        )  # fmt: skip
+
+
+def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list[str]], str]:
+    """The cells of each, and what of the exchange the backward pass hides."""
+    alones: dict[tuple[str, int], dict[str, Any]] = {}
+    firsts: dict[str, Found] = {}
+    cells, overlap = [], ""
+    for row in rows:
+        of_row = -(-max(LEAST_STEPS, steps) // row.every) * row.every
+        key = (row.network, row.batch)
+        if key not in alones:
+            alones[key] = measure("alone", row, of_row)
+        alone, pace = alones[key], measure("pace", row, of_row)
+        adds_s = exchange_s(row, make_model(row.network), link, alone)
+        found = Found(
+            row=row, alone_s=alone["step_s"], step_s=pace["step_s"],
+            predicted_s=alone["step_s"] + adds_s, sent_bytes=pace["sent_bytes"],
+        )  # fmt: skip
+        cells.append(found.cells(firsts.setdefault(row.network, found)))
+        print(" | ".join(cells[-1]), flush=True)
+        if row.name.endswith("overlapped"):
+            overlap = told_of_overlap(found, measure("by hand", row, of_row)["step_s"])
+            print(overlap, flush=True)
+    return cells, overlap
+
+
+def told_of_overlap(found: Found, by_hand_s: float) -> str:
+    exposed_s, all_s = found.step_s - found.alone_s, by_hand_s - found.alone_s
+    reached = "reached" if exposed_s <= OVERLAP_AT_MOST * all_s else "not reached"
+    return (
+        f"Exposed on {found.row.network}: {1000 * exposed_s:.0f} ms of {1000 * all_s:.0f} ms, "
+        f"{exposed_s / all_s:.0%}, {reached}."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Where one collective takes over from another: in measured times, and in predicted ones.
+
+    log seconds
+      |  tree .              .   ring        measured at a few sizes: the crossing lies where the
+      |         `-.      .-'                 straight lines between them meet, both axes
+      |  ring ----- `x.-' ----               logarithmic
+      |            .-'  `- tree
+      +-------------|--------- log bytes
+
+Two cross where each is clearly the faster one at one end of the sizes. This module must not know
+how times came about.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations
+
+from .samples import Measured
+
+_CLEAR = 1.1
+"""So much faster at an end of the sizes is not by chance."""
+_BEYOND, _STEP = 16.0, 2.0**0.25
+"""How far beyond the measured sizes a predicted crossing is looked for, and how finely."""
+_NEAR = 2.0
+
+Seconds = Callable[[str, int], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing(Measured):
+    """From this size on ``above`` is faster than ``below``.
+
+    Attributes:
+        predicted_bytes: None: by the prediction the two do not cross anywhere near.
+    """
+
+    below: str
+    above: str
+    measured_bytes: float
+    predicted_bytes: float | None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it was predicted within a factor of 2."""
+        if self.predicted_bytes is None:
+            return False
+        return 1 / _NEAR <= self.predicted_bytes / self.measured_bytes <= _NEAR
+
+
+def find_crossings(
+    times: Mapping[str, Mapping[int, float]], predicted: Seconds
+) -> Iterator[Crossing]:
+    """All that are clear in measured times, each beside its prediction.
+
+    Args:
+        times: by collective: seconds by bytes, the same sizes for all.
+        predicted: seconds of a collective at a size.
+    """
+    for below, above in permutations(times, 2):
+        sizes = sorted(times[below])
+        ratios = [times[below][size] / times[above][size] for size in sizes]
+        if ratios[0] > 1 / _CLEAR or ratios[-1] < _CLEAR:
+            continue
+        wide = grid(sizes[0] / _BEYOND, sizes[-1] * _BEYOND)
+        found = [predicted(below, size) / predicted(above, size) for size in wide]
+        measured_bytes = _where(sizes, ratios)
+        assert measured_bytes is not None  # it begins below 1 and ends above
+        yield Crossing(
+            below=below,
+            above=above,
+            measured_bytes=measured_bytes,
+            predicted_bytes=_where(wide, found),
+        )
+
+
+def grid(least: float, most: float) -> list[int]:
+    """Sizes in even steps of their logarithm, multiples of 4 B."""
+    count = math.floor(math.log(most / least) / math.log(_STEP) + 1e-9) + 1
+    return sorted({max(4, round(least * _STEP**i / 4) * 4) for i in range(count)})
+
+
+def _where(sizes: Sequence[int], ratios: Sequence[float]) -> float | None:
+    """The size at which the ratio comes to 1 from below; of several the one in the middle."""
+    found = []
+    for (low, before), (high, after) in pairwise(zip(sizes, ratios, strict=True)):
+        if before < 1.0 <= after:
+            share = -math.log(before) / (math.log(after) - math.log(before))
+            found.append(low * (high / low) ** share)
+    return found[len(found) // 2] if found else None

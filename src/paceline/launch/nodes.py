@@ -1,0 +1,133 @@
+"""The ranks of several nodes, begun by one command.
+
+    --nodes 2 --workers-per-node 4
+        MASTER_ADDR is not set       torchrun --standalone --nproc-per-node 8     all are here
+        it is, and NODE_RANK         torchrun --nnodes 2 --node-rank 1 ...        this machine's
+
+A rank is begun with the same command, finds in the environment that it is one, and checks that they
+are as many as were asked for. This module must not know what runs, nor what its settings mean.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..config import MOST_PROCESSES, Resolved
+from ..engines.torchrun.world import PORT, RankOfWorld
+from ..errors import ConfigError
+from ..system.processors import num_cores
+
+_TORCHRUN = ("-m", "torch.distributed.run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """What was asked for.
+
+    Attributes:
+        count: of machines.
+        workers: of each.
+    """
+
+    count: int
+    workers: int
+
+    @classmethod
+    def asked(cls, nodes: int | None, workers_per_node: int | None) -> "Nodes | None":
+        """By these two flags; None: nobody asked.
+
+        Raises:
+            ConfigError: one without the other, or a number that cannot be.
+        """
+        if nodes is None and workers_per_node is None:
+            return None
+        if nodes is None or workers_per_node is None:
+            flag = "--nodes" if nodes is None else "--workers-per-node"
+            raise ConfigError(
+                f"{flag} is missing: --nodes 2 --workers-per-node 4 is 8 workers; on one machine "
+                "alone --workers 4"
+            )
+        if min(nodes, workers_per_node) < 1 or nodes * workers_per_node > MOST_PROCESSES:
+            raise ConfigError(
+                f"--nodes and --workers-per-node must be >= 1, and not above {MOST_PROCESSES} "
+                f"together, got {nodes} and {workers_per_node}"
+            )
+        return cls(count=nodes, workers=workers_per_node)
+
+    @property
+    def size(self) -> int:
+        """Workers of all."""
+        return self.count * self.workers
+
+    def check(self, size: int) -> None:
+        """Raise ConfigError where the launcher began another number of ranks."""
+        if size != self.size:
+            raise ConfigError(
+                f"--nodes {self.count} --workers-per-node {self.workers} is {self.size} workers, "
+                f"and {size} were begun; leave both flags out: each process is a worker"
+            )
+
+    def refuse_workers(self, resolved: Resolved) -> None:
+        """Raise ConfigError where the settings name another number of workers."""
+        if resolved.origins["workers"] != "default" and resolved.settings.workers != self.size:
+            raise ConfigError(
+                f"workers is {resolved.settings.workers} ({resolved.origins['workers']}), and "
+                f"--nodes {self.count} --workers-per-node {self.workers} is {self.size}; leave "
+                "workers out"
+            )
+
+    def begin(self, resolved: Resolved, words: Sequence[str]) -> NoReturn:
+        """This process becomes torchrun, which begins ranks with this command; see ``command``.
+
+        Args:
+            words: of ``paceline``, as it was called.
+
+        Raises:
+            ConfigError: the settings are none that ranks can carry.
+        """
+        from .job import settings_of_ranks
+
+        first = RankOfWorld(rank=0, size=self.size, local_rank=0, address="", port=PORT)
+        settings_of_ranks(resolved, first)
+        begun = self.command(os.environ, words)
+        here = self.workers
+        if are_all_here(os.environ):
+            here = self.size
+            sys.stderr.write(
+                f"{self.count} nodes of {self.workers}, all on this machine; on several: the same "
+                "command on each, with MASTER_ADDR=first-machine NODE_RANK=0, 1, ...\n"
+            )
+            sys.stderr.flush()
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // here)))
+        os.execv(begun[0], begun)
+
+    def command(self, env: Mapping[str, str], words: Sequence[str]) -> list[str]:
+        """What begins them.
+
+        Raises:
+            ConfigError: machines meet somewhere, and nobody says which this one is.
+        """
+        what = ["-m", "paceline", *words]
+        if are_all_here(env):
+            number = str(self.size)
+            return [sys.executable, *_TORCHRUN, "--standalone", "--nproc-per-node", number, *what]
+        number = env.get("NODE_RANK", "")
+        if not number.isdecimal() or int(number) >= self.count:
+            found = f"NODE_RANK={number}" if number else "NODE_RANK is not set"
+            raise ConfigError(
+                f"machines meet at MASTER_ADDR={env['MASTER_ADDR']}, and {found}: set it to 0 on "
+                f"that machine and to 1 ... {self.count - 1} on the others; to begin all "
+                "here leave MASTER_ADDR out"
+            )
+        return [
+            sys.executable, *_TORCHRUN, "--nnodes", str(self.count), "--node-rank", number,
+            "--nproc-per-node", str(self.workers), "--master-addr", env["MASTER_ADDR"],
+            "--master-port", env.get("MASTER_PORT") or str(PORT), *what,
+        ]  # fmt: skip
+
+
+def are_all_here(env: Mapping[str, str]) -> bool:
+    """Whether nobody says where machines meet, so that this one begins all."""
+    return not env.get("MASTER_ADDR")

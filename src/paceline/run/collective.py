@@ -1,0 +1,192 @@
+"""How a run's gradients are summed: what was asked for, and whether it can be.
+
+    --path  --collective     what sums                        a run's path
+    auto    auto             chosen (`path_of`)               any
+            shared           each its share, memory of all    peers
+            native           torch.distributed's all-reduce   collective
+            ring, tree, ...  a schedule of `collectives/`     collective
+
+A path is settled before members begin, since they are told of it. This module must not know tensors
+or processes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..collectives import parse
+from ..collectives.choose import candidates
+from ..collectives.host import HostCost
+from ..collectives.transfers import Operation
+from ..config import RunSettings
+from ..engines.base import Traits
+from ..errors import ConfigError
+from ..exchange.route import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
+from ..plan import format_bytes
+from ..protocols.base import SyncProtocol
+from ..report.text import format_duration
+from ..system.ceilings import ceilings_path, read_ceilings
+from ..system.processors import count_accelerators, num_cores
+
+AUTO: Final = "auto"
+SHARED: Final = "shared"
+NATIVE: Final = "native"
+SECTION: Final = "collectives"
+"""Of the file of ceilings: what was measured, by the number of processes, as text."""
+_WORTH_IT = 0.9
+"""A schedule takes torch's own place where it is that much faster, since its time is predicted."""
+
+
+def path_of(settings: RunSettings, protocol: SyncProtocol) -> str:
+    """The path that was asked for, ``auto`` where nobody did.
+
+    ``collective`` where every worker of a protocol between peers has its own accelerator, and where
+    workers share no memory.
+
+    Raises:
+        ConfigError: path, collective, protocol and engine do not fit each other.
+    """
+    if settings.collective != AUTO:
+        _check(settings, protocol)
+        return "peers" if settings.collective == SHARED else "collective"
+    if settings.engine == "torchrun":
+        return "collective"
+    is_free = settings.path == AUTO and settings.engine == "local" and settings.workers > 1
+    if is_free and protocol.is_spmd and count_accelerators(settings.device) >= settings.workers:
+        return "collective"
+    return settings.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSums:
+    """What is known of sums between the workers of a run.
+
+    Args:
+        cost: what rounds take; None: nobody knows.
+        day: when it was measured.
+        why_not: why nobody knows, in words.
+    """
+
+    cost: HostCost | None = None
+    day: str = ""
+    why_not: str = ""
+
+
+UNMEASURED = MeasuredSums()
+
+
+def measured_for(settings: RunSettings, traits: Traits, device: str) -> MeasuredSums:
+    """What ``paceline bench collectives`` has left here for such a run."""
+    if settings.collective != AUTO or settings.workers == 1:
+        return UNMEASURED
+    if not device.startswith("cpu"):
+        return MeasuredSums(why_not="schedules are measured between CPUs only")
+    if not traits.is_one_machine:
+        return MeasuredSums(why_not="what messages between these machines take is not measured")
+    return read_measured(settings.workers, *read_ceilings(SECTION))
+
+
+def read_measured(num_workers: int, section: Any, why_not: str) -> MeasuredSums:
+    """What a section of the file of ceilings says of so many workers.
+
+    Args:
+        section: as it was found; None: there is none.
+        why_not: why it was not read.
+    """
+    command = f"paceline bench collectives --workers {num_workers}"
+    unknown = f"nobody has measured {num_workers} processes here: {command}"
+    if section is None:
+        return MeasuredSums(why_not=why_not or unknown)
+    try:
+        own = section.get(str(num_workers))
+        if own is None:
+            return MeasuredSums(why_not=unknown)
+        if own["cores"] != num_cores():
+            return MeasuredSums(
+                why_not=f"it was measured on {own['cores']} cores, and here are {num_cores()}: "
+                f"{command}"
+            )
+        cost = HostCost.read(own["cost"])
+        if cost.num_ranks != num_workers:
+            raise ValueError(f"they are of {cost.num_ranks} processes")
+        return MeasuredSums(cost=cost, day=str(own["day"]))
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigError):
+        return MeasuredSums(why_not=f"{ceilings_path()} holds no times that can be read: {command}")
+
+
+def collective_of(
+    settings: RunSettings, path: str, gradient_bytes: int = 0, measured: MeasuredSums = UNMEASURED
+) -> tuple[str, str]:
+    """What sums in a run by this path, and why; empty: the store adds up what is pushed.
+
+    Args:
+        gradient_bytes: of one worker, which are summed.
+    """
+    if path == "store":
+        return "", ""
+    if settings.collective not in (AUTO, NATIVE):
+        name = settings.collective
+        return name if name == SHARED else str(parse(name, settings.workers)), "as asked for"
+    if path == "peers":
+        return SHARED, "each worker its share, in memory that all see"
+    own = "torch.distributed's own all-reduce"
+    if settings.collective == NATIVE or measured.cost is None:
+        return NATIVE, f"{own}; {measured.why_not}" if measured.why_not else own
+    return fastest(gradient_bytes, settings.engine, measured.cost, measured.day)
+
+
+def fastest(gradient_bytes: int, engine: str, cost: HostCost, day: str) -> tuple[str, str]:
+    """The collective that sums so many bytes the fastest, as far as can be told, and why."""
+    sizes = bucket_sizes(gradient_bytes) if engine == "torchrun" else [gradient_bytes]
+    took_s = {
+        name: math.fsum(
+            cost.seconds(parse(name, cost.num_ranks), Operation.ALL_REDUCE, size) for size in sizes
+        )
+        for name in candidates(cost.num_ranks)
+    }
+    best = min(took_s, key=lambda name: took_s[name])
+    native_s = math.fsum(map(cost.native_reduce_s, sizes)) if cost.native_s else math.inf
+    name, other = (best, NATIVE) if took_s[best] < _WORTH_IT * native_s else (NATIVE, best)
+    took_s[NATIVE] = native_s
+    why = f"{format_duration(took_s[name])} for {format_bytes(gradient_bytes)}"
+    if math.isfinite(took_s[other]):
+        why += f", {other} {format_duration(took_s[other])}"
+    return name, f"{why}, by what messages took here on {day}"
+
+
+def bucket_sizes(num_bytes: int) -> list[int]:
+    """In which parts the ranks of torchrun sum so many bytes, between CPUs."""
+    sizes: list[int] = []
+    while num_bytes > 0:
+        sizes.append(min(num_bytes, CPU_BUCKET_BYTES if sizes else FIRST_BUCKET_BYTES))
+        num_bytes -= sizes[-1]
+    return sizes or [0]
+
+
+def _check(settings: RunSettings, protocol: SyncProtocol) -> None:
+    """Raises ConfigError where this collective cannot be, or not with the other settings."""
+    name = settings.collective
+    if name not in (SHARED, NATIVE):
+        parse(name, settings.workers)
+    what = f"collective {name!r} cannot be used: "
+    if not protocol.is_spmd:
+        raise ConfigError(
+            f"{what}protocol {settings.protocol} decides after each push; leave the setting out, "
+            "or use --protocol full-sync or local-sgd:H"
+        )
+    if settings.engine == "inline":
+        raise ConfigError(
+            f"{what}engine inline runs its members in turn; leave the setting out, or use "
+            "--engine local"
+        )
+    if name == SHARED and settings.engine == "torchrun":
+        raise ConfigError(
+            f"{what}processes of torchrun share no memory; leave the setting out, or name native "
+            "or a schedule such as ring"
+        )
+    path = "peers" if name == SHARED else "collective"
+    if settings.path not in (AUTO, path):
+        raise ConfigError(
+            f"path {settings.path!r} and collective {name!r} exclude each other; leave the path "
+            f"out, or use --path {path}"
+        )

@@ -1,0 +1,57 @@
+"""Crossings of straight lines are where the lines cross."""
+
+import pytest
+
+from paceline.bench.crossings import Crossing, find_crossings, grid
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
+
+
+def line(fixed_s: float, s_per_byte: float) -> dict[int, float]:
+    return {size: fixed_s + size * s_per_byte for size in SIZES}
+
+
+def found(
+    times: dict[str, dict[int, float]], costs: dict[str, tuple[float, float]]
+) -> list[Crossing]:
+    def predicted(name: str, size: int) -> float:
+        fixed_s, s_per_byte = costs[name]
+        return fixed_s + size * s_per_byte
+
+    return list(find_crossings(times, predicted))
+
+
+def test_two_that_cross_are_found_with_where_they_were_predicted_to() -> None:
+    times = {"tree": line(100e-6, 4e-9), "ring": line(300e-6, 1e-9)}
+    (one,) = found(times, {"tree": (100e-6, 4e-9), "ring": (300e-6, 1e-9)})
+    assert (one.below, one.above) == ("tree", "ring")
+    assert one.predicted_bytes == pytest.approx(200e-6 / 3e-9, rel=0.05)
+    assert one.measured_bytes == pytest.approx(200e-6 / 3e-9, rel=0.3)  # four sizes, drawn between
+    assert one.is_near
+
+
+@pytest.mark.parametrize(
+    ("ring", "is_near"),
+    [((300e-6, 1e-9), True), ((800e-6, 1e-9), False), ((90e-6, 5e-9), False)],
+    ids=["as measured", "three times as far", "never"],
+)
+def test_a_prediction_is_near_within_a_factor_of_2(
+    ring: tuple[float, float], is_near: bool
+) -> None:
+    times = {"tree": line(100e-6, 4e-9), "ring": line(300e-6, 1e-9)}
+    (one,) = found(times, {"tree": (100e-6, 4e-9), "ring": ring})
+    assert one.is_near is is_near
+
+
+def test_what_is_not_clear_at_both_ends_is_no_crossing() -> None:
+    costs = {"one": (100e-6, 4e-9), "other": (300e-6, 1e-9)}
+    assert found({"one": line(100e-6, 1e-9), "other": line(105e-6, 0.9e-9)}, costs) == []
+    assert found({"one": line(100e-6, 1e-9), "other": line(300e-6, 1e-9)}, costs) == []
+    assert found({"one": line(100e-6, 1e-9)}, costs) == []
+
+
+def test_the_grid_is_even_and_of_whole_elements() -> None:
+    sizes = grid(64, 1 << 20)
+    assert sizes == sorted(set(sizes))
+    assert all(size % 4 == 0 for size in sizes)
+    assert (sizes[0], sizes[-1]) == (64, 1 << 20)

@@ -1,0 +1,45 @@
+"""docs/two-machines.md, every command as it is written, in two network namespaces."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NETNS = ROOT / "bench" / "netns.sh"
+
+
+def _why_not() -> str:
+    """Why two machines cannot be made here; "": they can."""
+    if os.geteuid() != 0 or shutil.which("tc") is None:
+        return "needs root, and tc of iproute2"
+    tried = subprocess.run([NETNS, "with", "true"], capture_output=True, text=True, check=False)
+    return tried.stderr.strip() if tried.returncode else ""
+
+
+@pytest.mark.timeout(300)
+def test_the_page_says_what_happens() -> None:
+    if reason := _why_not():
+        pytest.skip(reason)
+    env = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run([NETNS, "page"], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_without_root_or_tools_the_script_says_in_one_sentence_what_it_needs(
+    tmp_path: Path,
+) -> None:
+    for name in ("bash", "dirname", "id", "uname", "ip"):
+        found = shutil.which(name)
+        if found is not None and name != "ip":
+            (tmp_path / name).symlink_to(found)
+    done = subprocess.run(
+        ["/bin/bash", NETNS, "with", "true"], capture_output=True, text=True, check=False,
+        env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("bench/netns.sh: needs ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,392 @@
+"""Gradients in fewer bytes, between real members over gloo, and what they have not sent."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from compressing import example
+from dying import Fault, with_fault
+from paceline.collectives.base import LinkCost
+from paceline.compression import COMPRESSORS, parse
+from paceline.errors import ConfigError
+from paceline.exchange.compressed import CompressedGradient, Span
+from paceline.store.layout import lay_out
+from paceline.trace.records import Header, Resumed
+from reference import differ
+from runs import Run, assert_each_sample_once, run_script, train
+from tiny import EPOCHS, NUM_SAMPLES, TASK
+
+SCRIPT = """
+import os, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pace = paceline.connect()
+torch.manual_seed(0)
+generator = torch.Generator().manual_seed(1)
+inputs = torch.randn(240, 12, generator=generator)
+targets = inputs[:, :4].argmax(1)
+model = nn.Linear(12, 4)
+if os.environ.get("MODEL") != "softmax":
+    model = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=24, shuffle=True)
+model, optimizer, loader = pace.prepare(model, optimizer, loader)
+for epoch in pace.epochs(10):
+    for x, y in loader:
+        with pace.step():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+model.eval()
+with torch.no_grad():
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+from safetensors.torch import save_file
+state = {name: one.clone() for name, one in model.state_dict().items()}
+save_file({"loss": loss, **state}, f"own-{os.environ.get('RANK', 'alone')}.safetensors")
+"""
+
+
+def own_states(folder: Path, **settings: Any) -> list[dict[str, Tensor]]:
+    """The same script by these workers: what each has at its end, the loss in it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(SCRIPT)
+    run_script(folder / "train.py", folder, path="collective", **settings)
+    paths = sorted(folder.glob("own-*.safetensors"))
+    assert len(paths) == settings["workers"]
+    return [load_file(path) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float]:
+    """Of the script by plain PyTorch, by its model."""
+    found = {}
+    for model in ("softmax", "mlp"):
+        folder = tmp_path_factory.mktemp(model)
+        (folder / "train.py").write_text(SCRIPT)
+        env = {**os.environ, "MODEL": model, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "train.py"], cwd=folder, env=env, check=True)
+        found[model] = float(load_file(folder / "own-alone.safetensors")["loss"])
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize(("workers", "model"), [(2, "mlp"), (3, "softmax")])
+def test_training_comes_to_the_loss_without_compression_and_to_equal_weights(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: Mapping[str, float],
+    name: str,
+    workers: int,
+    model: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MODEL", model)
+    compress = "topk:20%" if name == "topk" else example(name)
+    first, *others = own_states(tmp_path, workers=workers, compress=compress)
+    print(name, float(first["loss"]), losses[model])
+    way = math.log(4) - losses[model]  # from guessing
+    assert abs(float(first["loss"]) - losses[model]) < 0.05 * way
+    for other in others:
+        for key, value in first.items():
+            assert torch.equal(other[key], value), key
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("compress", ["int8", "topk:10%"])
+def test_differences_of_local_steps_are_compressed_likewise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: Mapping[str, float],
+    compress: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MODEL", "softmax")
+    first, other = own_states(tmp_path, workers=2, protocol="local-sgd:2", compress=compress)
+    print(compress, float(first["loss"]), losses["softmax"])
+    assert float(first["loss"]) < 1.5 * losses["softmax"]
+    assert all(torch.equal(other[key], value) for key, value in first.items())
+
+
+def compressed_run(folder: Path, task: Any = TASK, **settings: Any) -> Run:
+    chosen = {"workers": 3, "path": "collective", "compress": "int8", **settings}
+    return train(task, folder, **chosen)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("compress", ["int8", "powersgd:1"])
+def test_what_is_begun_again_goes_on_with_what_was_not_sent(tmp_path: Path, compress: str) -> None:
+    """Without it the rest of the run would be another one, by far more than rounding."""
+    inside = Fault(point="inside an all-reduce", call=7)
+    settings = {"respawn": True, "checkpoint_every": "1 updates", "compress": compress}
+    run = compressed_run(tmp_path / "killed", with_fault(TASK, inside), **settings)
+    (resumed,) = [one for one in run.records if isinstance(one, Resumed)]
+    assert resumed.version > 1
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+    whole = compressed_run(tmp_path / "whole", compress=compress)
+    assert differ(run.state, whole.state) < 1e-9
+    assert differ(whole.state, compressed_run(tmp_path / "plain", compress="none").state) > 1e-5
+
+
+@pytest.mark.timeout(60)
+def test_after_a_death_in_a_step_the_others_go_on_through_the_store(tmp_path: Path) -> None:
+    """Whole, and what they had not sent waits."""
+    run = compressed_run(tmp_path, with_fault(TASK, Fault(call=4)))
+    assert run.left == ["killed by signal 9"]
+    assert run.notes == ["peers go on through the store"]
+    assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)
+
+
+@pytest.mark.timeout(60)
+def test_the_trace_says_what_was_asked_for_and_what_a_worker_sends(tmp_path: Path) -> None:
+    run = compressed_run(tmp_path, workers=2)
+    header = run.records[0]
+    assert isinstance(header, Header)
+    assert header.text("compress") == "int8"
+    told, compressed = header.fields, run.summary.compressed
+    assert 0 < header.number("sent_bytes") < header.number("plain_bytes")
+    assert all(told[name] > 0 for name in ("coding_s", "plain_link_s", "sent_link_s"))
+    assert compressed is not None
+    assert compressed.sent_bytes == run.summary.updates * header.number("sent_bytes")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"protocol": "async"},
+            r"compress int8 .*async hands each push in by itself; use",
+        ),
+        ({"path": "store"}, r"compress int8: here gradients stay in the memory of one machine"),
+        ({"path": "peers"}, r"compress int8: here gradients stay in the memory of one machine"),
+        ({"path": "auto"}, r"compress int8: here gradients stay in the memory of one machine"),
+        ({"workers": 1}, r"compress int8 needs workers that send to each other"),
+        ({"compress": "int7"}, r"unknown compressor 'int7'; did you mean 'int8'"),
+        ({"compress": "topk:0%"}, r"topk:S% needs a percentage S%"),
+        ({"compress": "topk:200%"}, r"topk:S% needs a percentage S%"),
+        ({"compress": "powersgd:0"}, r"powersgd:R needs R >= 1"),
+    ],
+)
+def test_what_cannot_carry_it_is_refused_before_anything_starts(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compressed_run(tmp_path, **settings)
+
+
+# -- one member's side, without any other ---------------------------------------------------------
+
+
+def section_of(model: nn.Module) -> Any:
+    return lay_out(model.named_parameters(), [], []).parameters
+
+
+class Mixed(nn.Module):
+    """Parameters of several types, three runs of numbers: bfloat16, complex64, float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 40)
+        self.narrow = nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16))
+        self.turned = nn.Parameter(torch.zeros(5, dtype=torch.complex64))
+        self.last = nn.Conv2d(3, 16, 3).to(memory_format=torch.channels_last)
+
+
+def made(name: str, seat: int = 0, num_members: int = 1) -> CompressedGradient:
+    compression = parse(example(name))
+    assert compression is not None
+    device = torch.device("cpu")
+    return CompressedGradient(compression, section_of(Mixed()), seat, num_members, device)
+
+
+def exchange_alone(compressed: CompressedGradient, block: Tensor) -> Tensor:
+    """The mean of one member."""
+    mean = block.clone()
+    for exchanging in compressed.begin_all(block, 1.0, mean):
+        asked = next(exchanging)
+        while True:
+            is_gathered = type(asked).__name__ == "AllGather"
+            try:
+                asked = exchanging.send(asked.tensor[None] if is_gathered else asked.tensor)
+            except StopIteration:
+                break
+    return mean
+
+
+def a_gradient(seed: int = 0) -> Tensor:
+    block = torch.zeros(section_of(Mixed()).stop, dtype=torch.uint8)
+    torch.manual_seed(seed)
+    for dtype, start, stop in section_of(Mixed()).runs():
+        part = Span(start, stop, dtype).of(block)
+        part.copy_(torch.randn(len(part)))
+    return block
+
+
+def in_float32(block: Tensor) -> list[Tensor]:
+    """A block's numbers, a run each."""
+    runs = section_of(Mixed()).runs()
+    return [Span(start, stop, dtype).of(block).float() for dtype, start, stop in runs]
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_every_type_of_numbers_is_carried_and_nothing_is_lost(name: str) -> None:
+    compressed = made(name)
+    for update in range(3):
+        before = [one.clone() for one in compressed.remember()["residual"]]
+        block = a_gradient(update)
+        mean = exchange_alone(compressed, block)
+        compressed.keep([1] * 6, mean)
+        after = compressed.remember()["residual"]
+        parts = zip(in_float32(mean), before, after, in_float32(block), strict=True)
+        for number, (sent, was, now, own) in enumerate(parts):
+            close = 0.02 if number == 0 else 1e-6  # the mean is rounded to bfloat16
+            torch.testing.assert_close(sent + now, own + was, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_what_was_not_sent_stays_however_gradients_are_cut(name: str) -> None:
+    compressed = made(name)
+    block = a_gradient()
+    compressed.keep([1] * 6, exchange_alone(compressed, block))
+    before = compressed.remember()
+    places = section_of(Mixed()).places
+    ends = [*(one.offset for one in places[1:]), section_of(Mixed()).stop]
+    spans = [Span(one.offset, end, one.dtype) for one, end in zip(places, ends, strict=True)]
+    compressed.cut(spans[::-1])
+    after = compressed.remember()
+    for one, other in zip(before["residual"], after["residual"], strict=True):
+        assert torch.equal(one, other)
+    assert before["common"].keys() == after["common"].keys()
+    for key, value in before["common"].items():
+        assert torch.equal(value, after["common"][key]), key
+
+
+def test_each_takes_its_own_and_of_another_number_the_first_takes_all() -> None:
+    parts = []
+    for seat in range(3):
+        one = made("topk", seat, 1)
+        one.keep([1] * 6, exchange_alone(one, a_gradient(seat)))
+        parts.append(one.remember())
+    for seat in range(3):
+        again = made("topk", seat, 3)
+        again.go_on(3, parts.__getitem__)
+        for found, saved in zip(again.remember()["residual"], parts[seat]["residual"], strict=True):
+            assert torch.equal(found, saved)
+    for num_members in (2, 4):
+        members = [made("topk", seat, num_members) for seat in range(num_members)]
+        for one in members:
+            one.go_on(3, parts.__getitem__)
+        for run in range(3):
+            total = sum(part["residual"][run] for part in parts)
+            found = [one.remember()["residual"][run] for one in members]
+            torch.testing.assert_close(found[0], total)
+            assert not any(one.any() for one in found[1:])
+
+
+def test_what_came_for_a_parameter_that_nobody_stepped_waits_on() -> None:
+    compressed = made("topk")
+    block = a_gradient()
+    mean = exchange_alone(compressed, block)
+    compressed.keep([0, 1, 0, 1, 1, 0], mean)
+    places = section_of(Mixed()).places
+    for number, run in ((0, 0), (2, 2), (5, 2)):
+        place, start = places[number], list(section_of(Mixed()).runs())[run][1]
+        at = (place.offset - start) // place.dtype.itemsize
+        found = compressed.remember()["residual"][run][at : at + place.numel]
+        close = 0.01 if run == 0 else 1e-6
+        torch.testing.assert_close(found, place.flat(block).float(), rtol=close, atol=close)
+
+
+def test_the_price_says_what_is_saved_and_what_is_spent() -> None:
+    compressed = made("int8", 0, 2)
+    assert compressed.price(None).wins is None
+    slow = compressed.price(LinkCost(latency_s=1e-3, s_per_byte=1e-3))
+    assert slow.wins
+    assert "compressing wins here" in slow.render()
+    fast = compressed.price(LinkCost(latency_s=1e-9, s_per_byte=1e-12))
+    assert not fast.wins
+    assert "compressing loses here" in fast.render()
+    assert fast.spent_s > 0.0
+    assert slow.sent_bytes < 0.33 * slow.plain_bytes  # small runs, of a scale each
+
+
+# -- bytes on the wire ---------------------------------------------------------------------------
+
+RANK = """
+import os, socket, struct, sys, torch, torch.distributed as dist
+from paceline.compression import parse
+from paceline.compression.base import UnderWay
+from paceline.exchange.compressed import CompressedGradient, GroupLink
+from paceline.exchange.group import TorchGroup
+from paceline.store.layout import lay_out
+
+folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+parameters = {"a": torch.zeros(300, 500), "b": torch.zeros(999), "c": torch.zeros(64, 3, 5, 5)}
+section = lay_out(parameters.items(), [], []).parameters
+
+def sent():
+    '''Bytes that this process has given to its connections, as the system counts them.'''
+    total = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as one:
+                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 280)
+                    total += struct.unpack_from("Q", info, 200)[0]
+        except OSError:
+            continue
+    return total
+
+for text in sys.argv[4:]:
+    compressed = CompressedGradient(parse(text), section, rank, size, torch.device("cpu"))
+    block = torch.zeros(section.stop, dtype=torch.uint8)
+    block.view(torch.float32).normal_()
+    mean = torch.zeros_like(block)
+    dist.barrier()
+    before = sent()
+    for _ in range(4):
+        under_way = UnderWay(GroupLink(TorchGroup()))
+        for one in compressed.begin_all(block, 1 / size, mean):
+            under_way.begin(one)
+        under_way.finish()
+        compressed.keep([1, 1, 1], mean)
+    print(text, (sent() - before) / 4, compressed.sent_bytes, flush=True)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_formula_is_what_the_system_counts(tmp_path: Path, num_ranks: int) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    texts = list(map(example, COMPRESSORS))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, tmp_path / "rank.py", tmp_path, str(rank), str(num_ranks), *texts],
+            stdout=subprocess.PIPE, env=env, text=True,
+        )
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+    for one in ranks:
+        said, _ = one.communicate(timeout=80)
+        assert one.returncode == 0
+        lines = [line.split() for line in said.splitlines()]
+        assert [line[0] for line in lines] == texts
+        for text, counted, formula in lines:
+            # gloo has a header for each part of a message that it sends by itself
+            assert float(formula) <= float(counted) + 4, text
+            assert float(counted) < 1.02 * float(formula) + 3000, text

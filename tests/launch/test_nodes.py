@@ -1,0 +1,83 @@
+"""Ranks of several nodes by one command: what is begun, and what is refused before."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.config import resolve
+from paceline.errors import ConfigError
+from paceline.launch.nodes import Nodes
+
+TWO = Nodes(count=2, workers=4)
+WORDS = ("train", "lenet", "--nodes", "2", "--workers-per-node", "4")
+
+
+def test_without_a_place_to_meet_all_are_begun_here() -> None:
+    begun = TWO.command({}, WORDS)
+    assert begun[1:] == [
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8", "-m", "paceline",
+        *WORDS,
+    ]  # fmt: skip
+
+
+def test_a_machine_begins_its_own_where_all_meet() -> None:
+    env = {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1"}
+    begun = " ".join(TWO.command(env, WORDS))
+    assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1" in begun
+    assert "--master-port 29500 -m paceline train lenet" in begun
+    assert "--master-port 4000 " in " ".join(TWO.command({**env, "MASTER_PORT": "4000"}, WORDS))
+
+
+@pytest.mark.parametrize("number", [None, "2", "-1", "one"])
+def test_a_machine_that_nobody_has_numbered_is_told_how(number: str | None) -> None:
+    env = {"MASTER_ADDR": "10.0.0.1"} | ({} if number is None else {"NODE_RANK": number})
+    with pytest.raises(ConfigError, match=r"NODE_RANK.*set it to 0 on that machine"):
+        TWO.command(env, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "message"),
+    [
+        (2, None, "--workers-per-node is missing"),
+        (None, 2, "--nodes is missing"),
+        (0, 2, "must be >= 1"),
+        (2, -1, "must be >= 1"),
+        (1000, 1000, "not above 1024 together"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    nodes: int | None, workers: int | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Nodes.asked(nodes, workers)
+
+
+def test_another_number_of_workers_is_refused() -> None:
+    TWO.refuse_workers(resolve({"workers": 8}, env={}))
+    with pytest.raises(ConfigError, match=r"workers is 4 .*leave workers out"):
+        TWO.refuse_workers(resolve({"workers": 4}, env={}))
+    with pytest.raises(ConfigError, match="is 8 workers, and 2 were begun"):
+        TWO.check(2)
+
+
+@pytest.mark.timeout(100)
+def test_one_command_with_a_seed_comes_to_the_same_twice(tmp_path: Path) -> None:
+    words = ("train", "mlp488k", "--nodes", "2", "--workers-per-node", "1", "--seed", "3")
+    found = []
+    for name in ("first", "second"):
+        begun = subprocess.run(
+            [sys.executable, "-m", "paceline", *words, "--updates", "12", "--json", "--name", name],
+            cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert begun.returncode == 0, begun.stderr
+        assert "2 nodes of 1, all on this machine" in begun.stderr
+        lines = (tmp_path / "runs" / name / "trace.jsonl").read_text().splitlines()
+        losses = [one["loss"] for one in map(json.loads, lines) if "loss" in one]
+        summary = json.loads(begun.stdout.splitlines()[-1])
+        found.append((summary["metrics"], summary["updates"], losses))
+    assert found[0][1] == 12
+    assert found[0] == found[1]

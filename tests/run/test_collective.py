@@ -1,0 +1,163 @@
+"""What sums in a run: what was asked for, else the fastest as measured; or one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.collectives.host import HostCost, kinds_of
+from paceline.collectives.transfers import Action
+from paceline.config import RunSettings
+from paceline.engines.base import Traits
+from paceline.errors import ConfigError
+from paceline.launch.launcher import train
+from paceline.protocols import parse
+from paceline.run.collective import (
+    SECTION,
+    MeasuredSums,
+    bucket_sizes,
+    collective_of,
+    measured_for,
+    path_of,
+    read_measured,
+)
+from paceline.system import ceilings
+from paceline.system.processors import num_cores
+
+RANKS = Traits(name="torchrun", cancels=False, loses_members=False, has_store=False, is_spmd=True)
+
+
+def settings(**given: Any) -> RunSettings:
+    return RunSettings(**{"workers": 4, "device": "cpu", **given})
+
+
+def path(**given: Any) -> str:
+    chosen = settings(**given)
+    return path_of(chosen, parse(chosen.protocol, chosen.workers))
+
+
+def cost(num_ranks: int = 4, native_s: float = 1.0) -> HostCost:
+    """Each message 10 us, whoever sends beside it, and 1 ns a byte; a second and more by torch."""
+    curve = tuple((size, 10e-6 + size * 1e-9) for size in (1 << 6, 1 << 24))
+    keys = [(kind, action) for kind in kinds_of(num_ranks) for action in Action]
+    native = tuple((size, native_s) for size in (1 << 10, 1 << 24))
+    return HostCost(num_ranks=num_ranks, rounds=dict.fromkeys(keys, curve), native_s=native)
+
+
+def test_each_word_has_its_path() -> None:
+    assert path() == "auto"
+    assert path(collective="shared") == "peers"
+    assert path(collective="native") == path(collective="tree") == "collective"
+    assert path(collective="ring", protocol="local-sgd:8") == "collective"
+    assert path(collective="ring", path="collective") == "collective"
+    assert path(engine="torchrun") == path(engine="torchrun", collective="bine") == "collective"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"collective": "rings"}, "unknown collective 'rings'; did you mean 'ring'?"),
+        ({"collective": "hierarchical:3"}, "hierarchical:3"),
+        ({"collective": "hierarchical"}, "needs a whole number"),
+        ({"collective": "hub:7"}, "hub:7"),
+        ({"collective": "ring", "path": "store"}, "path 'store' and collective 'ring' exclude"),
+        ({"collective": "shared", "path": "collective"}, "--path peers"),
+        ({"collective": "tree", "path": "peers"}, "--path collective"),
+        ({"collective": "ring", "protocol": "async"}, "protocol async decides after each push"),
+        ({"collective": "native", "protocol": "k-sync:2"}, "--protocol full-sync or local-sgd:H"),
+        ({"collective": "ring", "engine": "inline"}, "engine inline runs its members in turn"),
+        ({"collective": "shared", "engine": "torchrun"}, "processes of torchrun share no memory"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        path(**given)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_it_is_said_before_anything_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        train("softmax", workers=2, collective="ring", path="store", device="cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_asked_for_is_taken() -> None:
+    assert collective_of(settings(), "store") == ("", "")
+    assert collective_of(settings(collective="star"), "collective")[0] == "hub"
+    assert collective_of(settings(collective="shared"), "peers") == ("shared", "as asked for")
+    asked = settings(collective="native")
+    assert collective_of(asked, "collective", 100, MeasuredSums(cost=cost()))[0] == "native"
+    assert collective_of(settings(), "peers")[0] == "shared"
+
+
+def test_the_fastest_is_taken_as_it_was_measured() -> None:
+    small, large = 1000, 10_000_000
+    measured = MeasuredSums(cost=cost(), day="2026-11-25")
+
+    def chosen(num_bytes: int, engine: str = "local") -> tuple[str, str]:
+        return collective_of(settings(engine=engine), "collective", num_bytes, measured)
+
+    name, why = chosen(small)
+    assert name in ("hub", "fully-connected")  # two rounds
+    assert why.endswith("by what messages took here on 2026-11-25")
+    assert "for 1,000 B, native 1.0 s" in why
+    assert chosen(large)[0] not in ("hub", "tree")  # which send all of it at once
+    assert chosen(100_000_000, "torchrun")[0] == chosen(25_000_000)[0]
+
+
+def test_torch_keeps_its_place_where_it_is_as_fast() -> None:
+    measured = MeasuredSums(cost=cost(native_s=21e-6), day="today")
+    name, why = collective_of(settings(), "collective", 1000, measured)
+    assert name == "native"
+    assert why.startswith("21 us for 1,000 B, ")
+
+
+def test_where_nobody_has_measured_that_is_said() -> None:
+    name, why = collective_of(settings(), "collective", 1000, read_measured(4, None, ""))
+    assert name == "native"
+    assert why.endswith(
+        "nobody has measured 4 processes here: paceline bench collectives --workers 4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({}, "nobody has measured 4 processes"),
+        ({"4": {"cores": num_cores() + 1, "day": "", "cost": {}}}, "it was measured on"),
+        ({"4": {"cores": num_cores(), "day": "", "cost": {}}}, "no times that can be read"),
+        ({"4": {"cores": num_cores(), "day": "", "cost": cost(3).write()}}, "no times that"),
+        ({"4": 3}, "no times that can be read"),
+        ([1], "no times that can be read"),
+        ("4", "no times that can be read"),
+    ],
+    ids=range(7),
+)
+def test_what_says_nothing_of_this_run_is_left_out(section: Any, said: str) -> None:
+    found = read_measured(4, section, "")
+    assert found.cost is None
+    assert said in found.why_not
+
+
+def test_what_was_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = {"cores": num_cores(), "day": "2026-11-25", "cost": cost().write()}
+    ceilings.write_ceilings(SECTION, json.loads(json.dumps({"4": own})))
+    auto = settings(engine="torchrun")
+    assert measured_for(auto, RANKS, "cpu") == MeasuredSums(cost=cost(), day="2026-11-25")
+    assert measured_for(settings(collective="ring"), RANKS, "cpu").cost is None
+    assert "between CPUs only" in measured_for(auto, RANKS, "cuda:0").why_not
+    apart = Traits(
+        name="torchrun", cancels=False, loses_members=False, has_store=False, is_spmd=True,
+        is_one_machine=False,
+    )  # fmt: skip
+    assert "between these machines" in measured_for(auto, apart, "cpu").why_not
+
+
+def test_buckets_are_those_of_the_ranks() -> None:
+    assert bucket_sizes(3) == [3]
+    assert bucket_sizes(60 << 20) == [1 << 20, *[4 << 20] * 14, 3 << 20]
+    assert sum(bucket_sizes(123_456_789)) == 123_456_789
