@@ -12,6 +12,7 @@ Writes results/outer.md.
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -108,8 +109,10 @@ def contenders(steps: int) -> list[tuple[str, int, tuple[float, ...]]]:
 def best(asked: Question, protocol: str, batch: int, rates: Sequence[float]) -> Found:
     """The protocol at the rate with the least loss."""
     tried = [Found(protocol, batch, rate, run(asked, protocol, batch, rate)) for rate in rates]
-    tried = [one for one in tried if len(one.losses) == asked.repeats]  # the others diverged
-    return min(tried, key=lambda one: one.loss)
+    ended = [one for one in tried if math.isfinite(sum(one.losses)) and one.losses]
+    if not ended:
+        raise SystemExit(f"{protocol} diverged at every rate")
+    return min(ended, key=lambda one: one.loss)
 
 
 def run(asked: Question, protocol: str, batch: int, rate: float) -> Sequence[RunOutcome]:

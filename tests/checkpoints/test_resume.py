@@ -112,7 +112,9 @@ def test_between_processes(tmp_path: Path, path: str) -> None:
     assert_one_whole_run(run)
 
 
-@pytest.mark.parametrize("protocol", ["local-sgd:2", "local-sgd:1", "local-sgd:2+nesterov:0.7,0.9"])
+@pytest.mark.parametrize(
+    "protocol", ["local-sgd:2", "local-sgd:1", "local-sgd:2+nesterov:0.7,0.9", "post-local-sgd:3,2"]
+)
 @pytest.mark.parametrize("path", ["peers", "store", "collective"])
 def test_local_sgd_keeps_each_workers_own_optimizer_and_the_outer_one(
     tmp_path: Path, protocol: str, path: str

@@ -82,7 +82,7 @@ def test_k_batch_sync_is_full_sync_when_each_member_pushes_once_an_update() -> N
     assert [update.weights for update in batch] == [update.weights for update in full]
 
 
-@pytest.mark.parametrize("text", ["full-sync", "local-sgd:3"])
+@pytest.mark.parametrize("text", ["full-sync", "local-sgd:3", "post-local-sgd:4,3"])
 @pytest.mark.parametrize("num_samples", [90, 91, 97, 59, 5])
 @pytest.mark.parametrize("depth", [0, 1, 2, 7])
 @pytest.mark.parametrize("is_sticky", [False, True])
@@ -100,7 +100,8 @@ def test_grants_without_faults_are_the_rounds_of_peers(
         driver.look_ahead(member, depth)
     driver.open_epoch()
     batches = Batches(num_samples, 6, num_pushes, has_columns=is_sticky)
-    leases = PeerLeases(batches, 3, driver.protocol.num_steps, epoch=0)
+    first = parse(text, 3)
+    leases = PeerLeases(batches, 3, first.long_steps, first.num_short, epoch=0)
     driver.finish_epoch(random.Random(1))
     granted: dict[int, list[list[Lease]]] = {0: [], 1: [], 2: []}
     for order in driver.log:

@@ -131,7 +131,7 @@ def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: st
 # -- post-local-sgd --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["inline", "through the store"])
+@pytest.mark.parametrize("way", WAYS)
 def test_the_first_updates_of_post_local_sgd_are_full_syncs(tmp_path: Path, way: str) -> None:
     """With momentum, decay and two groups; later ones are local-sgd's."""
     settings = {"workers": 3, "protocol": "post-local-sgd:5,3", **WAYS[way]}

@@ -28,11 +28,11 @@ from paper_run import Plan, carry_out, conduct, judge, make_engine
 EXAMPLES = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPELLINGS = (
     "full-sync", "k-sync:1", "k-sync:2", "k-batch-sync:2", "async", "k-async:1", "k-async:2",
-    "k-batch-async:2", "k-batch-async:3", "local-sgd:2", "stale-synchronous:0",
-    "stale-synchronous:1", "adaptive", "adaptive-local:2",
+    "k-batch-async:2", "k-batch-async:3", "local-sgd:2", "post-local-sgd:2,2",
+    "stale-synchronous:0", "stale-synchronous:1", "adaptive", "adaptive-local:2",
 )  # fmt: skip
 
-PEERS = ("full-sync", "local-sgd:2")
+PEERS = ("full-sync", "local-sgd:2", "post-local-sgd:2,2")
 
 
 def _fits(protocol: str, workers: int) -> bool:
@@ -52,7 +52,7 @@ def plans(draw: st.DrawFn, *, is_calm: bool = False) -> Plan:
     epochs = draw(st.integers(1, 3))
     moment = st.tuples(st.integers(0, epochs - 1), st.integers(-1, 3))
     steps = st.lists(st.integers(0, 3), max_size=1).map(tuple)
-    is_plain = not protocol.startswith(("local-sgd", "adaptive-local"))
+    is_plain = not protocol.startswith(("local-sgd", "post-local", "adaptive-local"))
     script = Script(
         epochs=epochs,
         calls=tuple(draw(st.lists(st.sampled_from(("count", "sum")), max_size=2))),

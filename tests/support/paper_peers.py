@@ -101,8 +101,8 @@ class PeerMember(PaperMember):
     def _plan_rounds(self, opened: said.OpenEpoch) -> list[list[list[Lease]]]:
         num_seats = self._board.num_seats
         leases = PeerLeases(
-            self._batches, num_seats, self.num_steps, epoch=opened.epoch, position=opened.position,
-            first_id=opened.first_id,
+            self._batches, num_seats, self.num_steps, opened.num_short, epoch=opened.epoch,
+            position=opened.position, first_id=opened.first_id,
         )  # fmt: skip
         places = [opened.seats.index(seat) for seat in range(num_seats)]
         return [

@@ -199,30 +199,42 @@ class PeerLeases:
 
     Round j gives member r the leases [(j P + r) H, (j P + r + 1) H), with P members and H steps;
     the last one, where there are fewer, deals them evenly; with columns member r has part r of the
-    batches [j H, (j + 1) H). That is what releases in member order
-    cut, so members that exchange between themselves agree with the coordinator without asking it
-    (tests/core/test_coordinator.py holds it). A lease is cut when it is asked for, so that an epoch
-    of many costs no more than one of few.
+    batches [j H, (j + 1) H). Short rounds, which have one step, may come first. That is what
+    releases in member order cut, so members that exchange between themselves agree with the
+    coordinator without asking it (tests/core/test_coordinator.py holds it). A lease is cut when it
+    is asked for, so that an epoch of many costs no more than one of few.
 
     Args:
+        num_steps: of each member in a round that is not short.
+        num_short: rounds of one step, which come first.
         position: where the first lease begins; others before it are done.
         first_id: of that lease.
     """
 
-    __slots__ = ("_batches", "_epoch", "_first", "_first_id", "_num_left", "_num_members", "_steps")
+    __slots__ = (
+        "_batches", "_epoch", "_first", "_first_id", "_num_left", "_num_members", "_short", "_steps"
+    )  # fmt: skip
 
     def __init__(
-        self, batches: Batches, num_members: int, num_steps: int, *, epoch: int, position: int = 0,
-        first_id: int = 0,
+        self, batches: Batches, num_members: int, num_steps: int, num_short: int = 0, *,
+        epoch: int, position: int = 0, first_id: int = 0,
     ) -> None:  # fmt: skip
         self._batches, self._epoch = batches, epoch
         self._num_members, self._steps = num_members, num_steps
         self._first, self._first_id = batches.num_leases_before(position), first_id
         self._num_left = batches.num_leases - self._first
+        self._short = min(num_short, -(-self._num_left // num_members))
 
     @property
     def num_rounds(self) -> int:
-        return -(-self._num_left // (self._num_members * self._steps))
+        num_later = max(0, self._num_left - self._short * self._num_members)
+        return self._short + -(-num_later // (self._num_members * self._steps))
+
+    def _steps_of(self, number: int) -> tuple[int, int]:
+        """Of a round: each member's steps before it, and in it."""
+        num_short = min(number, self._short)
+        before = num_short + (number - num_short) * self._steps
+        return before, 1 if number < self._short else self._steps
 
     def begins_at(self, number: int) -> int:
         """The position where a round begins that has a lease; all before it is in earlier ones."""
@@ -233,9 +245,10 @@ class PeerLeases:
         """The leases of a member in a round; none where others take the last."""
         if self._batches.has_columns:
             return self._of_column(number, rank)
-        start = number * self._num_members * self._steps
+        before, steps = self._steps_of(number)
+        start = before * self._num_members
         for place in range(rank + 1):
-            share = even_share(self._num_left - start, self._num_members - place, self._steps)
+            share = even_share(self._num_left - start, self._num_members - place, steps)
             start += share
         return [
             self._batches.lease(self._first + i, self._epoch, self._first_id + i)
@@ -244,8 +257,9 @@ class PeerLeases:
 
     def _of_column(self, number: int, rank: int) -> list[Lease]:
         """The same where each member keeps its part: that of H batches, one after another."""
-        parts, first = self._num_members, self._first + number * self._num_members * self._steps
-        indices = range(first + rank, first + parts * self._steps, parts)
+        before, steps = self._steps_of(number)
+        parts, first = self._num_members, self._first + before * self._num_members
+        indices = range(first + rank, first + parts * steps, parts)
         return [
             self._batches.lease(one, self._epoch, self._first_id + one - self._first)
             for one in indices

@@ -368,7 +368,10 @@ class Coordinator:
             elif ledger.has_gathered:
                 raise ProtocolError(f"{self._protocol} kept {ledger.gathered()} when exhausted")
         if ledger.lookahead.is_used:  # 4
-            ledger.look_ahead(self._protocol.num_steps, in_step=self._protocol.is_spmd)
+            protocol = self._protocol
+            ledger.look_ahead(
+                protocol.long_steps, num_single=protocol.num_short - 1, in_step=protocol.is_spmd
+            )  # one short round is at work
             self._tell_upcoming(orders)
 
     def _serve(self, orders: list[Order]) -> None:

@@ -347,13 +347,14 @@ class Ledger:
             else:
                 self._return(lease.id)
 
-    def look_ahead(self, num_at_once: int, *, in_step: bool = False) -> None:
-        """Keep fresh leases for those that fetch ahead."""
+    def look_ahead(self, num_at_once: int, *, num_single: int = 0, in_step: bool = False) -> None:
+        """Keep fresh leases for those that fetch ahead, see ``Lookahead.top_up``."""
         if self.is_sticky:
             num_at_once = 1  # a batch is dealt out to all, part by part
         self.lookahead.top_up(
-            self._next_fresh_lease, self._cuts.num_left, num_at_once, in_step=in_step
-        )
+            self._next_fresh_lease, self._cuts.num_left, num_at_once,
+            num_single=num_single, in_step=in_step,
+        )  # fmt: skip
 
     # -- questions ----------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ class Lookahead:
         num_left: Callable[[int], int],
         num_at_once: int,
         *,
+        num_single: int = 0,
         in_step: bool = False,
     ) -> None:
         """Fill all to their depth in turns, in member order, `num_at_once` leases a turn.
@@ -73,16 +74,18 @@ class Lookahead:
 
         Args:
             num_left: how many fresh leases there are, counted up to a number.
+            num_single: of what is kept for a member so many come in turns of one, before the rest.
             in_step: where one is short all take a turn, so that the order does not depend on who
                 comes first.
         """
         short = sorted(m for m, d in self._depths.items() if len(self._queues.get(m, ())) < d)
         while short:
             turn = sorted(self._depths) if in_step else short
+            at_once = 1 if len(self._queues.get(turn[0], ())) < num_single else num_at_once
             for place, member in enumerate(turn):
                 num_members = len(turn) - place
-                num_fresh = num_left(num_members * num_at_once)
-                for _ in range(even_share(num_fresh, num_members, num_at_once)):
+                num_fresh = num_left(num_members * at_once)
+                for _ in range(even_share(num_fresh, num_members, at_once)):
                     if (lease := next_fresh()) is not None:
                         self._queues.setdefault(member, []).append(lease)
             if not num_left(1):

@@ -59,7 +59,8 @@ class PeerRounds:
         self._seats, updates_left = opened.seats, opened.updates_left
         self._leases = PeerLeases(
             member.shape.batches(member.batch_ends), member.num_workers, member.num_steps,
-            epoch=member.epoch, position=opened.position, first_id=opened.first_id,
+            opened.num_short, epoch=member.epoch, position=opened.position,
+            first_id=opened.first_id,
         )  # fmt: skip
         num_rounds = self._leases.num_rounds
         self._num_rounds = num_rounds if updates_left < 0 else min(num_rounds, updates_left)
@@ -117,10 +118,12 @@ class PeerRounds:
 
     def upcoming(self, depth: int) -> Sequence[Lease]:
         """Nobody is asked: the rounds of the epoch are known."""
-        num_steps = self._member.num_steps
-        end = min(self._num_rounds, self._round + 1 + -(-depth // num_steps))
-        own = [one for number in range(self._round, end) for one in self._own(number)]
-        return own[: num_steps + depth]
+        num_now, own = len(self._own(self._round)), list[Lease]()
+        for number in range(self._round, self._num_rounds):
+            own += self._own(number)
+            if len(own) >= num_now + depth:
+                break
+        return own[: num_now + depth]
 
     def push(self, work: Work) -> float:
         """Go through a round, to the next grant; the norm of the averaged gradient, or nan."""

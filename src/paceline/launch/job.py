@@ -47,7 +47,8 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
     if not protocol.is_spmd:
         raise ConfigError(
             f"protocol {settings.protocol} decides after each push, which engine torchrun cannot "
-            f"carry: it carries full-sync and local-sgd:H. On one machine: {instead}"
+            "carry: it carries full-sync, local-sgd:H and post-local-sgd:N,H. On one machine: "
+            f"{instead}"
         )
     path_of(settings, protocol)
     if settings.path not in ("auto", "collective"):

@@ -94,6 +94,16 @@ class SyncProtocol(abc.ABC):
         outer = "" if self.outer is AVERAGING else f"+{self.outer}"
         return text + outer if self.staleness is WHOLE else f"{text}{outer}+{self.staleness}"
 
+    @property
+    def num_short(self) -> int:
+        """Rounds to come that have one step a release; later ones have ``long_steps``."""
+        return 0
+
+    @property
+    def long_steps(self) -> int:
+        """Local steps of a release, once there are no more short rounds."""
+        return self.num_steps
+
     def idle_note(self) -> str:
         """Why the staleness rule that was asked for does nothing; empty where it does."""
         if not self.idle_rule:

@@ -65,12 +65,19 @@ class PostLocalSgd(LocalSgd):
     )
     is_adaptive = True
     learned = ("num_updates",)
-    is_spmd = False  # peers have one number of steps in all rounds of an epoch
 
     def __init__(self, num_workers: int, num_first: int, num_steps: int) -> None:
         FullSync.__init__(self, num_workers, num_first, num_steps, num_steps=1)
         self.num_as_full_sync, self._later_steps = num_first, num_steps
         self._num_updates = 0
+
+    @property
+    def num_short(self) -> int:
+        return max(0, self.num_as_full_sync - self._num_updates)
+
+    @property
+    def long_steps(self) -> int:
+        return self._later_steps
 
     def _apply(self) -> Apply:
         self._num_updates += 1
@@ -78,7 +85,7 @@ class PostLocalSgd(LocalSgd):
         return super()._apply()
 
     def _choose(self) -> None:
-        self.num_steps = self._later_steps if self._num_updates >= self.num_as_full_sync else 1
+        self.num_steps = 1 if self.num_short else self._later_steps
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "num_updates": self._num_updates}

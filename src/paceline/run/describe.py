@@ -278,7 +278,7 @@ def _promise(protocol: SyncProtocol, settings: RunSettings, path: str) -> tuple[
     """What ``--deterministic`` is worth here: a sum of two is the same in either order."""
     if not settings.deterministic:
         return ()
-    is_in_turn = protocol.is_spmd and not protocol.is_adaptive
+    is_in_turn = protocol.is_spmd
     if settings.workers == 1 or (is_in_turn and (path != "store" or settings.workers == 2)):
         return ("deterministic: on this machine the same command gives the same bits",)
     why = f"under {protocol} updates follow from when workers are done"

@@ -276,7 +276,7 @@ class EpochBorders:
         run.streams.open(epoch)
         run.tell_all(OpenEpoch(
             epoch, by_peers, run.updates_left, phase, seats, run.began_for_s,
-            position or 0, first_id, self._publishing.end(),
+            position or 0, first_id, self._publishing.end(), run.protocol.num_short,
         ))  # fmt: skip
         if by_peers:
             self._peers.begin()

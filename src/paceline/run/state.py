@@ -252,7 +252,7 @@ class RunState:
         """What a member is told of the store, once it has described itself."""
         protocol = self.protocol
         return Laid(
-            arena_bytes, protocol.num_steps, self.update_rule == "mean",
+            arena_bytes, protocol.long_steps, self.update_rule == "mean",
             self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
             self.coordinator.version, place, self.plan.collective,
         )  # fmt: skip

@@ -377,7 +377,7 @@ class Laid(NamedTuple):
     """The store's memory is there.
 
     Attributes:
-        num_steps: local steps a push.
+        num_steps: local steps a push, but in short rounds.
         is_difference: a push is a difference of parameters.
         nonfinite_is_error: a gradient that is not finite ends the run.
         first_epoch: the one that the member begins with.
@@ -448,6 +448,7 @@ class OpenEpoch(NamedTuple):
         position: in the epoch's order, where a run that goes on begins.
         first_id: of the first lease from there on.
         is_published: weights were published since the last one, and the store has them.
+        num_short: rounds between peers that have one step, before all others.
     """
 
     epoch: int
@@ -459,6 +460,7 @@ class OpenEpoch(NamedTuple):
     position: int = 0
     first_id: int = 0
     is_published: bool = False
+    num_short: int = 0
 
 
 class ReadStream(NamedTuple):
