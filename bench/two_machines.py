@@ -8,9 +8,9 @@
     rows      the four lines, under torchrun with these settings
 
 Predicted is computing alone, and what the exchange adds: the closed formula of the schedule with
-what a message costs on this link, of the bytes of an update, over the local steps of one. Where the
-gradients come in several buckets each begins when it is there and the one before is through. One
-rank a machine, a thread each. Writes results/two_machines.md.
+what a message costs on this link, of the bytes of an update, over the local steps of one; of a
+compressor its own price. Where the gradients come in several buckets each begins when it is there
+and the one before is through. One rank a machine, a thread each. Writes results/two_machines.md.
 """
 
 import argparse
@@ -31,10 +31,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline import compression as compressors
 from paceline.collectives import parse
 from paceline.collectives.base import LinkCost
 from paceline.collectives.transfers import Operation
 from paceline.engines.torchrun.buckets import make_buckets
+from paceline.exchange.compressed import CompressedGradient
 from paceline.store.layout import lay_out
 from table import machine, write_table
 from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
@@ -54,9 +56,6 @@ class Row:
     Attributes:
         batch: over both machines.
         every: local steps of an update.
-        share: of the gradients' bytes that is sent.
-        collective: whose formula it is; of gloo's own, that of a ring.
-        spends_s: what each update computes for the exchange alone.
     """
 
     name: str
@@ -64,15 +63,19 @@ class Row:
     network: str = "mlp488k"
     batch: int = 256
     every: int = 1
-    share: float = 1.0
-    collective: str = "ring"
-    spends_s: Callable[[nn.Module], float] = lambda model: 0.0
-    least_steps: int = LEAST_STEPS
 
 
+SLOW_LOCAL = {"protocol": "local-sgd:8"}
 ROWS = (
     Row(name="full-sync"),
-    Row(name="local-sgd:8", settings={"protocol": "local-sgd:8"}, every=8),
+    Row(name="full-sync, ring", settings={"collective": "ring"}),
+    Row(name="full-sync, hub", settings={"collective": "hub"}),
+    *(
+        Row(name=f"full-sync, {name}", settings={"compress": name})
+        for name in ("bf16", "int8", "topk:1%", "powersgd:2")
+    ),
+    Row(name="local-sgd:8", settings=SLOW_LOCAL, every=8),
+    Row(name="DiLoCo:8", settings={**SLOW_LOCAL, "outer": "nesterov:0.7,0.9"}, every=8),
     Row(name="full-sync, overlapped", network="deep", batch=8192),
 )  # fmt: skip
 """The first of a network is what the others of it are worth it against."""
@@ -236,21 +239,25 @@ def measure(kind: str, row: Row, num_steps: int) -> dict[str, Any]:
 
 def exchange_s(row: Row, model: nn.Module, link: LinkCost, alone: Mapping[str, Any]) -> float:
     """What it adds to a step that takes ``alone["step_s"]`` by itself."""
-    layout = lay_out(list(model.named_parameters()), [], [])
-    schedule = parse(row.collective, RANKS)
+    parameters = lay_out(list(model.named_parameters()), [], []).parameters
+    if (compression := compressors.parse(row.settings.get("compress", "none"))) is not None:
+        cpu = torch.device("cpu")
+        price = CompressedGradient(compression, parameters, 0, RANKS, cpu).price(link)
+        assert price.sent_s is not None
+        return price.sent_s + price.spent_s
+    schedule = parse(row.settings.get("collective", "ring"), RANKS)  # gloo's own is a ring
 
     def seconds(num_bytes: int) -> float:
-        return schedule.formula_s(Operation.ALL_REDUCE, int(num_bytes * row.share), link)
+        return schedule.formula_s(Operation.ALL_REDUCE, num_bytes, link)
 
     if row.every > 1:
-        return (seconds(layout.parameters.num_bytes) + row.spends_s(model)) / row.every
+        return seconds(parameters.num_bytes) / row.every
     ready_s = {int(number): at_s for number, at_s in alone["ready_s"].items()}
-    last_s = max(ready_s.values())
     free_s = 0.0
-    for bucket in make_buckets(layout.parameters, torch.device("cpu")):
+    for bucket in make_buckets(parameters, torch.device("cpu")):
         there_s = max(ready_s[number] for number in bucket.numbers)
         free_s = max(free_s, there_s) + seconds(bucket.span.stop - bucket.span.start)
-    return max(0.0, free_s - last_s) + row.spends_s(model)
+    return max(0.0, free_s - max(ready_s.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +293,7 @@ class Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=24, help="of a row, that count")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW")
     parser.add_argument("--write", action="store_true")
     for name in ("--kind", "--folder", "--row"):
@@ -298,6 +305,7 @@ def main() -> None:
         KINDS[options.kind](row, Steps(options.steps, options.folder))
         return
     note = machine()
+    torch.set_num_threads(1)
     rows = [one for one in ROWS if not options.only or one.name in options.only]
     link_found = measure("link", ROWS[0], 0)
     link = LinkCost(latency_s=link_found["latency_s"], s_per_byte=link_found["s_per_byte"])
@@ -325,7 +333,7 @@ def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list
     firsts: dict[str, Found] = {}
     cells, overlap = [], ""
     for row in rows:
-        of_row = -(-max(row.least_steps, steps) // row.every) * row.every
+        of_row = -(-max(LEAST_STEPS, steps) // row.every) * row.every
         key = (row.network, row.batch)
         if key not in alones:
             alones[key] = measure("alone", row, of_row)

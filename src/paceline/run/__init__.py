@@ -3,6 +3,7 @@
     controller      hears every event, and has a handler for each
     state           one run: its coordinator, trace and members; roster: who takes part
     describe        what members prepared, and the plan that follows
+    collective      how gradients are summed: what was asked for, and whether it can be
     epochs          the borders of epochs              pushes   what members tell of their work
     peers           rounds among themselves            calls    evaluations and sums of all
     checkpointing   when, of what, by whom             progress what a run tells while it goes
