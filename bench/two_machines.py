@@ -16,7 +16,6 @@ and the one before is through. One rank a machine, a thread each. Writes results
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -85,10 +84,14 @@ ROWS = (
 
 
 class Steps:
-    """The clock of a loop: the first steps do not count."""
+    """The clock of a loop: the first steps do not count.
 
-    def __init__(self, num_steps: int, folder: str) -> None:
-        self._left, self._folder = num_steps + WARM_UP, folder
+    Args:
+        every: steps of an update, in the middle of which no loop is left.
+    """
+
+    def __init__(self, num_steps: int, every: int, folder: str) -> None:
+        self._left, self._folder = num_steps + max(WARM_UP, every), folder
         self._num_steps = num_steps
         self.more: dict[str, Any] = {}
 
@@ -114,7 +117,7 @@ def _sent_bytes() -> int:
 
 
 def be_link(row: Row, steps: Steps) -> None:
-    """Both send to the other at once."""
+    """Both send to the other at once; the least of several, since what disturbs only adds."""
     dist.init_process_group("gloo")
     other = 1 - dist.get_rank()
 
@@ -128,7 +131,7 @@ def be_link(row: Row, steps: Steps) -> None:
         return time.perf_counter() - start_s
 
     found = {
-        size: statistics.median([seconds(size) for _ in range(25 if size == SMALL else 7)][2:])
+        size: min(seconds(size) for _ in range(25 if size == SMALL else 7))
         for size in (SMALL, LARGE, 2 * LARGE)
     }
     s_per_byte = (found[2 * LARGE] - found[LARGE]) / LARGE
@@ -302,7 +305,7 @@ def main() -> None:
     if options.kind:
         torch.set_num_threads(1)
         row = next(one for one in ROWS if one.name == options.row)
-        KINDS[options.kind](row, Steps(options.steps, options.folder))
+        KINDS[options.kind](row, Steps(options.steps, row.every, options.folder))
         return
     note = machine()
     torch.set_num_threads(1)
