@@ -2,9 +2,10 @@
 
     python bench/streams.py [--rounds 8] [--epochs 2] [--write]
 
-Two workers under full-sync, 256 samples an update. A stream goes through the store, and its samples
-come one by one, where a data set of tensors gathers a batch at once; so each of the two is held
-against what it can be had with. A round runs all kinds in a random order, each a launch of its own:
+Two workers under full-sync, 256 samples an update. A stream goes between peers as other data does,
+but for the end of each pass; its samples come one by one, where a data set of tensors gathers a
+batch at once, so each of the two is held against what it can be had with. A round runs all kinds in
+a random order, each a launch of its own:
 
     one by one    the samples by their numbers, each for itself: between peers, through the store;
                   and as a stream

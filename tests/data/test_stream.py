@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.data.frames import Frame, decode, encode
+from paceline.data.frames import Frame, Packed, decode, encode, pack
 from paceline.data.likeness import digest_of
 from paceline.data.numbers import Numbers
 from paceline.data.serving import Received, StreamClient, StreamServer
@@ -48,6 +48,10 @@ def _reading(
     extent = Extent(0, first, done, number, most_ahead, multiple)
     rows = ((4, torch.tensor([one]), f"[{one}]") for one in batches)
     return StreamReading(rows, extent, news), news
+
+
+def _unpacked(batch: Packed) -> Any:
+    return decode(encode(1, batch))
 
 
 def _value(answer: Answer | None) -> int:
@@ -169,8 +173,8 @@ def test_any_numbers_are_answered(size: int, asked: list[int], seed: st.DataObje
     ids=["tuple", "dict", "list", "parameter"],
 )
 def test_a_batch_comes_as_it_went(batch: Any) -> None:
-    frame = encode(2, batch)
-    assert digest_of(decode(frame)) == digest_of(batch)
+    for one in (batch, pack(batch)):
+        assert digest_of(decode(encode(2, one))) == digest_of(batch)
 
 
 def test_a_frame_is_read_as_often_as_wanted_and_each_is_a_copy() -> None:
@@ -287,7 +291,7 @@ def test_several_ask_at_once_and_each_number_comes_once_to_each() -> None:
 def test_it_reads_what_the_loader_itself_would(num_workers: int) -> None:
     loader = DataLoader(Stream(23), batch_size=4, num_workers=num_workers)
     source = StreamSource(loader, 4, 1)
-    found = [(count, batch) for count, batch, _ in source.open(0, "")]
+    found = [(count, _unpacked(batch)) for count, batch, _ in source.open(0, "")]
     for (count, mine), other in zip(found, loader, strict=True):
         assert count == len(mine[0])
         torch.testing.assert_close(mine, other)
@@ -301,7 +305,7 @@ def test_a_state_goes_on_with_the_mini_batch_after_it(tmp_path: Path) -> None:
     assert json.loads(state)[0] == {"position": 2}
     _, again, _ = next(iter(source.open(0, state)))
     _, second, _ = list(StreamSource(loader, 2, 1).open(0, ""))[1]
-    torch.testing.assert_close(again, second)
+    torch.testing.assert_close(_unpacked(again), _unpacked(second))
 
 
 class BufferShuffledExamples:
@@ -359,11 +363,17 @@ class _Random(IterableDataset[Any]):
 def test_what_it_draws_follows_from_seed_and_pass_also_where_it_goes_on() -> None:
     def drawn(seed: int, epoch: int) -> list[float]:
         source = StreamSource(DataLoader(_Random(), batch_size=2), 2, seed)
-        return torch.cat([batch for _, batch, _ in source.open(epoch, "")]).flatten().tolist()
+        return (
+            torch.cat([_unpacked(batch) for _, batch, _ in source.open(epoch, "")])
+            .flatten()
+            .tolist()
+        )
 
     def after(text: str) -> list[float]:
         source = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1)
-        return torch.cat([batch for _, batch, _ in source.open(0, text)]).flatten().tolist()
+        return (
+            torch.cat([_unpacked(batch) for _, batch, _ in source.open(0, text)]).flatten().tolist()
+        )
 
     (_, _, state), *_ = StreamSource(DataLoader(_Random(), batch_size=2), 2, 1).open(0, "")
     assert after(state) == drawn(1, 0)[2:]

@@ -130,29 +130,45 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return flat.view(dtype).view(shape) if len(buffer) else torch.empty(shape, dtype=dtype)
 
 
+class Packed(NamedTuple):
+    """A batch taken apart: a queue carries it with one open file for each large tensor alone."""
+
+    head: bytes
+    parts: tuple[bytes | Tensor, ...]
+
+
+def pack(batch: Any) -> Packed:
+    """What stands in a batch: its skeleton, a copy of what is small, and its large tensors."""
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    pickler = _Pickler(file, buffers.append)
+    pickler.dump(batch)
+    pairs = zip(pickler.tensors, buffers, strict=True)
+    return Packed(
+        file.getvalue(),
+        tuple(one if one.numel() >= _LARGE_BYTES else bytes(memory.raw()) for one, memory in pairs),
+    )
+
+
 def encode(num_samples: int, batch: Any) -> Frame:
-    """A copy of what stands in a batch.
+    """A copy of what stands in a batch, or in a packed one.
 
     Raises:
         MemoryError: there is no room for it.
     """
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    pickler = _Pickler(file, buffers.append)
-    pickler.dump(batch)
-    head = file.getvalue()
-    written: list[bytes | memoryview] = [head]
-    parts, files, position = [Part(0, 0, len(head))], [Memory.new()], len(head)
-    for tensor, buffer in zip(pickler.tensors, buffers, strict=True):
-        size, lies_at = tensor.numel(), None
-        if size >= _LARGE_BYTES and len(files) < _MOST_FILES:
-            lies_at = _memory_of(tensor)
-        if lies_at is not None:
-            parts.append(Part(len(files), lies_at[1], size))
-            files.append(lies_at[0])
-            continue
-        written.append(buffer.raw())
-        parts.append(Part(0, position, size))
-        position += size
+    packed = batch if isinstance(batch, Packed) else pack(batch)
+    written: list[bytes | memoryview] = [packed.head]
+    parts, files, position = [Part(0, 0, len(packed.head))], [Memory.new()], len(packed.head)
+    for one in packed.parts:
+        if isinstance(one, Tensor):
+            lies_at = _memory_of(one) if len(files) < _MOST_FILES else None
+            if lies_at is not None:
+                parts.append(Part(len(files), lies_at[1], one.numel()))
+                files.append(lies_at[0])
+                continue
+        memory: Any = one.numpy() if isinstance(one, Tensor) else one
+        written.append(memoryview(memory))
+        parts.append(Part(0, position, len(written[-1])))
+        position += len(written[-1])
     files[0].write(written)
     return Frame(num_samples, tuple(parts), tuple(files))
 

@@ -1,7 +1,8 @@
 """The mini-batches of a user's stream, one after the other, read in loader workers.
 
     loader worker    worker_init_fn -> a state, where there is one -> the data set -> m samples
-                     -> collate_fn -> how many, their batch, the data set's state after them
+                     -> collate_fn -> how many, their batch, the data set's state after them;
+                     the batch is taken apart here (frames.py): a queue carries less so
 
 Who reads is a process of torch's own, so the user's Python takes nothing from a step; its random
 state follows from the run's seed and the pass, so who reads the stream again, after a death, reads
@@ -27,6 +28,7 @@ from ..replica.seeding import (
     restore_random_states,
     seed_all,
 )
+from .frames import Packed, pack
 
 _STREAM_SALT = 6
 _STATE_S = 0.5
@@ -45,14 +47,14 @@ class _Collated:
         self._collate, self._is_batch, self._saves = collate, is_batch, saves
         self._next_s = 0.0
 
-    def __call__(self, samples: Any) -> tuple[int, Any, str]:
+    def __call__(self, samples: Any) -> tuple[int, Packed, str]:
         """Number of samples, their batch, and the state after them or nothing."""
         num_samples = 1 if self._is_batch else len(samples)
         batch, state = self._collate(samples), ""
         if self._saves and time.monotonic() >= self._next_s:
             state = self._state()
             self._next_s = time.monotonic() + _STATE_S
-        return num_samples, batch, state
+        return num_samples, pack(batch), state
 
     def _state(self) -> str:
         info = get_worker_info()
@@ -154,7 +156,7 @@ class StreamSource:
         """Mini-batches that torch's loader workers hold ready."""
         return self.num_workers * (self._loader.prefetch_factor or 2)
 
-    def open(self, epoch: int, state: str) -> Iterator[tuple[int, Any, str]]:
+    def open(self, epoch: int, state: str) -> Iterator[tuple[int, Packed, str]]:
         """One pass; its workers begin now, forked by the thread that calls."""
         user, generator = self._loader, None
         seed = mix(self._seed, epoch, _STREAM_SALT)
