@@ -52,7 +52,6 @@ ELSEWHERE: dict[str, str] = {
     "exchange.model_copy": "what leaves a member, driven through StoreExchange in tests/exchange",
     "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
     "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
-    "bench.collective_rounds": "a part of bench.collectives: tests/bench measure with it there",
     "launch.trials": "runs within a run: tests/launch/test_trials.py makes them by the command",
     "store.sums": "a part of the store: tests/store add and undo through SharedStore",
     "trace.reader": "tests/trace read through paceline.trace",
