@@ -77,8 +77,7 @@ def _encode(parts: Tensor) -> Tensor:
     """
     num_parts, num_blocks, block = parts.shape
     head = num_blocks * _SCALE_BYTES
-    low, high = torch.aminmax(parts, dim=-1)
-    scales = torch.maximum(high, -low).div_(_LEVELS).float()
+    scales = parts.abs().amax(-1).div_(_LEVELS).float()
     scales.clamp_(min=torch.finfo(torch.float32).tiny)
     wire = torch.empty(num_parts, head + num_blocks * block, dtype=torch.uint8, device=parts.device)
     wire[:, :head] = scales.view(torch.uint8)

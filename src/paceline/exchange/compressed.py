@@ -259,9 +259,15 @@ class GroupLink:
         return tensor
 
 
-def measured_link(group: MemberGroup, device: torch.device) -> LinkCost:
-    """What a message between these members costs; all measure together."""
-    return measure_link(lambda one: group.all_reduce(one).wait(), group.size, device)
+def measured_link(group: MemberGroup, device: torch.device) -> LinkCost | None:
+    """What a message between these members costs; all measure together.
+
+    None: one of them has died, and the run hears of it.
+    """
+    try:
+        return measure_link(lambda one: group.all_reduce(one).wait(), group.size, device)
+    except RuntimeError:
+        return None
 
 
 def spans_of(section: Section) -> list[Span]:

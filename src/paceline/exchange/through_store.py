@@ -84,7 +84,7 @@ class StoreExchange(Exchange):
         """Whether that began, so that all hold the main member's weights."""
         self._is_published = False
         """Whether weights were published since the last epoch."""
-        self.measure_link: Callable[[torch.device], LinkCost] | None = None
+        self.measure_link: Callable[[torch.device], LinkCost | None] | None = None
         """What a message between members costs, measured by all of them together; None: it costs
         none, or nobody can."""
         self._owes_stop = False
