@@ -128,6 +128,13 @@ def test_a_worker_that_is_killed_takes_no_momentum_along(tmp_path: Path, way: st
     assert differ(run.state, diloco(task, run.records, 4, OUTERS[NESTEROV])) < EXACT
 
 
+def test_differences_of_few_bytes_are_stepped_on_as_others(tmp_path: Path) -> None:
+    """int8 with error feedback: near the whole ones, and not them."""
+    run = _train(tmp_path, 2, NESTEROV, compress="int8", **WAYS["all-reduce"])
+    expected = diloco(_task(), run.records, 2, OUTERS[NESTEROV])
+    assert EXACT < differ(run.state, expected) < 5e-3
+
+
 # -- post-local-sgd --------------------------------------------------------------------------------
 
 
