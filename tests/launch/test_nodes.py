@@ -71,7 +71,7 @@ def test_one_command_with_a_seed_comes_to_the_same_twice(tmp_path: Path) -> None
     for name in ("first", "second"):
         begun = subprocess.run(
             [sys.executable, "-m", "paceline", *words, "--updates", "12", "--json", "--name", name],
-            cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert begun.returncode == 0, begun.stderr
         assert "2 nodes of 1, all on this machine" in begun.stderr

@@ -7,6 +7,7 @@
     trials     runs of the same members, one after another, each in a folder of its own
     job        what a run of ranks is asked for, and the folder of its restarts
     ranks      the same where torchrun, srun or mpirun began the workers
+    nodes      torchrun begun for the workers of several machines
 
 It must not know how orders are carried out.
 """
