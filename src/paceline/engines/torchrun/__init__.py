@@ -9,7 +9,7 @@
     rank K   main     StoreExchange -> PeerRounds            member.py     words, lines, the store
                           lines: one all-gather a round
                           bytes: all-reduce, or a schedule   averaging.py  while the backward pass
-                                                             buckets.py    computes
+                                                             buckets.py    computes, part by part
                                                              group.py      gloo between CPUs, NCCL
                                                                            between GPUs
              thread   a receive from rank K + 1, which breaks where that one dies
