@@ -339,11 +339,20 @@ def test_what_keeps_every_bit_is_made_again(tmp_path: Path, settings: dict[str, 
     assert (found.difference, found.is_model_equal) == ("", True)
 
 
-def test_an_average_by_torch_distributed_is_refused_on_a_cpu_too(tmp_path: Path) -> None:
-    """gloo adds in an order of its own: with three workers another than the members'."""
-    live = run(tmp_path, protocol="full-sync", path="collective")
+@pytest.mark.parametrize(
+    ("collective", "words"),
+    [
+        ("native", r"averaged by torch\.distributed, in an order of its"),
+        ("ring", "summed along ring, and a replay adds them up as shared memory does"),
+    ],
+)
+def test_an_average_by_a_collective_is_refused_on_a_cpu_too(
+    tmp_path: Path, collective: str, words: str
+) -> None:
+    """It adds in an order of its own: with three workers another than the members'."""
+    live = run(tmp_path, protocol="full-sync", collective=collective)
     assert live.path == "collective"
-    with pytest.raises(ConfigError, match=r"averaged by torch\.distributed, in an order of its"):
+    with pytest.raises(ConfigError, match=words):
         replay(live.folder)
 
 

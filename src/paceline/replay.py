@@ -219,7 +219,7 @@ def _reason(header: Header) -> str:
     if not name:
         return "its task was handed over from Python and has no name to find it by"
     if header.text("path") == "collective":
-        return "its gradients were averaged by torch.distributed, in an order of its own"
+        return _summed_otherwise(header.text("collective", "native"))
     if not device.startswith("cpu"):
         return f"it ran on {device}, and only what a CPU computed comes out equal bit for bit"
     if (number := header.number("accumulate", 1)) > 1:
@@ -229,6 +229,15 @@ def _reason(header: Header) -> str:
     if rounding := header.texts("rounding"):
         return f"it ran with {' and '.join(rounding)}, which rounds otherwise than plain code does"
     return ""
+
+
+def _summed_otherwise(collective: str) -> str:
+    if collective == "native":
+        return "its gradients were averaged by torch.distributed, in an order of its own"
+    return (
+        f"its gradients were summed along {collective}, and a replay adds them up as shared memory "
+        "does, in another order"
+    )
 
 
 def _resumed_reason(header: Header, resumed: Resumed) -> str:
