@@ -148,6 +148,8 @@ def test_what_was_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert measured_for(auto, RANKS, "cpu").cost == cost()
     assert measured_for(settings(workers=3, engine="torchrun"), RANKS, "cpu").cost == cost(3)
     assert measured_for(settings(collective="ring"), RANKS, "cpu").cost is None
+    steady = settings(engine="torchrun", deterministic=True)
+    assert "another order" in measured_for(steady, RANKS, "cpu").why_not
     assert "between CPUs only" in measured_for(auto, RANKS, "cuda:0").why_not
     apart = Traits(
         name="torchrun", cancels=False, loses_members=False, has_store=False, is_spmd=True,

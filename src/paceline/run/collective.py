@@ -81,6 +81,8 @@ def measured_for(settings: RunSettings, traits: Traits, device: str) -> KnownCos
     """What ``paceline bench collectives`` has left here for such a run."""
     if settings.collective != AUTO or settings.workers == 1:
         return UNMEASURED
+    if settings.deterministic:
+        return KnownCosts(why_not="another measurement might choose another order of sums")
     if not device.startswith("cpu"):
         return KnownCosts(why_not="schedules are measured between CPUs only")
     if not traits.is_one_machine:
