@@ -1,6 +1,7 @@
 """A run of one worker counts for a later run only where everything is as it was."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,40 @@ HEADER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def written(folder: Path, step_s: float, updates: int = 20, **fields: Any) -> dict[str, Any]:
-    """A made-up run whose workers push together every ``step_s``; its header."""
+def written(
+    folder: Path,
+    step_s: float,
+    updates: int = 20,
+    later: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """A made-up run whose workers push together every ``step_s``; its header.
+
+    Args:
+        later: fields that are others when it goes on, after all these updates.
+    """
     folder.mkdir(parents=True)
     header: dict[str, Any] = {**HEADER, "workers": 1, **fields}
     trace = Trace(folder / FILE_NAME)
     trace.header(**header)
-    workers = range(header["workers"])
+    add_updates(trace, header["workers"], step_s, range(updates))
+    if later is not None:
+        now = {**header, **later}
+        trace.go_on(trace.mark(), updates * step_s, updates, now["workers"], now)
+        add_updates(trace, now["workers"], step_s / 4, range(updates, 2 * updates))
+    trace.close()
+    return header
+
+
+def add_updates(trace: Trace, num_workers: int, step_s: float, versions: range) -> None:
+    workers = range(num_workers)
     for worker in workers:
         trace.joined(0.0, worker, worker, 1)
-    for version in range(updates):
+    for version in versions:
         tickets = tuple(Ticket(worker, version, version) for worker in workers)
         for ticket in tickets:
             trace.pushed(Pushed(ticket, 4, 1.0, True, version * step_s), step_s, 0.0, 0.0)
         trace.order(Apply(tickets, tuple(1 / len(workers) for _ in workers)), version * step_s)
-    trace.close()
-    return header
 
 
 def test_efficiency_is_one_workers_step_over_that_of_each(tmp_path: Path) -> None:
@@ -75,6 +94,24 @@ def test_a_run_that_differs_does_not_count(tmp_path: Path, name: str) -> None:
 def test_only_one_worker_at_its_own_pace_counts(tmp_path: Path, fields: dict[str, Any]) -> None:
     written(tmp_path / "one", 0.010, **fields)
     assert find_one_worker(tmp_path / "four", {**HEADER, "workers": 4}) is None
+
+
+def test_a_run_that_went_on_with_more_workers_counts_up_to_there(tmp_path: Path) -> None:
+    written(tmp_path / "one", 0.010, later={"workers": 4})
+    alone = find_one_worker(tmp_path / "four", {**HEADER, "workers": 4})
+    assert alone is not None
+    assert alone.step_s == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize("later", [{"workers": 2}, {"threads": 2}], ids=str)
+def test_a_run_that_went_on_as_another_has_no_efficiency(
+    tmp_path: Path, later: dict[str, Any]
+) -> None:
+    alone = OneWorker(step_s=0.0125, run="one", day="2026-11-24")
+    written(tmp_path / "four", 0.0125, workers=4, **alone.header(), later=later)
+    assert summarize(tmp_path / "four").scaling_efficiency is None
+    written(tmp_path / "same", 0.0125, workers=4, **alone.header(), later={})
+    assert summarize(tmp_path / "same").scaling_efficiency is not None
 
 
 def test_the_newest_counts_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..trace import FILE_NAME, read_header, read_trace
-from ..trace.records import Header
+from ..trace.records import Header, Resumed
 from .tally import Tally
 
 ALIKE = (
@@ -101,6 +101,8 @@ def _step_s(trace: Path, header: Header) -> float | None:
     """Seconds of a mini-batch, once that run was warm; None: it was too short to say."""
     tally = Tally()
     for record in read_trace(trace):
+        if isinstance(record, Resumed):
+            break  # it may have gone on as another run
         tally.add(record)
         if tally.warm.updates >= _MOST_UPDATES:
             break

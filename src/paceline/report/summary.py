@@ -14,7 +14,7 @@ from ..core.stats import SlowWorker, accuracy_among
 from ..errors import ConfigError
 from ..trace import FILE_NAME, read_trace
 from ..trace.records import Evaluated, Header
-from .one_worker import OneWorker
+from .one_worker import ALIKE, OneWorker
 from .tally import Tally
 from .text import Point
 
@@ -297,6 +297,8 @@ def _efficiency(tally: Tally, workers: int) -> ScalingEfficiency | None:
     alone = OneWorker.from_header(tally.header)
     if alone is None or not tally.warm.samples:
         return None
+    if any(one.workers != workers or one.changes.keys() & ALIKE for one in tally.resumes):
+        return None  # its seconds are of several kinds of run
     mini_batch_s = tally.header.number("mini_batch_size") * tally.warm.seconds / tally.warm.samples
     return ScalingEfficiency(
         value=alone.step_s / (workers * mini_batch_s),
