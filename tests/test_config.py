@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import NAMES, RunSettings, resolve
+from paceline.compression import COMPRESSORS
+from paceline.config import NAMES, RunSettings, help_of, resolve
 from paceline.errors import ConfigError
+from paceline.fields import spelled
+from paceline.protocols import PROTOCOLS, spelling
+from paceline.protocols.outer import SPELLINGS
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +165,15 @@ def test_a_broken_file_is_named(name: str, text: str, message: str, tmp_path: Pa
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml cannot be read: No such file"):
         resolve({}, tmp_path / "gone.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("protocol", [spelling(one) for one in PROTOCOLS]),
+        ("outer", list(SPELLINGS.values())),
+        ("compress", [spelled(name, one.arguments) for name, one in COMPRESSORS.items()]),
+    ],
+)
+def test_the_help_of_a_family_names_all_its_members(name: str, members: list[str]) -> None:
+    assert [one for one in members if one not in help_of(name)] == []

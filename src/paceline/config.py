@@ -72,7 +72,8 @@ class RunSettings:
     protocol: str = _setting(
         "full-sync",
         "When gradients are combined: full-sync, k-sync:K, k-batch-sync:K, async, k-async:K, "
-        "k-batch-async:K, stale-synchronous:S, local-sgd:H, adaptive or adaptive-local:H.",
+        "k-batch-async:K, stale-synchronous:S, local-sgd:H, post-local-sgd:N,H, adaptive or "
+        "adaptive-local:H.",
     )
     staleness: str = _setting(
         "none",

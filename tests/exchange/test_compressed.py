@@ -4,8 +4,9 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,11 @@ from compressing import example
 from dying import Fault, with_fault
 from paceline.collectives.base import LinkCost
 from paceline.compression import COMPRESSORS, parse
+from paceline.context import Context
 from paceline.errors import ConfigError
+from paceline.exchange.base import ScriptHooks
 from paceline.exchange.compressed import CompressedGradient, Span
+from paceline.script.prepared import Prepared
 from paceline.store.layout import lay_out
 from paceline.trace.records import Header, Resumed
 from reference import differ
@@ -291,6 +295,41 @@ def test_each_takes_its_own_and_of_another_number_the_first_takes_all() -> None:
             found = [one.remember()["residual"][run] for one in members]
             torch.testing.assert_close(found[0], total)
             assert not any(one.any() for one in found[1:])
+
+
+class KeeperOfACheckpoint:
+    """A checkpoint that has what two members had not sent."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        self._parts = parts
+
+    def add(self, name: str, save: Any, load: Any) -> None:
+        load(self._parts[0])
+
+    def add_of_all(self, name: str, save: Any, load: Any) -> None:
+        load(len(self._parts), self._parts.__getitem__)
+
+
+@pytest.mark.parametrize("is_newcomer", [False, True])
+def test_a_newcomer_takes_nothing_of_the_checkpoint_that_the_run_began_with(
+    is_newcomer: bool,
+) -> None:
+    """Whom it follows has sent that since, so it would count twice."""
+    parts = []
+    for seat in range(2):
+        one = made("topk", seat, 2)
+        one.keep([1] * 6, exchange_alone(one, a_gradient(seat)))
+        parts.append(one.remember())
+    prepared: Any = SimpleNamespace(
+        _context=Context(compress="topk:10%", is_newcomer=is_newcomer),
+        _keeper=KeeperOfACheckpoint(parts),
+    )
+    layout: Any = SimpleNamespace(parameters=section_of(Mixed()))
+    replica: Any = SimpleNamespace(layout=layout, device=torch.device("cpu"))
+    exchange: Any = SimpleNamespace(hooks=ScriptHooks(), seat=0, num_workers=2)
+    Prepared._compress(prepared, exchange, replica)
+    found = exchange.hooks.compressed.remember()["residual"]
+    assert any(bool(one.any()) for one in found) is not is_newcomer
 
 
 def test_what_came_for_a_parameter_that_nobody_stepped_waits_on() -> None:

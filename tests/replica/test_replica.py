@@ -117,6 +117,14 @@ def test_what_no_exchange_carries_is_named() -> None:
         refuse_hooks(optimizer)
 
 
+def test_a_parameter_of_whole_numbers_is_named() -> None:
+    """Plain PyTorch trains beside it, and its optimizer leaves it alone."""
+    layer = nn.Linear(2, 2)
+    layer.steps = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
+    with pytest.raises(ConfigError, match=r"'steps' is of torch\.int64.*register_buffer\('steps'"):
+        replica(layer)
+
+
 def test_random_state_is_left_as_it_was() -> None:
     seed_all(3)
     expected = torch.rand(2).tolist()

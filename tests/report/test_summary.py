@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.events import Apply, Pushed, Ticket
 from paceline.report.files import write_report
-from paceline.report.summary import Staleness, SupersededWork, summarize
+from paceline.report.summary import CompressedBytes, Staleness, SupersededWork, summarize
 from paceline.report.text import Point
 from paceline.trace import Trace
 
@@ -50,6 +51,40 @@ def test_each_worker_has_its_seconds(run_dir: Path) -> None:
     assert first.superseded_s == 0.0
     assert (second.compute_s, second.wait_s, second.push_s) == pytest.approx((1.5, 0.3, 0.2))
     assert second.superseded_s == 0.25
+
+
+def resumed_run(folder: Path, *lives: dict[str, str | int]) -> Path:
+    """A run of one worker that goes on with another header after every ten updates."""
+    trace = Trace(folder / "trace.jsonl")
+    for life, fields in enumerate(lives):
+        if life:
+            trace.go_on(trace.mark(), 10.0 * life, 10 * life, 1, fields)
+        else:
+            trace.header(**fields)
+            trace.joined(0.0, 0, 0, 1)
+        for version in range(10 * life, 10 * life + 10):
+            ticket = Ticket(0, version, version)
+            trace.pushed(Pushed(ticket, 4, 1.0, True, float(version)), 1.0, 0.0, 0.0)
+            trace.order(Apply((ticket,), (1.0,)), float(version))
+    trace.close()
+    return folder
+
+
+def test_only_updates_that_were_compressed_count_as_such(tmp_path: Path) -> None:
+    int8: dict[str, str | int] = {"compress": "int8", "plain_bytes": 100, "sent_bytes": 30}
+    topk: dict[str, str | int] = {"compress": "topk:1%", "plain_bytes": 100, "sent_bytes": 2}
+    none: dict[str, str | int] = {"compress": "none"}
+    for number, (lives, found) in enumerate((
+        ([int8], CompressedBytes(compressor="int8", plain_bytes=1000, sent_bytes=300)),
+        ([int8, none], CompressedBytes(compressor="int8", plain_bytes=1000, sent_bytes=300)),
+        ([none, int8], CompressedBytes(compressor="int8", plain_bytes=1000, sent_bytes=300)),
+        ([none, int8, none, topk, int8],
+         CompressedBytes(compressor="int8, topk:1%", plain_bytes=3000, sent_bytes=620)),
+        ([none, none], None),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert summarize(resumed_run(folder, *lives)).compressed == found
 
 
 def test_epochs_have_loss_and_accuracy(run_dir: Path) -> None:

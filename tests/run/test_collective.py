@@ -56,6 +56,8 @@ def test_each_word_has_its_path() -> None:
     ("given", "said"),
     [
         ({"collective": "rings"}, "unknown collective 'rings'; did you mean 'ring'?"),
+        ({"collective": "nativ"}, "did you mean 'native'? Known: auto, "),
+        ({"collective": "share"}, "did you mean 'shared'?"),
         ({"collective": "hierarchical:3"}, "hierarchical:3"),
         ({"collective": "hierarchical"}, "needs a whole number"),
         ({"collective": "hub:7"}, "hub:7"),

@@ -64,6 +64,14 @@ def test_a_machine_that_holds_no_sections_is_damage() -> None:
     assert read_ceilings("memory") == (2, "")
 
 
+def test_a_home_that_cannot_be_looked_into_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that belongs to somebody else: the run that asks goes on without."""
+    monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'long' * 100}")
+    found, why = read_ceilings("memory")
+    assert found is None
+    assert why == f"{ceilings_path()} is left out: File name too long"
+
+
 def test_a_file_that_cannot_be_is_said(home: Path) -> None:
     home.mkdir()
     (home / "paceline").write_text("a file, and no folder")

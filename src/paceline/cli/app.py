@@ -168,7 +168,8 @@ def _refused(error: OSError) -> PacelineError:
 def _no_memory(error: Exception) -> LinkError:
     from ..system.limits import describe_limits
 
-    return LinkError(f"there is too little memory: {error} (allowed: {describe_limits() or 'all'})")
+    what = f": {error}" if str(error) else ""  # Python's own says nothing
+    return LinkError(f"there is too little memory{what} (allowed: {describe_limits() or 'all'})")
 
 
 def _say(line: str) -> None:

@@ -30,6 +30,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from ..errors import ConfigError
+from ..fields import count, real
 from .base import Collective, LinkCost
 from .transfers import Action, ChunkTransfer, Operation, Round, bounds
 
@@ -128,7 +129,7 @@ class HostCost:
             (str(kind), Action(action)): _curve(points) for kind, action, points in values["rounds"]
         }
         native_s = _curve(values["native_s"])
-        return cls(num_ranks=int(values["num_ranks"]), rounds=rounds, native_s=native_s)
+        return cls(num_ranks=count(values["num_ranks"]), rounds=rounds, native_s=native_s)
 
     def write(self) -> dict[str, object]:
         """As JSON has it."""
@@ -201,7 +202,7 @@ class HostCost:
 
 
 def _curve(points: Any) -> Curve:
-    return tuple((int(size), float(seconds)) for size, seconds in points)
+    return tuple((count(size), real(seconds)) for size, seconds in points)
 
 
 def _length(message: tuple[int, Action]) -> int:

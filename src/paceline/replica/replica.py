@@ -7,7 +7,7 @@ refuses. This module must not know where the slot leads to.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,7 @@ class Replica:
         self.parameters = [parameter for _, parameter in named]
         self.buffers = [buffer for _, buffer in model.named_buffers()]
         self.device = _only_device([*self.parameters, *self.buffers])
+        _refuse_whole_numbers(named)
         rows = state_rows(rule, self.parameters)
         self.layout: Layout = lay_out(named, model.named_buffers(), rows)
         self.held = HeldMemory(model, self.layout)
@@ -347,6 +348,17 @@ def refuse_hooks(optimizer: Optimizer) -> None:
             "which carries them under full-sync and local-sgd; to clip, "
             "pace.clip_grad_norm_(model.parameters(), max_norm)"
         )
+
+
+def _refuse_whole_numbers(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """ConfigError where a parameter has no mean over workers, though it may be frozen."""
+    for name, parameter in named:
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            raise ConfigError(
+                f"parameter {name!r} is of {parameter.dtype}, and of whole numbers workers have no "
+                "mean; keep it as a buffer: self.register_buffer("
+                f"{name.rpartition('.')[2]!r}, tensor)"
+            )
 
 
 def refuse_what_cannot_be_carried(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:

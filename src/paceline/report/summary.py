@@ -43,7 +43,7 @@ class SupersededWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedBytes:
-    """What a worker sent in all its updates, and would have sent without ``--compress``."""
+    """What a worker sent in all updates with ``--compress``, and would have sent without it."""
 
     compressor: str
     plain_bytes: int
@@ -228,7 +228,7 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
         superseded=SupersededWork(
             count=tally.superseded, wasted_s=tally.wasted_s, saved_s=tally.saved_s
         ),
-        compressed=_compressed(header, tally.version),
+        compressed=_compressed(tally),
         dropped_samples=tally.dropped_samples,
         test_accuracy=accuracies[-1].value if accuracies else None,
         final_loss=_final_loss(tally),
@@ -245,13 +245,24 @@ def _summary(tally: Tally, run_dir: Path) -> Summary:
     )
 
 
-def _compressed(header: Header, updates: int) -> CompressedBytes | None:
-    if not header.number("plain_bytes"):
+def _compressed(tally: Tally) -> CompressedBytes | None:
+    """By header of each life: a run may go on with another compressor, and with none."""
+    assert tally.header is not None
+    fields = tally.header.fields
+    lives = [(0, tally.header)]
+    lives += [(one.version, Header(fields={**fields, **one.changes})) for one in tally.resumes]
+    ends = [*(begin for begin, _ in lives[1:]), tally.version]
+    names, plain_bytes, sent_bytes = list[str](), 0, 0
+    for (begin, header), end in zip(lives, ends, strict=True):
+        name = header.text("compress", "none")
+        if name != "none" and end > begin:
+            names += [name] if name not in names else []
+            plain_bytes += (end - begin) * header.number("plain_bytes")
+            sent_bytes += (end - begin) * header.number("sent_bytes")
+    if not plain_bytes:
         return None
     return CompressedBytes(
-        compressor=header.text("compress"),
-        plain_bytes=updates * header.number("plain_bytes"),
-        sent_bytes=updates * header.number("sent_bytes"),
+        compressor=", ".join(names), plain_bytes=plain_bytes, sent_bytes=sent_bytes
     )
 
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ..collectives import parse
+from ..collectives import ALIASES, COLLECTIVES, parse
 from ..collectives.choose import candidates
 from ..collectives.host import HostCost
 from ..collectives.transfers import Operation
 from ..config import RunSettings
 from ..engines.base import Traits
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown
 from ..exchange import CPU_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ..plan import format_bytes
 from ..protocols.base import SyncProtocol
@@ -183,6 +183,9 @@ def _check(settings: RunSettings, protocol: SyncProtocol) -> None:
     """Raises ConfigError where this collective cannot be, or not with the other settings."""
     name = settings.collective
     if name not in (SHARED, NATIVE):
+        known = (AUTO, SHARED, NATIVE, *COLLECTIVES, *ALIASES)
+        if (given := name.strip().partition(":")[0]) not in known:
+            raise unknown("collective", given, known)
         parse(name, settings.workers)
     what = f"collective {name!r} cannot be used: "
     if not protocol.is_spmd:

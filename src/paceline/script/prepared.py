@@ -340,7 +340,10 @@ class Prepared:
             compression, replica.layout.parameters, exchange.seat, exchange.num_workers,
             replica.device,
         )  # fmt: skip
-        self._keeper.add_of_all(_NOT_SENT, compressed.remember, compressed.go_on)
+        if self._context.is_newcomer:  # whom it follows may have sent since what a checkpoint has
+            self._keeper.add(_NOT_SENT, compressed.remember, lambda _: None)
+        else:
+            self._keeper.add_of_all(_NOT_SENT, compressed.remember, compressed.go_on)
 
     def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
         """Fill in what the exchange asks of the script's side."""

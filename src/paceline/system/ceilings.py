@@ -36,12 +36,12 @@ def read_ceilings(section: str) -> tuple[object, str]:
     What it holds is as somebody wrote it: whoever asks has to look.
     """
     path = ceilings_path()
-    if not path.exists():
-        return None, ""
     try:
         machines = _machines(read_text(open_to_read(path), _MOST_BYTES))
         return machines.get(platform.node(), {}).get(section), ""
     except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None, ""
         return None, f"{path} is left out: {error.strerror}"
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None, f"{path} is left out: it is damaged, or of another version of Paceline"
