@@ -122,8 +122,8 @@ def test_the_peers_words_for_workers_are_understood(
     [
         ("--gpus", "use --workers N --device cuda"),
         ("--node-rank", "NODE_RANK=1"),
-        ("--num-nodes=2", "--workers-per-node is missing"),
-        ("--nnodes=2", "--workers-per-node is missing"),
+        ("--num-nodes", "--workers-per-node is missing"),
+        ("--nnodes", "--workers-per-node is missing"),
         ("--max-steps", "use --updates N"),
         ("--backend", "use --path store or --path peers"),
     ],

@@ -24,7 +24,8 @@ def _why_not() -> str:
 def test_the_page_says_what_happens() -> None:
     if reason := _why_not():
         pytest.skip(reason)
-    env = {**os.environ, "PYTHON": sys.executable}
+    commands = str(Path(sys.executable).parent)  # python, torchrun and paceline, as it has them
+    env = {**os.environ, "PATH": os.pathsep.join([commands, os.environ["PATH"]])}
     done = subprocess.run([NETNS, "page"], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
