@@ -70,5 +70,5 @@ page)
     mkdir "$folder/page"
     "$python" "$root/tests/support/machines_page.py" "$root/docs/two-machines.md" "$folder/page"
     ;;
-*) "$python" "$root/bench/two_machines.py" "$@" ;;
+*) cd "$root" && "$python" bench/two_machines.py "$@" ;;
 esac
