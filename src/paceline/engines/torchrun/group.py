@@ -93,7 +93,7 @@ class RankGroup(TorchGroup):
     def _devices(self, device: torch.device) -> tuple[torch.device, ...]:
         return ()  # each group is of one backend
 
-    def _told(self, work: dist.Work) -> Pending:
+    def _told(self, work: Any) -> Pending:
         return _Watched(self, work)
 
     def swap(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
@@ -136,7 +136,7 @@ class RankGroup(TorchGroup):
 class _Watched:
     """An operation that a death breaks with a cause."""
 
-    def __init__(self, group: RankGroup, work: dist.Work) -> None:
+    def __init__(self, group: RankGroup, work: Any) -> None:
         self._group, self._work = group, work
 
     def wait(self) -> None:
