@@ -46,9 +46,8 @@ def by_launch(
     return run, left_in(folder)
 
 
-@pytest.mark.xfail(reason="at times one worker leaves nothing: open, not understood", strict=False)
 def test_a_worker_that_was_called_off_each_time_ends_with_the_others(tmp_path: Path) -> None:
-    for number in range(4):  # most of them are such
+    for number in range(6):  # most of them are such, in any epoch
         folder = tmp_path / str(number)
         words = say(folder, epochs=3)
         run = run_script(SCRIPT, folder, *words, workers=2, protocol="k-sync:1")

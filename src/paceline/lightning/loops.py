@@ -280,8 +280,9 @@ class FitLoop(_FitLoop):
         """
         if self.trainer.strategy.world_size == 1:
             return True
-        values = (self.trainer._results or {}).values()
-        mine = sum(bool(one.meta.sync.should) for one in values)
+        results = self.trainer._results  # with what was logged in epochs before
+        logged = [] if results is None else results.valid_items()
+        mine = sum(bool(one.meta.sync.should) for _, one in logged)
         num, total, squares = (self._pace.sum(one) for one in (1, mine, mine * mine))
         if num * squares == total * total:
             return True
