@@ -4,8 +4,9 @@
     runs/four              4 workers begin: the step goes into their trace's header, so that what
                            is said of them today is said tomorrow, too
 
-A run counts only where everything is the same that the time depends on; where none does, nothing
-is said. This module must not know how runs are carried out.
+A run counts only where all that `ALIKE` names is the same; where none does, nothing is said. What
+is not in a header is not compared, such as how batches are loaded. This module must not know how
+runs are carried out.
 """
 
 import os
@@ -26,7 +27,7 @@ ALIKE = (
     "program", "model", "source", "mini_batch_size", "accumulate", "machine", "device", "cores",
     "threads", "rounding",
 )  # fmt: skip
-"""Fields of a trace's header that must be the same."""
+"""Fields of a trace's header that must be the same: what a step computes, and on what."""
 _ENGINES = ("local", "torchrun")
 """Where each worker is a process of its own."""
 _MOST_FOLDERS, _MOST_TRACES = 5_000, 200
