@@ -280,9 +280,8 @@ class FitLoop(_FitLoop):
         """
         if self.trainer.strategy.world_size == 1:
             return True
-        results = self.trainer._results  # with what was logged in epochs before
-        logged = [] if results is None else results.valid_items()
-        mine = sum(bool(one.meta.sync.should) for _, one in logged)
+        results = self.trainer._results  # what was logged in epochs before is in it, too
+        mine = sum(bool(one.meta.sync.should) for _, one in results.valid_items()) if results else 0
         num, total, squares = (self._pace.sum(one) for one in (1, mine, mine * mine))
         if num * squares == total * total:
             return True
