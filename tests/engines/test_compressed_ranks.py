@@ -12,7 +12,7 @@ import torch
 
 from paceline.engines.torchrun.averaging import make_buckets
 from paceline.store.layout import lay_out
-from ranks import SCRIPT, run_ranks
+from ranks import SCRIPT, run_by_mpirun, run_ranks
 from reference import differ
 from runs import Run, assert_each_sample_once, run_script
 
@@ -49,7 +49,7 @@ def test_ranks_come_to_what_local_workers_do(
 ) -> None:
     """Also where gradients change after their exchange has begun, and it is made anew."""
     chosen = {"PACELINE_COMPRESS": compress, "PACELINE_PROTOCOL": protocol, "MODE": mode}
-    ended = run_ranks(tmp_path, num_ranks, **chosen)
+    ended = run_by_mpirun(tmp_path, num_ranks, **chosen)
     assert ended.code == 0, ended.said
     assert f"compress         {compress}: " in ended.said
     assert "compressing wins here" in ended.said or "compressing loses here" in ended.said

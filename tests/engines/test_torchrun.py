@@ -26,7 +26,17 @@ from paceline.exchange.base import Clock
 from paceline.store.control import ALARM, ARGUMENTS, COUNTS, RHYTHMS, control_bytes
 from paceline.store.memory import SharedMemory
 from paceline.trace.records import Ended as EndedRecord
-from ranks import SCRIPT, Ended, begin, end, free_port, interrupt, run_alone, run_ranks
+from ranks import (
+    SCRIPT,
+    Ended,
+    begin,
+    end,
+    free_port,
+    interrupt,
+    run_alone,
+    run_by_mpirun,
+    run_ranks,
+)
 from reference import differ
 from runs import Run, assert_each_sample_once, run_script
 
@@ -73,7 +83,8 @@ def test_a_script_comes_to_what_the_local_engine_does(
     protocol: str,
     chosen: dict[str, str],
 ) -> None:
-    ended = run_ranks(tmp_path, num_ranks, PACELINE_PROTOCOL=protocol, **chosen)
+    run_them = run_ranks if "NORM" in chosen else run_by_mpirun  # one of them is enough by torchrun
+    ended = run_them(tmp_path, num_ranks, PACELINE_PROTOCOL=protocol, **chosen)
     assert ended.code == 0, ended.said
     run = ended.run
     assert (run.path, run.num_epochs_ended()) == ("collective", 2)
