@@ -162,8 +162,16 @@ class DistributedAveraging(Averaging):
             self._reduce(run, weight)
 
     def _reduce_buffers(self, weight: float) -> None:
-        for buffer in self._replica.buffers:
-            self._reduce(buffer, weight if buffer.is_floating_point() else None)
+        """Those of one type of numbers together."""
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for one in self._replica.buffers:
+            kinds.setdefault(one.dtype, []).append(one)
+        for dtype, buffers in kinds.items():
+            together = torch.cat([one.reshape(-1) for one in buffers])
+            self._reduce(together, weight if dtype.is_floating_point else None)
+            parts = torch.split(together, [one.numel() for one in buffers])
+            for one, part in zip(buffers, parts, strict=True):
+                one.copy_(part.view(one.shape))
 
     def _adopt(self, weights: Sequence[float]) -> None:
         """All have made the same step by themselves: its parameters, of the first who pushed."""
