@@ -1,4 +1,4 @@
-"""Lines that go with a bucket of gradients: every byte comes back, whatever gradients are made of."""
+"""Lines that go with a bucket of gradients: every byte comes back, of whatever type they are."""
 
 import pytest
 import torch
