@@ -82,7 +82,7 @@ class DistributedAveraging(Averaging):
         """The store's block is old: what is newest lies on this device."""
         self._copy.version = version
         if self._copy.is_difference:
-            self.begin_again()
+            self._copy.begin_again(self._live, is_whole=True)
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         raise ConfigError(f"{what} is not carried by path 'collective'; use --path store")
@@ -93,8 +93,9 @@ class DistributedAveraging(Averaging):
         replica, present = self._replica, self._store.present(self._seat)
         if self._copy.is_difference:
             self._copy.unedited.check()
-            present[:] = self._all_present
+            present[:] = self._copy.due.present
             self._copy.difference_into(self._mean)
+            self._copy.hand_in()
             return
         if work.inv_scale != 1.0:
             replica.scale_gradients(work.inv_scale)
@@ -139,10 +140,10 @@ class DistributedAveraging(Averaging):
         return are_finite([run.sum() for run in runs]) or math.isfinite(norm_of(runs))
 
     def _runs(self) -> list[Tensor]:
-        """The mean, a stretch for each type of numbers."""
+        """The mean of what is due, a stretch for each type of numbers."""
         return [
             self._mean[start:stop].view(dtype)
-            for dtype, start, stop in self._replica.layout.parameters.runs()
+            for dtype, start, stop in self._copy.due.runs(self._replica.layout.parameters)
         ]
 
     def _spans(self) -> list[Span]:

@@ -11,7 +11,7 @@ the loop.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -122,6 +122,14 @@ class StoreExchange(Exchange):
         self._beginning.lay_out(self.first_scale, self._first_skipped)
         own.copy.live_alone()
 
+    def own_steps(self) -> Mapping[str, Any]:
+        """What a checkpoint has of steps that this member has not exchanged."""
+        return self._own.remember()
+
+    def go_on_with(self, steps: Mapping[str, Any]) -> None:
+        """The run goes on with what ``own_steps`` gave."""
+        self._own.go_on_with(steps)
+
     # -- the verbs ------------------------------------------------------------------------------
 
     def open_epoch(self, epoch: int, ends: Ends | None) -> bool:
@@ -162,6 +170,7 @@ class StoreExchange(Exchange):
             self._peers.open(message)
         else:
             self._peers.close()
+            own.opened(message)
             own.await_grant()
         if kept is not None and own.grant is not None:
             own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept)

@@ -39,7 +39,7 @@ from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
 from ..trace import Trace
-from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
+from ..wire.messages import OK, Clocks, EndEpoch, Laid, OpenEpoch, Told, ToMember
 from .describe import Description
 from .dispatch import Dispatch
 from .progress import Notes, ProgressMeter
@@ -94,6 +94,8 @@ class RunState:
         self.dispatch = Dispatch(engine, self.roster)
         self.has_begun = self.is_open = False
         self.has_opened = self.has_said_goodbye = False
+        self.opened: OpenEpoch | None = None
+        """What members were told when the last epoch opened."""
         self.began_s = 0.0
         """When its first epoch opened."""
         self.ending = ""
@@ -255,6 +257,7 @@ class RunState:
             arena_bytes, protocol.long_steps, self.update_rule == "mean",
             self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
             self.coordinator.version, place, self.plan.collective,
+            protocol.streaming.num_fragments, protocol.streaming.overlap_steps,
         )  # fmt: skip
 
     def tell_all(self, message: ToMember) -> None:

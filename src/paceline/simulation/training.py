@@ -19,6 +19,7 @@ one), and one more for each older version that somebody still has to compute at
 This module must not know protocols or time.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from ..core.batches import Batches, PeerLeases
 from ..core.jobs import Jobs, Payload
 from ..data.loader import LeasedLoader
 from ..errors import ConfigError
@@ -36,6 +38,7 @@ from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import seed_all
 from ..store.clip import UNCLIPPED
 from ..store.control import JOBS, Control, control_bytes
+from ..store.fragments import Fragments
 from ..store.means import allowed_scale, difference_rule, squared_distance
 from ..store.memory import PrivateMemory
 from ..store.optimizer import Updater
@@ -91,11 +94,24 @@ class TrainingWork:
         self._lay_out(protocol.num_workers, is_batched=is_batched)
         self._versions = Versions(self.store, self._home, is_pure=is_pure)
         self._gradients = Gradients(task, self.replica, self._leased, self.store, together)
+        count = protocol.streaming.num_fragments
+        self._fragments = Fragments(self.replica.layout.parameters, count)
         self._local = self._local_steps() if is_difference else None
+        self._protocol = protocol
+        self._last_position: float = math.inf
+        self.follow(Batches(self.num_samples, batch_size, protocol.num_pushes), None)
         self._limit = protocol.staleness.distance_limit
         self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
         """Hears what distance left of a push."""
         self._open_books(protocol, batch_size)
+
+    def follow(self, batches: Batches, num_updates: int | None) -> None:
+        """Where epochs and the run end, for updates that bring all fragments together.
+
+        Args:
+            batches: of every epoch that has none of its own.
+        """
+        self._batches, self._num_updates = batches, num_updates
 
     def _open_books(self, protocol: SyncProtocol, batch_size: int) -> None:
         """Who waits, what is computed, and what is settled: nothing yet."""
@@ -130,8 +146,9 @@ class TrainingWork:
 
     def _local_steps(self) -> LocalSteps:
         return LocalSteps(
-            self._task, self.replica, self._home, self._leased, self.store, self._make_optimizer
-        )
+            self._task, self.replica, self._home, self._leased, self.store, self._make_optimizer,
+            self._fragments,
+        )  # fmt: skip
 
     def _lay_out(self, num_workers: int, *, is_batched: bool) -> None:
         """The store, and the model on memory of its own."""
@@ -162,13 +179,22 @@ class TrainingWork:
 
     @property
     def update_bytes(self) -> int:
-        """Bytes of one push."""
-        return self.replica.layout.parameters.num_bytes
+        """Bytes of one push, of fragments those of the largest."""
+        return self._fragments.largest_bytes
 
     # -- what the run asks ----------------------------------------------------------------------
 
     def opened(self, epoch: int) -> Sequence[int] | None:
-        return self._leased.order.draw(epoch)
+        ends = self._leased.order.draw(epoch)
+        if self._local is not None:
+            self._local.begin()
+            batches = self._batches if ends is None else self._batches.with_ends(ends)
+            protocol, left = self._protocol, -1
+            if self._num_updates is not None:
+                left = self._num_updates - self.store.version
+            leases = PeerLeases(batches, protocol.num_workers, protocol.num_steps, epoch=epoch)
+            self._last_position = leases.last_position(left)
+        return ends
 
     def granted(self, grant: Grant) -> None:
         version = grant.ticket.version
@@ -221,7 +247,8 @@ class TrainingWork:
         self._versions.pull(version)
         if self._local is not None:
             seat = self._gradients.take()
-            loss = self._local.take(ticket.member, leases, seat)
+            is_last = any(lease.start >= self._last_position for lease in leases)
+            loss = self._local.take(ticket, leases, seat, is_last=is_last)
             found = [Computed(seat, loss, self.store.is_finite(seat))]
         elif len(leases) > 1:
             found = [self._gradients.sum(leases)]
@@ -264,12 +291,18 @@ class TrainingWork:
         self._versions.keep()
         if isinstance(job, Skip):
             self.store.skip(job.job)
+            self._begin_again()
         elif isinstance(job, Finish):
             groups: Any = self._rule.param_groups
             scale = job.scale * (self._allowed() if job.seat >= 0 else 1.0)
             self.store.finish(
                 job.job, self._updaters, groups, seat=job.seat, scale=scale, clip=job.clip
             )
+
+    def _begin_again(self) -> None:
+        """What is not finite lies in all that a member holds: it goes on from the version."""
+        if self._local is not None:
+            self._local.begin()
 
     def _allowed(self) -> float:
         """What distance leaves of the push whose job is done now; the model holds its version."""

@@ -63,13 +63,16 @@ def _weighted_sum(
     return total
 
 
-def difference_into(layout: Layout, base: Tensor, home: Tensor, out: Tensor) -> None:
-    """Base minus home, parameter by parameter, also to another device.
+def difference_into(
+    runs: Iterable[tuple[torch.dtype, int, int]], base: Tensor, home: Tensor, out: Tensor
+) -> None:
+    """Base minus home, also to another device.
 
     Args:
+        runs: of the parameters, ``(dtype, start, stop)`` in bytes.
         base, home, out: blocks or slots (bytes, the layout's offsets).
     """
-    for dtype, start, stop in layout.parameters.runs():
+    for dtype, start, stop in runs:
         before, after, into = (one[start:stop].view(dtype) for one in (base, home, out))
         if out.device == home.device:
             torch.sub(before, after, out=into)
