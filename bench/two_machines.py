@@ -71,7 +71,7 @@ ROWS = (
     Row(name="full-sync, hub", settings={"collective": "hub"}),
     *(
         Row(name=f"full-sync, {name}", settings={"compress": name})
-        for name in ("bf16", "int8", "topk:1%", "powersgd:2")
+        for name in ("bf16", "int8", "int4", "topk:1%", "powersgd:2")
     ),
     Row(name="local-sgd:8", settings=SLOW_LOCAL, every=8),
     Row(name="DiLoCo:8", settings={**SLOW_LOCAL, "outer": "nesterov:0.7,0.9"}, every=8),

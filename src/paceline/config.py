@@ -218,7 +218,7 @@ class RunSettings:
     compress: str = _setting(
         "none",
         "Send gradients in fewer bytes where torch.distributed carries them: none, fp16, bf16, "
-        "int8, topk:S% or powersgd:R.",
+        "int8, int4, topk:S% or powersgd:R.",
     )
 
     def __post_init__(self) -> None:

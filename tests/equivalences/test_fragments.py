@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.errors import ConfigError
 from paceline.workloads.base import Task
 from reference import differ
 from runs import Run, assert_each_sample_once, train
 from streaming import OuterStep, Streamed, names_of_fragments
-from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, with_optimizer
+from tiny import EPOCHS, NUM_SAMPLES, TASK, WITH_BATCH_NORM, Tied, with_optimizer
 
 EXACT = 1e-10
 OUTERS = {"none": OuterStep(), "nesterov:0.7,0.9": OuterStep(0.7, 0.9, is_nesterov=True)}
@@ -25,6 +26,14 @@ MOMENTUM = replace(WITH_BATCH_NORM, batch_size=13, learning_rate=0.02)
 FINE = replace(TASK, batch_size=5, learning_rate=0.05)
 """Twelve batches an epoch; the last of two workers' updates is short."""
 ADAMW = replace(with_optimizer(torch.optim.AdamW, 0.01), batch_size=12)
+
+
+class Poisoned(Tied):
+    """Its outputs are no numbers where a first input is large, which two samples have."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = super().forward(inputs)
+        return outputs * torch.where(inputs[:, :1] > 2.0, torch.nan, 1.0)
 
 
 @pytest.mark.parametrize("outer", OUTERS)
@@ -48,6 +57,48 @@ def test_live_it_is_the_plain_loop(tmp_path: Path, way: str, workers: int) -> No
     assert differ(run.state, _expected(run, FINE, workers, outer, 3)) < EXACT
     apart = differ(run.state, _expected(run, FINE, workers, outer, 1))
     assert apart > 100 * EXACT, "all would be exchanged each time"
+
+
+@pytest.mark.parametrize("way", ["through the store", "between peers"])
+def test_who_is_killed_takes_along_only_what_it_has_not_exchanged(tmp_path: Path, way: str) -> None:
+    """Its mini-batches are others'; who joins in its place begins with the global copy."""
+    task, outer = replace(FINE, epochs=6), "nesterov:0.7,0.9"
+    run = _train(
+        task, tmp_path, 3, protocol="local-sgd:4", outer=outer, delay=("20ms",),
+        fault=("kill worker 1 at update 5",), respawn=True, **WAYS[way],
+    )  # fmt: skip
+    assert run.left == ["killed by signal 9"]
+    assert_each_sample_once(run, NUM_SAMPLES, 6)
+    assert max(one.ticket.member for one in run.pushes) == 3, "nobody took its place"
+    assert differ(run.state, _expected(run, task, 4, outer)) < EXACT
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_fragment_is_plain_local_sgd_in_every_bit(tmp_path: Path, way: str) -> None:
+    """But where pushes are added up as they come."""
+    plain, run = (
+        _train(FINE, tmp_path / text, 2, protocol=f"local-sgd:2{text}", fragments=1, **WAYS[way])
+        for text in ("", "+fragments:1")
+    )
+    assert differ(run.state, plain.state) <= (1e-12 if way == "through the store" else 0.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_update_that_is_not_finite_takes_all_back_to_the_global_copy(
+    tmp_path: Path, way: str
+) -> None:
+    """What is not finite lies in every parameter of who made the step."""
+    task = replace(FINE, model=Poisoned)
+    run = _train(task, tmp_path, 2, nonfinite="skip", **WAYS[way])
+    is_finite = [one.is_finite for one in run.pushes]
+    assert 0 < sum(is_finite) < len(is_finite)
+    assert sum(not one for one in is_finite) < 6, "it was carried on"
+    assert all(bool(torch.isfinite(one).all()) for one in run.state.values())
+
+
+def test_what_cannot_be_is_said_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="8 fragments are of whole parameters, and the model has"):
+        _train(FINE, tmp_path, 2, protocol="local-sgd:8", fragments=8, engine="inline")
 
 
 def _train(task: Task, folder: Path, workers: int, fragments: int = 2, **settings: Any) -> Run:

@@ -12,8 +12,8 @@ from itertools import combinations
 
 import torch
 
-from paceline.events import Apply, EpochEnd, Ticket
-from paceline.trace.records import Handed, Ordered, Record
+from paceline.events import Apply, EpochEnd, Joined, Ticket
+from paceline.trace.records import Handed, Heard, Ordered, Record
 from paceline.verification.plain import Order, State, fresh, state_of
 from paceline.workloads.base import Task
 from reference import average
@@ -43,14 +43,14 @@ def names_of_fragments(task: Task, num_fragments: int) -> list[list[str]]:
 
 
 def last_updates(records: Sequence[Record]) -> set[int]:
-    """The updates after which an epoch ends, or the run."""
+    """The updates after which an epoch ends."""
     found, version = set(), 0
     for record in records:
         if isinstance(record, Ordered) and isinstance(record.order, Apply):
             version += 1
         elif isinstance(record, Ordered) and isinstance(record.order, EpochEnd):
             found.add(version - 1)
-    return {*found, version - 1}
+    return found
 
 
 class Streamed:
@@ -71,7 +71,6 @@ class Streamed:
         self.velocity: State = {}
         self.own = [fresh(task) for _ in range(num_workers)]
         self.held = [dict(self.state) for _ in self.own]
-        self.versions_held: dict[int, set[str]] = {}
         self.order = Order(task)
 
     def run(self, records: Sequence[Record]) -> State:
@@ -86,6 +85,8 @@ class Streamed:
                 batches = [self.order.batch(lease) for lease in leases[ticket[:2]]]
                 moved[ticket] = self._steps(ticket.member, batches)
                 self._hand_in(ticket.member, due)
+            elif isinstance(record, Heard) and isinstance(record.fact, Joined):
+                self.held[record.fact.member] = dict(self.state)
             elif isinstance(record, Ordered) and isinstance(record.order, Apply):
                 tickets, weights = record.order
                 self._update([moved[one] for one in tickets], weights, self._due(version, last))

@@ -236,10 +236,10 @@ class PeerLeases:
         before = num_short + (number - num_short) * self._steps
         return before, 1 if number < self._short else self._steps
 
-    def last_position(self, updates_left: int = -1) -> int:
-        """Where the last round of the epoch begins, or of the run, if so many updates are left."""
-        number = self.num_rounds if updates_left < 0 else min(self.num_rounds, updates_left)
-        return self.begins_at(number - 1)
+    @property
+    def last_position(self) -> int:
+        """Where the last round begins."""
+        return self.begins_at(self.num_rounds - 1)
 
     def begins_at(self, number: int) -> int:
         """The position where a round begins that has a lease; all before it is in earlier ones."""

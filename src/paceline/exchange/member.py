@@ -177,7 +177,7 @@ class MemberSide:
         self.is_between = self.has_copy = self.drops_next = False
         self._told = 0  # position in the epoch up to which ``news`` has told
         self._last_position = 0
-        """Where in the epoch its last update begins, or that of the run."""
+        """Where in the epoch its last update begins."""
         self._saved: Mapping[str, Any] = {}
 
     def describe(
@@ -232,8 +232,7 @@ class MemberSide:
         saved, self._saved = self._saved, {}
         self.copy.go_on(saved)
         if self.copy.has_fragments:
-            leases = self.leases_of_peers(opened)
-            self._last_position = leases.last_position(opened.updates_left)
+            self._last_position = self.leases_of_peers(opened).last_position
 
     def leases_of_peers(self, opened: OpenEpoch) -> PeerLeases:
         """Those of an epoch where all members take their turns."""

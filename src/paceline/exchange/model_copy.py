@@ -131,7 +131,7 @@ class ModelCopy:
         """The update that comes next is made on ``version``.
 
         Args:
-            is_last: of its epoch or run: it brings all fragments together.
+            is_last: of its epoch: it brings all fragments together.
         """
         self.due = self.fragments.of(version, is_last=is_last)
 

@@ -94,9 +94,8 @@ class PeerRounds:
         member, copy = self._member, self._member.copy
         while self._round < self._num_rounds:
             leases = self._own(self._round)
-            copy.turn_to(
-                self._first_version + self._round, is_last=self._round + 1 == self._num_rounds
-            )
+            is_last = self._round + 1 == self._leases.num_rounds
+            copy.turn_to(self._first_version + self._round, is_last=is_last)
             if leases:
                 copy.version = self._first_version + self._round
                 member.serial, member.step = _NEVER_CANCELLED, copy.version

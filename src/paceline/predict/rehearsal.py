@@ -93,7 +93,7 @@ def rehearse(
         _check_profile(world.like, task, work, -(-batch_size // protocol.num_pushes))
     conditions = world.conditions(settings.workers, work.update_bytes)
     ledger = Ledger(work.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
-    work.follow(ledger.every_epoch, settings.updates)
+    work.follow(ledger.every_epoch)
     with closing(open_trace(run_dir)) as trace:
         trace.header(**_header(spec, task, settings, work, batch_size, protocol))
         rehearsal = _Rehearsal(task, settings, work, trace, watcher or Unwatched())
@@ -158,7 +158,6 @@ def _header(
         "num_parameters": work.replica.layout.num_parameters,
         "update_bytes": work.update_bytes,
         "epochs": settings.epochs or task.epochs,
-        "updates": settings.updates,
         "program": written(TaskProgram(task=spec)),
         "threads": torch.get_num_threads(),
         "lookahead": 0,

@@ -14,9 +14,11 @@
 
 An exchange moves 1/F of the bytes, and with O > 0 while workers compute. Update number v is of
 fragment v mod F, which all know without a message. The global copy w, with the outer optimizer's
-state, is one for all; a fragment of it is at most H + O steps old. The last update of an epoch, and
-of a run that ends after so many updates, is of all fragments and is merged at once and whole: then
-all workers hold w.
+state, is one for all; a fragment of it is at most H + O steps old. The last update of an epoch is of
+all fragments and is merged at once and whole: then all workers hold w, and code between epochs sees
+equal parameters. A version inside an epoch (what is evaluated there, and what a run saves that ends
+there) is w; what workers have changed since is their own. A checkpoint has that, too; a worker that
+dies takes along what it had not exchanged, at most H steps of each fragment.
 
 Source: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512,
 2025, algorithm 2 (tau is O, alpha is 1/2 as in its experiments, and 0 where O is 0: a worker takes

@@ -153,7 +153,6 @@ class Description:
             "num_parameters": self.num_parameters,
             "update_bytes": self.update_bytes,
             "epochs": plan.epochs,
-            "updates": settings.updates,
             "could_try": list(self.could_try),
             "delay": list(settings.delay),
             "slow": list(settings.slow),

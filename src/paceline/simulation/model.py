@@ -152,7 +152,7 @@ class LocalSteps:
         """A step for each mini-batch; the difference goes to the seat. Returns the last loss.
 
         Args:
-            is_last: the update is the last of its epoch or run, and is of all fragments.
+            is_last: the update is the last of its epoch, and is of all fragments.
         """
         member, version = ticket.member, ticket.version
         optimizer = self._own.get(member)

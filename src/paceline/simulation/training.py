@@ -99,19 +99,15 @@ class TrainingWork:
         self._local = self._local_steps() if is_difference else None
         self._protocol = protocol
         self._last_position: float = math.inf
-        self.follow(Batches(self.num_samples, batch_size, protocol.num_pushes), None)
+        self.follow(Batches(self.num_samples, batch_size, protocol.num_pushes))
         self._limit = protocol.staleness.distance_limit
         self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
         """Hears what distance left of a push."""
         self._open_books(protocol, batch_size)
 
-    def follow(self, batches: Batches, num_updates: int | None) -> None:
-        """Where epochs and the run end, for updates that bring all fragments together.
-
-        Args:
-            batches: of every epoch that has none of its own.
-        """
-        self._batches, self._num_updates = batches, num_updates
+    def follow(self, batches: Batches) -> None:
+        """Epochs that have no batches of their own have these; their end is to be known."""
+        self._batches = batches
 
     def _open_books(self, protocol: SyncProtocol, batch_size: int) -> None:
         """Who waits, what is computed, and what is settled: nothing yet."""
@@ -189,11 +185,9 @@ class TrainingWork:
         if self._local is not None:
             self._local.begin()
             batches = self._batches if ends is None else self._batches.with_ends(ends)
-            protocol, left = self._protocol, -1
-            if self._num_updates is not None:
-                left = self._num_updates - self.store.version
-            leases = PeerLeases(batches, protocol.num_workers, protocol.num_steps, epoch=epoch)
-            self._last_position = leases.last_position(left)
+            num_workers, num_steps = self._protocol.num_workers, self._protocol.num_steps
+            leases = PeerLeases(batches, num_workers, num_steps, epoch=epoch)
+            self._last_position = leases.last_position
         return ends
 
     def granted(self, grant: Grant) -> None:
