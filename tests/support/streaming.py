@@ -59,11 +59,19 @@ class Streamed:
     Args:
         num_workers: members that there were in all.
         fragments: names of parameters.
+        overlap: own steps after which what came is merged, by halves; 0: taken over at once.
     """
 
     def __init__(
-        self, task: Task, num_workers: int, fragments: list[list[str]], outer: OuterStep
+        self,
+        task: Task,
+        num_workers: int,
+        fragments: list[list[str]],
+        outer: OuterStep,
+        overlap: int = 0,
     ) -> None:
+        self.overlap = overlap
+        self.late: dict[int, State] = {}
         self.task, self.fragments, self.outer = task, fragments, outer
         model, _ = fresh(task)
         self.names = [name for name, _ in model.named_parameters()]
@@ -84,7 +92,8 @@ class Streamed:
                 due = self._due(version, last)
                 batches = [self.order.batch(lease) for lease in leases[ticket[:2]]]
                 moved[ticket] = self._steps(ticket.member, batches)
-                self._hand_in(ticket.member, due)
+                if not self.overlap:
+                    self._hand_in(ticket.member, due)
             elif isinstance(record, Heard) and isinstance(record.fact, Joined):
                 self.held[record.fact.member] = dict(self.state)
             elif isinstance(record, Ordered) and isinstance(record.order, Apply):
@@ -99,10 +108,16 @@ class Streamed:
     def _steps(self, member: int, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> State:
         model, optimizer = self.own[member]
         model.load_state_dict(self.held[member])
-        for inputs, targets in batches:
+        late = self.late.pop(member, {})
+        for number, (inputs, targets) in enumerate(batches, start=1):
             optimizer.zero_grad()
             self.task.loss(model(inputs), targets).backward()
             optimizer.step()
+            if number == min(self.overlap, len(batches)):
+                with torch.no_grad():
+                    for name, parameter in model.named_parameters():
+                        if name in late:
+                            parameter.copy_((parameter + late[name]) / 2)
         self.held[member] = state_of(model)
         return dict(self.held[member])
 
@@ -132,7 +147,11 @@ class Streamed:
             state[name] = state[same]
         self.state = state
         for member in range(len(self.own)):
-            self._give(member, {name: state[name] for name in due})
+            new = {name: state[name] for name in due}
+            if self.overlap and due is not self.names:
+                self.late[member] = new
+            else:
+                self._give(member, new)
             for name in state:
                 if not self._is_parameter(name):
                     self.held[member][name] = state[name].clone()

@@ -180,6 +180,10 @@ class ErrorFeedback:
         """The update stands, and every number was in one exchange: the others may be forgotten."""
         self.residual, self._next = self._next, self.residual
 
+    def keep_part(self, at: int, size: int) -> None:
+        """The same of ``size`` numbers from number ``at`` on; the others were in none."""
+        self.residual[at : at + size].copy_(self._next[at : at + size])
+
 
 class MemberLink(Protocol):
     """What does operations between members; all begin theirs in one order."""

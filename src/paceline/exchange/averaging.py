@@ -87,6 +87,7 @@ class Averaging(abc.ABC):
     def fill(self, work: Work) -> None:
         """Before the first barrier: this member's push to where ``update`` takes it from."""
         self._pushed = work
+        self._copy.own.merge()
         if work.num_samples:
             self._fill(work)
 

@@ -3,6 +3,12 @@
     gradient (own device) -- all-reduce: NCCL between GPUs, gloo between CPUs --> mean
     every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does
 
+Where a difference is merged later (own_steps.py), it is on its way while the next steps are made:
+
+    steps      2 | 3 . 4 . 5 | 6       the first round of steps 3 to 5 goes on with what it has
+    all-reduce   [ of 2 ]              begun at the boundary; waited for when it is to be merged,
+                       ^ outer step    or when a checkpoint or the end of an epoch asks before
+
 The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
 those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends,
 or begins again from a checkpoint. This module must not know protocols.
@@ -14,21 +20,23 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..compression.base import UnderWay
+from ..compression.base import AllReduce, Exchanging, UnderWay
 from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
+from ..store.fragments import Fragment
 from ..store.optimizer import Updater
 from ..store.sums import wide
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
-from .compressed import CompressedGradient, GroupLink, Span, spans_of
+from .compressed import CompressedGradient, GroupLink, Span
 from .group import MemberGroup, TorchGroup
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
@@ -43,13 +51,27 @@ _DIED_INSIDE = (
 )
 
 
+class _Late(NamedTuple):
+    """An update whose mean is on its way.
+
+    Attributes:
+        present: per parameter, 1 where it is of this update.
+    """
+
+    due: Fragment
+    present: Sequence[int]
+    under_way: UnderWay
+
+
 class DistributedAveraging(Averaging):
     """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
     def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
         super().__init__(copy, barrier, hooks, route)
-        replica = self._replica
+        replica, own = self._replica, copy.own
         self._group = self._make_group(route)
+        self._late: _Late | None = None
+        own.before_merge = self._finish_late
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -66,7 +88,8 @@ class DistributedAveraging(Averaging):
     def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
         seats, device = self._store.control.num_seats, self._replica.device
-        return along(route.collective, start_group(route.rendezvous, self._seat, seats, device))
+        group = start_group(route.rendezvous, self._seat, seats, device)
+        return along(route.collective, group, is_apart=self._copy.own.overlap_steps > 0)
 
     @property
     def _live(self) -> Tensor:
@@ -74,15 +97,21 @@ class DistributedAveraging(Averaging):
 
     def step_aside(self) -> None:
         """The store gets what the next epoch is compared with, and what state_dict() reads."""
+        self._finish_late()
         layout, block = self._replica.layout, self._store.blocks[self.block]
         for section in (layout.parameters, layout.state):
             section.of(block).copy_(section.of(self._own))
 
     def pull(self, version: int) -> None:
         """The store's block is old: what is newest lies on this device."""
+        self._finish_late()
         self._copy.version = version
         if self._copy.is_difference:
             self._copy.begin_again(self._live, is_whole=True)
+
+    def standing(self) -> tuple[Tensor, Tensor]:
+        self._finish_late()
+        return super().standing()
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         raise ConfigError(f"{what} is not carried by path 'collective'; use --path store")
@@ -93,9 +122,9 @@ class DistributedAveraging(Averaging):
         replica, present = self._replica, self._store.present(self._seat)
         if self._copy.is_difference:
             self._copy.unedited.check()
-            present[:] = self._copy.due.present
+            present[:] = self._copy.own.due.present
             self._copy.difference_into(self._mean)
-            self._copy.hand_in()
+            self._copy.own.hand_in()
             return
         if work.inv_scale != 1.0:
             replica.scale_gradients(work.inv_scale)
@@ -112,6 +141,10 @@ class DistributedAveraging(Averaging):
             self._adopt(weights)
             return
         weight = weights[self._seat]
+        if self._copy.own.merges_later:
+            self._reduce_buffers(weight)
+            self._begin_late(weight, present)
+            return
         runs = self._runs()
         if self._compressed is None:
             self._reduce_all(runs, weight)
@@ -120,7 +153,9 @@ class DistributedAveraging(Averaging):
         self._is_bad = not self._are_finite(runs)
         if self._is_bad:
             return
-        if self._compressed is not None:
+        if self._compressed is not None and self._copy.own.are_by_parts:
+            self._compressed.keep_fragment(self._copy.own.due)
+        elif self._compressed is not None:
             self._compressed.keep(present, self._mean)
         if clip.has_norm:
             self.norm = norm_of(runs)
@@ -135,6 +170,35 @@ class DistributedAveraging(Averaging):
         if not self._copy.is_difference:
             self._copy.unedited.mark()
 
+    def _begin_late(self, weight: float, present: Sequence[int]) -> None:
+        """The mean of what is due goes on its way."""
+        due, under_way = self._copy.own.due, UnderWay(GroupLink(self._group))
+        if self._compressed is not None:
+            begun = self._compressed.begin_all(self._mean, weight, self._mean, due)
+        else:
+            begun = [_summed(run.mul_(weight) if weight else run.zero_()) for run in self._runs()]
+        with self._told_of_deaths():
+            for one in begun:
+                under_way.begin(one)
+        self._late = _Late(due, bytes(present), under_way)
+
+    def _finish_late(self) -> None:
+        """It has come: the outer step, and what differences are held against from now on."""
+        late, self._late = self._late, None
+        if late is None:
+            return
+        due, own, base = late.due, self._own, self._copy.base
+        assert base is not None
+        with self._told_of_deaths():
+            late.under_way.finish()
+        runs = due.runs(self._replica.layout.parameters)
+        if not self._are_finite([self._mean[a:b].view(dtype) for dtype, a, b in runs]):
+            self._refuse_not_finite()
+        if self._compressed is not None:
+            self._compressed.keep_fragment(due)
+        self._updater.step(self._mean, late.present, self._copy.rule.param_groups)
+        base[due.start : due.stop].copy_(own[due.start : due.stop])
+
     def _are_finite(self, runs: Sequence[Tensor]) -> bool:
         """Whether the mean is; a sum reads it once, and may itself be too large."""
         return are_finite([run.sum() for run in runs]) or math.isfinite(norm_of(runs))
@@ -143,18 +207,21 @@ class DistributedAveraging(Averaging):
         """The mean of what is due, a stretch for each type of numbers."""
         return [
             self._mean[start:stop].view(dtype)
-            for dtype, start, stop in self._copy.due.runs(self._replica.layout.parameters)
+            for dtype, start, stop in self._copy.own.due.runs(self._replica.layout.parameters)
         ]
 
     def _spans(self) -> list[Span]:
         """What is compressed together."""
-        return spans_of(self._replica.layout.parameters)
+        parameters = self._replica.layout.parameters
+        parts = self._copy.own.fragments.each
+        return [Span(a, b, kind) for one in parts for kind, a, b in one.runs(parameters)]
 
     def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
         """The mean, of what all members send in place of their gradients."""
         under_way = UnderWay(GroupLink(self._group))
         with self._told_of_deaths():
-            for exchanging in compressed.begin_all(self._mean, weight, self._mean):
+            due = self._copy.own.due
+            for exchanging in compressed.begin_all(self._mean, weight, self._mean, due):
                 under_way.begin(exchanging)
             under_way.finish()
 
@@ -210,12 +277,15 @@ class DistributedAveraging(Averaging):
     def _undo_if_bad(self) -> bool:
         """All members saw the same mean and left everything as it was."""
         if self._is_bad and not self._copy.skips_not_finite:
-            raise WorkerError(
-                f"worker {self._seat}: the averaged gradient of {self._name_of_bad()!r} is not "
-                f"finite at version {self._copy.version}; lower the learning rate, clip the "
-                "gradient, or go on without such updates: --nonfinite skip"
-            )
+            self._refuse_not_finite()
         return self._is_bad
+
+    def _refuse_not_finite(self) -> NoReturn:
+        raise WorkerError(
+            f"worker {self._seat}: the averaged gradient of {self._name_of_bad()!r} is not "
+            f"finite at version {self._copy.version}; lower the learning rate, clip the "
+            "gradient, or go on without such updates: --nonfinite skip"
+        )
 
     def _name_of_bad(self) -> str:
         for place in self._replica.layout.parameters.places:
@@ -237,9 +307,15 @@ class DistributedAveraging(Averaging):
 
     def hand_over(self) -> None:
         """Hand the whole state to the store; every member's copy is the same."""
+        self._finish_late()
         if self._compressed is not None:
             self._compressed.part()
         self._store.blocks[self.block].copy_(self._own)
+
+
+def _summed(run: Tensor) -> Exchanging:
+    """Its sum over all members, in place."""
+    yield AllReduce(run)
 
 
 def are_finite(sums: Sequence[Tensor]) -> bool:

@@ -230,8 +230,8 @@ class MemberSide:
     def opened(self, opened: OpenEpoch) -> None:
         """An epoch has opened, and its version was pulled."""
         saved, self._saved = self._saved, {}
-        self.copy.go_on(saved)
-        if self.copy.has_fragments:
+        self.copy.own.go_on(saved)
+        if self.copy.own.are_by_parts:
             self._last_position = self.leases_of_peers(opened).last_position
 
     def leases_of_peers(self, opened: OpenEpoch) -> PeerLeases:
@@ -243,8 +243,8 @@ class MemberSide:
         )  # fmt: skip
 
     def remember(self) -> Mapping[str, Any]:
-        """See ``ModelCopy.remember``."""
-        return self.copy.remember()
+        """See ``OwnSteps.remember``."""
+        return self.copy.own.remember()
 
     def go_on_with(self, saved: Mapping[str, Any]) -> None:
         """What ``remember`` gave is taken up in the first epoch."""
@@ -278,7 +278,7 @@ class MemberSide:
             self.serial = self.step = message.ticket.serial
             self._pull(message.ticket.version)
             is_last = any(one.start >= self._last_position for one in message.leases)
-            self.copy.turn_to(self.version, is_last=is_last)
+            self.copy.own.turn_to(self.version, is_last=is_last)
             self.grant = message
         else:
             self.end_at(message)

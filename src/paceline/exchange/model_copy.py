@@ -3,18 +3,13 @@
     .grad, or base - home --fill--> this seat's slot        newest block --pull--> home = the model
 
 ``home`` is the memory that the model's parameters and buffers live in; where members push
-differences (local-sgd), ``base`` is the global copy that they are held against. Where those are
-exchanged in fragments, a push and a pull are of one, and of the rest a member keeps its own:
-
-    home    own 0 | own 1 | own 2    --fill: base - home, of 1-->    0 | Delta | 0
-    base      w 0 |   w 1 |   w 2    --pull: the version after-->    own 0 | new w 1 | own 2
-
-Nobody but the run changes the weights while it trains (`Unedited`). Above 300 lines, since what
-leaves a copy and what it keeps is one. This module must not know messages, jobs or the loop.
+differences (local-sgd), ``base`` is the global copy that they are held against (own_steps.py).
+Nobody but the run changes the weights while it trains (`Unedited`). Above 300 lines, since who
+changes a copy stands beside it. This module must not know messages, jobs or the loop.
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +18,12 @@ from torch.optim import Optimizer
 
 from ..replica.held import Marks, Range, edited, first_difference
 from ..replica.replica import Replica
-from ..store.fragments import Fragment, Fragments
 from ..store.means import allowed_scale, difference_into, squared_distance
 from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
 from .base import ScriptHooks, Work, not_finite, settings_word
+from .own_steps import OwnSteps
 
 
 class ModelCopy:
@@ -42,7 +37,7 @@ class ModelCopy:
 
     Attributes:
         version: of the parameters that it holds.
-        due: what the update that comes next is of.
+        own: what it has changed by itself, and what of it an update is of.
         updaters: one for each block of the store.
     """
 
@@ -70,10 +65,7 @@ class ModelCopy:
         self.renew_updaters()
         self._hyper: object = ()
         self._hyper_digest = 0
-        self.fragments = Fragments(replica.layout.parameters, laid.num_fragments)
-        self.due = self.fragments.whole
-        self._handed_in: Sequence[Fragment] | None = None
-        """What of its own steps was pushed since the last pull; None: none of them stay."""
+        self.own = OwnSteps(self, laid.num_fragments, laid.overlap_steps)
         self._num_skipped = 0
 
     def renew_updaters(self) -> None:
@@ -94,10 +86,14 @@ class ModelCopy:
             self.replica.push_into(self.store.slot(self.seat), self._check)
 
     def pull(self, version: int) -> None:
-        """The newest version, which is ``version`` or a later one."""
+        """The newest version, which is ``version`` or a later one.
+
+        Where updates are of fragments this is of those that were exchanged since the last pull.
+        """
         if self.base is None:
             self.version = self.store.pull(version, self.home)
         else:
+            self.own.merge()
             before, self.version = self.version, self.store.pull(version, self.base)
             self._take(before)
         self.replica.held.drop_buffers()
@@ -105,73 +101,32 @@ class ModelCopy:
 
     def pull_whole(self, version: int) -> None:
         """The same, and of its own steps nothing stays that was not exchanged."""
-        self._handed_in = None
+        self.own.forget()
         self.pull(version)
 
     def _take(self, before: int) -> None:
         """What ``base`` holds, but for what this member has not exchanged since ``before``."""
         assert self.base is not None
-        handed_in, self._handed_in = self._handed_in, None
         skipped = self.version - self.store.applied.of(self.version)
         was_skipped, self._num_skipped = skipped != self._num_skipped, skipped
-        if handed_in is None or was_skipped:  # what is not finite lies in all of it
-            self.home.copy_(self.base)
-            return
-        for one in (*handed_in, *self.fragments.between(before + 1, self.version)):
-            self.home[one.start : one.stop].copy_(self.base[one.start : one.stop])
+        if was_skipped:  # what is not finite lies in all of it
+            self.own.forget()
+        self.own.take(before, self.version)
         buffers = self.replica.layout.buffers
         buffers.of(self.home).copy_(buffers.of(self.base))
 
-    @property
-    def has_fragments(self) -> bool:
-        """Whether an update may be of a part of the parameters."""
-        return len(self.fragments.each) > 1
-
-    def turn_to(self, version: int, *, is_last: bool) -> None:
-        """The update that comes next is made on ``version``.
-
-        Args:
-            is_last: of its epoch: it brings all fragments together.
-        """
-        self.due = self.fragments.of(version, is_last=is_last)
-
-    def hand_in(self) -> None:
-        """What is due was pushed; the rest of its own steps stays."""
-        self._handed_in = (self.due,)
-
     def begin_again(self, live: Tensor, *, is_whole: bool) -> None:
-        """Go on from the update that was due.
+        """Between peers: go on from the update that was due.
 
         Args:
-            live: the block that holds it.
+            live: the block that holds it, or will when ``OwnSteps.before_merge`` has returned.
             is_whole: of its own steps nothing stays.
         """
         assert self.base is not None
-        one = self.fragments.whole if is_whole else self.due
-        self.home[one.start : one.stop].copy_(live[one.start : one.stop])
-        self.base[one.start : one.stop].copy_(self.home[one.start : one.stop])
-        self.unedited.mark()
-
-    def remember(self) -> dict[str, Any]:
-        """What a checkpoint has of its own steps; nothing where all were exchanged."""
-        if self._handed_in is None or not self.has_fragments:
-            return {}
-        parameters = self.replica.layout.parameters.of(self.home)
-        return {
-            "parameters": parameters.cpu().clone(),
-            "handed in": [[one.first, one.last] for one in self._handed_in],
-        }
-
-    def go_on(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what ``remember`` gave, at the version that it was of, which was pulled."""
-        if not saved:
-            return
-        self.replica.layout.parameters.of(self.home).copy_(saved["parameters"])
-        known = (*self.fragments.each, self.fragments.whole)
-        self._handed_in = [
-            next(one for one in known if [one.first, one.last] == place)
-            for place in saved["handed in"]
-        ]
+        own = self.own
+        one = own.fragments.whole if is_whole else own.due
+        self.base[one.start : one.stop].copy_(live[one.start : one.stop])
+        own.arrived(one)
         self.unedited.mark()
 
     # -- what leaves it -------------------------------------------------------------------------
@@ -181,11 +136,12 @@ class ModelCopy:
         store, replica = self.store, self.replica
         slot, present = store.slot(self.seat), store.present(self.seat)
         if self.base is not None:
+            self.own.merge()
             replica.held.take_buffers()
             self.difference_into(slot)
             replica.layout.buffers.of(slot).copy_(replica.layout.buffers.of(self.home))
-            present[:] = self.due.present
-            self.hand_in()
+            present[:] = self.own.due.present
+            self.own.hand_in()
         else:
             if work.inv_scale != 1.0:
                 replica.scale_gradients(work.inv_scale)
@@ -212,7 +168,7 @@ class ModelCopy:
             size = self.replica.layout.parameters.stop
             out[:size].copy_(self.home[:size])
             return
-        runs = self.due.runs(self.replica.layout.parameters)
+        runs = self.own.due.runs(self.replica.layout.parameters)
         difference_into(runs, self.base, self.home, out)
 
     def refuse_not_finite(self, loss: float, step: int) -> None:

@@ -95,7 +95,7 @@ class PeerRounds:
         while self._round < self._num_rounds:
             leases = self._own(self._round)
             is_last = self._round + 1 == self._leases.num_rounds
-            copy.turn_to(self._first_version + self._round, is_last=is_last)
+            copy.own.turn_to(self._first_version + self._round, is_last=is_last)
             if leases:
                 copy.version = self._first_version + self._round
                 member.serial, member.step = _NEVER_CANCELLED, copy.version

@@ -230,7 +230,7 @@ class SharedAveraging(Averaging):
     def _share_of(self, seat: int) -> Share:
         copy = self._copy
         return Share(
-            self._store, self._replica, copy.rule, copy.fragments, seat=seat, block=self.block
+            self._store, self._replica, copy.rule, copy.own.fragments, seat=seat, block=self.block
         )
 
     @property
@@ -268,7 +268,7 @@ class SharedAveraging(Averaging):
         if self._copy.is_lockstep:
             self._adopt(weights)
             return
-        share.due = self._copy.due
+        share.due = self._copy.own.due
         if not math.isfinite(share.average(weights)):
             self._barrier.show_bad(version)
         if clip.has_norm:
@@ -324,5 +324,5 @@ class SharedAveraging(Averaging):
         for seat, gone in enumerate(self._store.control.gone):
             if self._store.control[gone]:
                 share = self._share_of(seat)
-                share.due = self._copy.due
+                share.due = self._copy.own.due
                 share.restore(self._copy.version + 1)

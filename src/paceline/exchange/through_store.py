@@ -283,6 +283,7 @@ class StoreExchange(Exchange):
     def give_back(self) -> None:
         """Return the work in flight undone."""
         self._peers.leave("step.skip()")
+        self._own.copy.own.forget()  # undone, as far as there is a way back
         self._channel.send(said.GiveBack(self._own.serial))
         self._own.await_grant()
 
@@ -305,6 +306,11 @@ class StoreExchange(Exchange):
         if is_late and self._own.grant is not None:  # else the epoch is over: no work will come
             raise Superseded
 
+    def stepped(self) -> None:
+        """The user's optimizer has stepped on this member's own weights."""
+        self.unedited.stepped()
+        self._own.copy.own.stepped()
+
     def beat(self) -> None:
         self._beat()
 
@@ -316,6 +322,7 @@ class StoreExchange(Exchange):
             return
         self._num_called_off += 1
         left_s = time.perf_counter()
+        own.copy.own.forget()
         own.copy.replica.held.drop_parameters()  # it may be left with others in their place
         self._channel.hold(said.StepLeft(own.serial, left_s - own.clock.begun_s, left_s))
         own.await_grant()

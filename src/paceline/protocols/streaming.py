@@ -14,11 +14,12 @@
 
 An exchange moves 1/F of the bytes, and with O > 0 while workers compute. Update number v is of
 fragment v mod F, which all know without a message. The global copy w, with the outer optimizer's
-state, is one for all; a fragment of it is at most H + O steps old. The last update of an epoch is of
-all fragments and is merged at once and whole: then all workers hold w, and code between epochs sees
-equal parameters. A version inside an epoch (what is evaluated there, and what a run saves that ends
-there) is w; what workers have changed since is their own. A checkpoint has that, too; a worker that
-dies takes along what it had not exchanged, at most H steps of each fragment.
+state, is one for all; what workers do goes on from it, so Delta is held against w and not against
+what was merged. The last update of an epoch is of all fragments, and is taken over at once and
+whole: then all workers hold w, and code between epochs sees equal parameters. A version inside an
+epoch (what is evaluated there, and what a run saves that ends there) is w, each fragment as it was
+exchanged last; what workers have changed since is their own. A checkpoint has that, too. A worker
+that dies takes along what it had not exchanged: at most H steps of each fragment.
 
 Source: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512,
 2025, algorithm 2 (tau is O, alpha is 1/2 as in its experiments, and 0 where O is 0: a worker takes
@@ -32,8 +33,6 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 
 SPELLING = "fragments:F[,O]"
-KEPT_SHARE = 0.5
-"""Alpha: of its own fragment, that a worker keeps where it has gone on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
+from ..protocols.streaming import AT_ONCE
 from ..system.processors import num_cores
 from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of
 
@@ -185,6 +186,7 @@ def make_plan(
     updates, epochs, total = _length(first, protocol, settings)
     path = _path(first, protocol, settings, traits)
     _refuse_to_compress(first, settings, path)
+    _refuse_to_stream(first, protocol, settings, path)
     collective, why = collective_of(settings, path, first.update_bytes, measured)
     return Plan(
         task=first.task,
@@ -244,6 +246,27 @@ def _length(
     if settings.updates is not None:
         total = min(total, settings.updates) if total else settings.updates
     return updates, epochs, total
+
+
+def _refuse_to_stream(
+    first: Description, protocol: SyncProtocol, settings: RunSettings, path: str
+) -> None:
+    """Raise ConfigError where fragments, or merging them later, cannot be carried."""
+    streaming = protocol.streaming
+    if streaming is AT_ONCE:
+        return
+    if first.order == "stream":
+        raise ConfigError(
+            f"{streaming}: the last update of a pass brings all fragments together, and the end of "
+            "a stream is not known before; leave --fragments and --overlap out, or give the data "
+            "set a __len__"
+        )
+    if streaming.overlap_steps and settings.nonfinite == "skip" and path == "collective":
+        raise ConfigError(
+            f"overlap {streaming.overlap_steps} with nonfinite skip: whether an update is finite "
+            "is seen after workers have gone on from it; use --nonfinite error, --overlap 0, or on "
+            "one machine --path store"
+        )
 
 
 def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:

@@ -344,7 +344,7 @@ class Prepared:
             return
         exchange.hooks.compressed = compressed = CompressedGradient(
             compression, replica.layout.parameters, exchange.seat, exchange.num_workers,
-            replica.device,
+            replica.device, self._context.fragments,
         )  # fmt: skip
         if self._context.is_newcomer:  # whom it follows may have sent since what a checkpoint has
             self._keeper.add(_NOT_SENT, compressed.remember, lambda _: None)

@@ -22,7 +22,7 @@ from ..data.loader import LeasedLoader
 from ..events import Lease, Ticket
 from ..replica.replica import Replica
 from ..store.fragments import Fragment, Fragments
-from ..store.means import difference_into
+from ..store.means import difference_into, merge_into
 from ..store.parameter_store import SharedStore
 from ..trainer import make_loader
 from ..wire.messages import Totals
@@ -109,6 +109,7 @@ class LocalSteps:
         home: the model's memory.
         make_optimizer: for the model; one a member.
         fragments: of the parameters, one of which each update is of.
+        overlap_steps: until what came of one is merged; 0: at once.
     """
 
     def __init__(
@@ -120,8 +121,9 @@ class LocalSteps:
         store: SharedStore,
         make_optimizer: Callable[[], Optimizer],
         fragments: Fragments,
+        overlap_steps: int = 0,
     ) -> None:
-        self._fragments = fragments
+        self._fragments, self._overlap_steps = fragments, overlap_steps
         self._held: dict[int, _Held] = {}
         self._task = task
         self._replica = replica
@@ -136,15 +138,25 @@ class LocalSteps:
         """All members hold the newest version, and nothing of their own."""
         self._held.clear()
 
-    def _bring(self, member: int, version: int) -> None:
-        """The model, which is ``version``, gets what this member has not exchanged."""
+    def _bring(self, member: int, version: int) -> Fragment | None:
+        """The model, which is ``version``, gets what this member has not exchanged.
+
+        Returns what was exchanged and is to be merged later.
+        """
         held = self._held.get(member)
         if held is None or held.due is self._fragments.whole:
-            return
+            return None
+        late = held.due if self._overlap_steps and version > held.version else None
         exchanged = (held.due, *self._fragments.between(held.version + 1, version))
         for one in self._fragments.each:
-            if one not in exchanged:
+            if one not in exchanged or one is late:
                 self._home[one.start : one.stop].copy_(held.parameters[one.start : one.stop])
+        return late
+
+    def _merge(self, late: Fragment | None) -> None:
+        if late is not None:
+            parameters = self._replica.layout.parameters
+            merge_into(late.runs(parameters), self._base, self._home)
 
     def take(
         self, ticket: Ticket, leases: Sequence[Lease], seat: int, *, is_last: bool = False
@@ -159,20 +171,23 @@ class LocalSteps:
         if optimizer is None:
             optimizer = self._own[member] = self._make_optimizer()
         self._base.copy_(self._home)
-        self._bring(member, version)
+        late = self._bring(member, version)
         due = self._fragments.of(version, is_last=is_last)
         loss = math.nan
-        for inputs, targets in self._leased.each(leases):
+        for number, (inputs, targets) in enumerate(self._leased.each(leases), start=1):
             optimizer.zero_grad()
             value = self._task.loss(self._replica.model(inputs), targets)
             loss = float(value.detach())
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if number == self._overlap_steps or number == len(leases):
+                self._merge(late)
+                late = None
         slot, layout = self._store.slot(seat), self._replica.layout
         difference_into(due.runs(layout.parameters), self._base, self._home, slot)
         layout.buffers.of(slot).copy_(layout.buffers.of(self._home))
         self._store.present(seat)[:] = due.present
-        if len(self._fragments.each) > 1:
+        if len(self._fragments.each) > 1 or self._overlap_steps:
             size = layout.parameters.stop
             self._held[member] = _Held(version, due, self._home[:size].clone())
         return loss

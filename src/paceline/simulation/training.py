@@ -96,8 +96,8 @@ class TrainingWork:
         self._gradients = Gradients(task, self.replica, self._leased, self.store, together)
         count = protocol.streaming.num_fragments
         self._fragments = Fragments(self.replica.layout.parameters, count)
-        self._local = self._local_steps() if is_difference else None
         self._protocol = protocol
+        self._local = self._local_steps() if is_difference else None
         self._last_position: float = math.inf
         self.follow(Batches(self.num_samples, batch_size, protocol.num_pushes))
         self._limit = protocol.staleness.distance_limit
@@ -143,7 +143,7 @@ class TrainingWork:
     def _local_steps(self) -> LocalSteps:
         return LocalSteps(
             self._task, self.replica, self._home, self._leased, self.store, self._make_optimizer,
-            self._fragments,
+            self._fragments, self._protocol.streaming.overlap_steps,
         )  # fmt: skip
 
     def _lay_out(self, num_workers: int, *, is_batched: bool) -> None:
