@@ -7,8 +7,8 @@ exchange comes after every step (full-sync, what all others are measured by), or
 full-sync with batches H times as large, local-sgd:H, DiLoCo and its kin, at once or in fragments
 of which one is exchanged every H/F steps and merged O steps later, post-local-sgd. Each is
 shown at the rate, of a few, where the median test loss of its seeds is least; large batches have
-larger rates to choose from. MB are the bytes that an update moves, of a fragment their mean, times the updates; the last of an
-epoch moves all.
+larger rates to choose from. MB are the bytes that an update moves, of a fragment their mean, times
+the updates; the last of an epoch moves all.
 
 Writes results/outer.md.
 """

@@ -10,7 +10,8 @@
 Predicted is computing alone, and what the exchange adds: the closed formula of the schedule with
 what a message costs on this link, of the bytes of an update, over the local steps of one; of a
 compressor its own price. Where the gradients come in several buckets each begins when it is there
-and the one before is through; of what is merged some local steps later, what these do not hide. One rank a machine, a thread each. Writes results/two_machines.md.
+and the one before is through; of what is merged some local steps later, what these do not hide. One
+rank a machine, a thread each. Writes results/two_machines.md.
 """
 
 import argparse
@@ -237,16 +238,7 @@ def measure(kind: str, row: Row, num_steps: int) -> dict[str, Any]:
             "PACELINE_RUN_DIR": f"{folder}/run",
             **{f"PACELINE_{name.upper()}": value for name, value in row.settings.items()},
         }  # fmt: skip
-        words = [
-            "--kind",
-            kind,
-            "--row",
-            row.name,
-            "--folder",
-            folder,
-            "--steps",
-            str(row.whole(num_steps)),
-        ]
+        words = ["--kind", kind, "--row", row.name, "--folder", folder, "--steps", str(num_steps)]
         logs = [Path(folder, f"log{rank}") for rank in range(RANKS)]
         machines = []
         for rank, name in enumerate(("first", "second")):
@@ -368,7 +360,7 @@ def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list
     firsts: dict[str, Found] = {}
     cells, overlap = [], ""
     for row in rows:
-        of_row = -(-max(LEAST_STEPS, steps) // row.every) * row.every
+        of_row = row.whole(max(LEAST_STEPS, steps))
         key = (row.network, row.batch)
         if key not in alones:
             alones[key] = measure("alone", row, of_row)
