@@ -267,9 +267,8 @@ def exchange_s(row: Row, model: nn.Module, link: LinkCost, alone: Mapping[str, A
         count = row.num_fragments
         price = CompressedGradient(compression, parameters, 0, RANKS, cpu, count).price(link)
         assert price.sent_s is not None
-        # Of two operations, alike in size, the second begins when what is hidden is over.
-        hidden_s = min(hidden_s, price.sent_s / 2)
-        return (price.sent_s - hidden_s + price.spent_s) / row.every
+        # Of two operations, alike in size, each has half of the steps that may hide it.
+        return (max(0.0, price.sent_s - hidden_s) + price.spent_s) / row.every
     schedule = parse(row.settings.get("collective", "ring"), RANKS)  # gloo's own is a ring
 
     def seconds(num_bytes: int) -> float:

@@ -103,11 +103,11 @@ adding a byte. The formulas are of an all-reduce between ranks of one full-duple
 STREAMING_SAID = """\
 Every path computes the same (`tests/equivalences/test_fragments.py`). What an exchange costs is
 hidden where bytes go by `torch.distributed`, under torchrun and on path `collective`: the sum of a
-fragment is begun at the boundary and waited for O steps later. A compressor's second operation
-begins only then, so of int8 and int4 half the bytes are hidden. Workers still meet at each
-boundary, for a few hundred bytes, so who is slow is waited for. In shared memory, through the store
-and between peers, an exchange is a copy, and is over before anybody goes on. In virtual time a link
-is waited for after O steps; a measured profile (`--like`) has no link to hide.
+fragment is begun at the boundary and waited for O steps later; of a compressor the first operation
+is waited for after half of them, and the second one begins. Workers still meet at each boundary,
+for a few hundred bytes, so who is slow is waited for. In shared memory, through the store and
+between peers, an exchange is a copy, and is over before anybody goes on. In virtual time a link is
+waited for after O steps; times that were measured (`--like`) have no link to hide.
 
 H has to be a multiple of F, O below H/F, and the model must have F parameters, since a fragment is
 whole ones; anything else is refused before the first step, and so are a stream (the end of a pass

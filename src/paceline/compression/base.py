@@ -210,16 +210,18 @@ class UnderWay:
 
     def finish(self) -> None:
         """Operation by operation, each of all exchanges before the next one of the first."""
+        while self._begun:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Wait for the operation of each exchange, and begin its next one."""
         begun, self._begun = self._begun, []
-        while begun:
-            again: list[tuple[Exchanging, Any]] = []
-            for exchanging, handle in begun:
-                try:
-                    following = exchanging.send(self._link.finish(handle))
-                except StopIteration:
-                    continue
-                again.append((exchanging, self._link.begin(following)))
-            begun = again
+        for exchanging, handle in begun:
+            try:
+                following = exchanging.send(self._link.finish(handle))
+            except StopIteration:
+                continue
+            self._begun.append((exchanging, self._link.begin(following)))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

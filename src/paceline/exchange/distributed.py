@@ -71,7 +71,7 @@ class DistributedAveraging(Averaging):
         replica, own = self._replica, copy.own
         self._group = self._make_group(route)
         self._late: _Late | None = None
-        own.before_merge = self._finish_late
+        own.before_merge, own.halfway = self._finish_late, self._go_on_late
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -181,6 +181,12 @@ class DistributedAveraging(Averaging):
             for one in begun:
                 under_way.begin(one)
         self._late = _Late(due, bytes(present), under_way)
+
+    def _go_on_late(self) -> None:
+        """A compressor's second operation begins, so that it, too, is hidden."""
+        if self._late is not None and self._compressed is not None:
+            with self._told_of_deaths():
+                self._late.under_way.go_on()
 
     def _finish_late(self) -> None:
         """It has come: the outer step, and what differences are held against from now on."""

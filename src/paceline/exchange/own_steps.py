@@ -36,6 +36,7 @@ class OwnSteps:
 
     Attributes:
         due: what the update that comes next is of.
+        halfway: called between the steps that are made while something is on its way.
         before_merge: lets ``base`` be what has arrived, where that is still on its way.
     """
 
@@ -43,6 +44,7 @@ class OwnSteps:
         self._copy, self.overlap_steps = copy, overlap_steps
         self.fragments = Fragments(copy.replica.layout.parameters, num_fragments)
         self.due = self.fragments.whole
+        self.halfway: Callable[[], None] = _nothing
         self.before_merge: Callable[[], None] = _nothing
         self._stay = False
         """Whether there are steps that were not exchanged, and go on."""
@@ -107,6 +109,8 @@ class OwnSteps:
         self._num_since += 1
         if self._num_since >= self.overlap_steps:
             self.merge()
+        elif self._late is not None and self._num_since == self.overlap_steps // 2:
+            self.halfway()
 
     def merge(self) -> None:
         """What has arrived is merged, if anything has."""
