@@ -3,46 +3,38 @@
     gradient (own device) -- all-reduce: NCCL between GPUs, gloo between CPUs --> mean
     every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does
 
-Where a difference is merged later (own_steps.py), it is on its way while the next steps are made:
-
-    steps      2 | 3 . 4 . 5 | 6       the first round of steps 3 to 5 goes on with what it has
-    all-reduce   [ of 2 ]              begun at the boundary; waited for when it is to be merged,
-                       ^ outer step    or when a checkpoint or the end of an epoch asks before
-
+Where a difference is merged later (own_steps.py), its mean is on its way meanwhile (late.py).
 The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
 those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends,
 or begins again from a checkpoint. This module must not know protocols.
 """
 
 import cmath
-import datetime
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..compression.base import AllReduce, Exchanging, UnderWay
+from ..compression.base import UnderWay
 from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
-from ..store.fragments import Fragment
 from ..store.optimizer import Updater
 from ..store.sums import wide
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
 from .compressed import CompressedGradient, GroupLink, Span
-from .group import MemberGroup, TorchGroup
+from .group import MemberGroup, start_group
+from .late import LateMean
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
 from .scheduled import along
 
-_TIMEOUT = datetime.timedelta(minutes=5)
 _TOLD_S = 2.0
 """Within which the launcher tells of a death that a broken connection has told of already."""
 _DIED_INSIDE = (
@@ -51,27 +43,13 @@ _DIED_INSIDE = (
 )
 
 
-class _Late(NamedTuple):
-    """An update whose mean is on its way.
-
-    Attributes:
-        present: per parameter, 1 where it is of this update.
-    """
-
-    due: Fragment
-    present: Sequence[int]
-    under_way: UnderWay
-
-
 class DistributedAveraging(Averaging):
     """Peers whose gradients are averaged by an all-reduce of their group (group.py)."""
 
     def __init__(self, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route) -> None:
         super().__init__(copy, barrier, hooks, route)
-        replica, own = self._replica, copy.own
+        replica = self._replica
         self._group = self._make_group(route)
-        self._late: _Late | None = None
-        own.before_merge, own.halfway = self._finish_late, self._go_on_late
         self._own = self._store.blocks[self.block].to(replica.device, copy=True)
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
@@ -80,6 +58,9 @@ class DistributedAveraging(Averaging):
         self._compressed = hooks.compressed
         if self._compressed is not None:
             self._compressed.cut(self._spans())
+        parameters = replica.layout.parameters
+        self._late = LateMean(self._group, parameters, self._mean, self._compressed)
+        copy.own.before_merge, copy.own.halfway = self._finish_late, self._go_on_late
         if not copy.is_difference:
             replica.live_in(self._own)
             copy.unedited.watch(self._own)
@@ -143,7 +124,8 @@ class DistributedAveraging(Averaging):
         weight = weights[self._seat]
         if self._copy.own.merges_later:
             self._reduce_buffers(weight)
-            self._begin_late(weight, present)
+            with self._told_of_deaths():
+                self._late.begin(self._copy.own.due, weight)
             return
         runs = self._runs()
         if self._compressed is None:
@@ -170,40 +152,24 @@ class DistributedAveraging(Averaging):
         if not self._copy.is_difference:
             self._copy.unedited.mark()
 
-    def _begin_late(self, weight: float, present: Sequence[int]) -> None:
-        """The mean of what is due goes on its way."""
-        due, under_way = self._copy.own.due, UnderWay(GroupLink(self._group))
-        if self._compressed is not None:
-            begun = self._compressed.begin_all(self._mean, weight, self._mean, due)
-        else:
-            begun = [_summed(run.mul_(weight) if weight else run.zero_()) for run in self._runs()]
-        with self._told_of_deaths():
-            for one in begun:
-                under_way.begin(one)
-        self._late = _Late(due, bytes(present), under_way)
-
     def _go_on_late(self) -> None:
-        """A compressor's second operation begins, so that it, too, is hidden."""
-        if self._late is not None and self._compressed is not None:
-            with self._told_of_deaths():
-                self._late.under_way.go_on()
+        with self._told_of_deaths():
+            self._late.go_on()
 
     def _finish_late(self) -> None:
         """It has come: the outer step, and what differences are held against from now on."""
-        late, self._late = self._late, None
-        if late is None:
-            return
-        due, own, base = late.due, self._own, self._copy.base
-        assert base is not None
         with self._told_of_deaths():
-            late.under_way.finish()
+            due = self._late.finish()
+        if due is None:
+            return
         runs = due.runs(self._replica.layout.parameters)
         if not self._are_finite([self._mean[a:b].view(dtype) for dtype, a, b in runs]):
             self._refuse_not_finite()
         if self._compressed is not None:
             self._compressed.keep_fragment(due)
-        self._updater.step(self._mean, late.present, self._copy.rule.param_groups)
-        base[due.start : due.stop].copy_(own[due.start : due.stop])
+        self._updater.step(self._mean, due.present, self._copy.rule.param_groups)
+        assert self._copy.base is not None
+        self._copy.base[due.start : due.stop].copy_(self._own[due.start : due.stop])
 
     def _are_finite(self, runs: Sequence[Tensor]) -> bool:
         """Whether the mean is; a sum reads it once, and may itself be too large."""
@@ -319,11 +285,6 @@ class DistributedAveraging(Averaging):
         self._store.blocks[self.block].copy_(self._own)
 
 
-def _summed(run: Tensor) -> Exchanging:
-    """Its sum over all members, in place."""
-    yield AllReduce(run)
-
-
 def are_finite(sums: Sequence[Tensor]) -> bool:
     """Whether nothing that went into these sums is inf or nan."""
     return all(cmath.isfinite(one.item()) for one in sums)
@@ -332,16 +293,3 @@ def are_finite(sums: Sequence[Tensor]) -> bool:
 def norm_of(runs: Sequence[Tensor]) -> float:
     """Of all together."""
     return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
-
-
-def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
-    """All members of the run, by their seats; where there is a default group already, that."""
-    if not dist.is_initialized():
-        dist.init_process_group(
-            "gloo" if device.type == "cpu" else None,
-            init_method=f"file://{rendezvous}",
-            rank=seat,
-            world_size=num_seats,
-            timeout=_TIMEOUT,
-        )
-    return TorchGroup()

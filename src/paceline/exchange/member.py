@@ -4,8 +4,8 @@
     carrier -> control, store -> copy of the model (model_copy.py) -> checkpoints
 
 The exchange (through_store.py) has one, and so have the rounds between peers (peers.py): whoever
-waits for the next grant hears it here. Above 300 lines, by one. This module must not know
-protocols, nor the verbs.
+waits for the next grant hears it here. Above 300 lines, since all that it has is made here. This
+module must not know protocols, nor the verbs.
 """
 
 import json

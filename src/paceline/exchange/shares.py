@@ -8,8 +8,9 @@ The parameters exist once, in the store's current block; every member computes o
 its own share of them. Before it does, it copies its share (parameters and state) into the other
 block and sets a mark, so a death harms nothing: survivors put every share back. Optimizers that
 work element by element get equal runs of bytes; all others get whole tensors, as evenly as they go.
-What is updated at different times (fragments) is shared out each by itself. This module must not
-know messages or leases.
+What is updated at different times (fragments) is shared out each by itself. Above 300 lines, since
+a share and the rounds that step on it are read together. This module must not know messages or
+leases.
 """
 
 import math

@@ -32,7 +32,7 @@ from ..trace.records import Scalar
 from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import read_profile
-from .simulation import Watcher, World, describe, open_trace, refuse_overlap
+from .simulation import Watcher, World, describe, open_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,6 @@ def rehearse(
     if world.like is not None:
         _check_profile(world.like, task, work, -(-batch_size // protocol.num_pushes))
     conditions = world.conditions(settings.workers, work.update_bytes)
-    refuse_overlap(protocol, conditions)
     ledger = Ledger(work.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
     work.follow(ledger.every_epoch)
     with closing(open_trace(run_dir)) as trace:

@@ -137,7 +137,6 @@ def forecast(
         raise ConfigError(f"updates must be >= 1, got {num_updates}")
     conditions = world.conditions(num_workers)
     protocol = parse(protocol_text, num_workers, staleness, outer, streaming)
-    refuse_overlap(protocol, conditions)
     start_s = time.perf_counter()
     if run_dir is None:
         counts = TimingRun(protocol, conditions).run(num_updates, on_progress)
@@ -147,16 +146,6 @@ def forecast(
     if protocol.watches_loss:
         note = f"{protocol} stays as it begins: no loss falls where nothing is trained; name a task"
     return describe(protocol, conditions, counts, time.perf_counter() - start_s, note)
-
-
-def refuse_overlap(protocol: SyncProtocol, conditions: Conditions) -> None:
-    """Raise ConfigError where nobody knows what of an exchange the next steps hide."""
-    overlap = protocol.streaming.overlap_steps
-    if overlap and conditions.machine is not None and conditions.link is not None:
-        raise ConfigError(
-            f"--overlap {overlap} with --like and --link: measured times of an exchange have both "
-            "in them; give the steps by --delay instead of --like, or leave --link out"
-        )
 
 
 def _traced(

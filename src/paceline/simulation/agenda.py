@@ -8,8 +8,8 @@ An entry of the heap is ``(at_s, number, what)``; the number counts entries, so 
 same moment happens in the order in which it was entered. ``what`` is the ticket whose push is
 there, or a ``WorkDone`` whose bytes still have to move, or a ``AgendaChange`` of who is there, or a
 ``Strike`` that a driver has put there. Work that is
-called off stays in the heap, and is passed over because its ticket is no longer current. This
-module must not know protocols.
+called off stays in the heap, and is passed over because its ticket is no longer current. Above 300
+lines, since whatever may come next is here. This module must not know protocols.
 """
 
 from collections.abc import Sequence
@@ -77,6 +77,12 @@ class Agenda:
 
     def __init__(self, conditions: Conditions, overlap_steps: int = 0) -> None:
         self._overlap_steps = 0 if conditions.link is None else overlap_steps
+        if self._overlap_steps and conditions.machine is not None:
+            raise ConfigError(
+                f"--overlap {overlap_steps} with --like and --link: nobody knows what of a "
+                "measured exchange the next steps hide; give steps by --delay instead of --like, "
+                "or leave --link out"
+            )
         self._all_done_s = 0.0  # when the last of those that push together had computed
         self.heap: list[Entry] = []
         self.next_number = count().__next__

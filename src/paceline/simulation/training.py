@@ -16,7 +16,8 @@ the one before, the sum, a seat for each gradient that is computed and not appli
 one), and one more for each older version that somebody still has to compute at
 (``most_versions_kept``). With ``is_batched`` members at one version are computed in one call
 (simulation/gradients.py), whatever the protocol, and there is a seat for each member and one more.
-This module must not know protocols or time.
+Above 300 lines, since all that a member of a run is asked for is here. This module must not know
+protocols or time.
 """
 
 import math
