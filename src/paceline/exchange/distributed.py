@@ -3,7 +3,7 @@
     gradient (own device) -- all-reduce: NCCL between GPUs, gloo between CPUs --> mean
     every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does
 
-Where a difference is merged later (own_steps.py), its mean is on its way meanwhile (late.py).
+Where a difference is merged later (own_changes.py), its mean is on its way meanwhile (late.py).
 The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
 those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends,
 or begins again from a checkpoint. This module must not know protocols.

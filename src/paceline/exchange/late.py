@@ -1,4 +1,4 @@
-"""The mean of what is merged later (own_steps.py), on its way while the next steps are made.
+"""The mean of what is merged later (own_changes.py), on its way while the next steps are made.
 
     steps        2 | 3 . 4 . 5 . 6 |        steps 3 and 4 go on with what this member has
     all-reduce     [ of 2 ]                 begun at the boundary, waited for when it is merged

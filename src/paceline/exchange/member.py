@@ -243,7 +243,7 @@ class MemberSide:
         )  # fmt: skip
 
     def remember(self) -> Mapping[str, Any]:
-        """See ``OwnSteps.remember``."""
+        """See ``OwnChanges.remember``."""
         return self.copy.own.remember()
 
     def go_on_with(self, saved: Mapping[str, Any]) -> None:

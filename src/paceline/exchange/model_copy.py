@@ -3,7 +3,7 @@
     .grad, or base - home --fill--> this seat's slot        newest block --pull--> home = the model
 
 ``home`` is the memory that the model's parameters and buffers live in; where members push
-differences (local-sgd), ``base`` is the global copy that they are held against (own_steps.py).
+differences (local-sgd), ``base`` is the global copy that they are held against (own_changes.py).
 Nobody but the run changes the weights while it trains (`Unedited`). Above 300 lines, since who
 changes a copy stands beside it. This module must not know messages, jobs or the loop.
 """
@@ -23,7 +23,7 @@ from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
 from .base import ScriptHooks, Work, not_finite, settings_word
-from .own_steps import OwnSteps
+from .own_changes import OwnChanges
 
 
 class ModelCopy:
@@ -65,7 +65,7 @@ class ModelCopy:
         self.renew_updaters()
         self._hyper: object = ()
         self._hyper_digest = 0
-        self.own = OwnSteps(self, laid.num_fragments, laid.overlap_steps)
+        self.own = OwnChanges(self, laid.num_fragments, laid.overlap_steps)
         self._num_skipped = 0
 
     def renew_updaters(self) -> None:
@@ -119,7 +119,7 @@ class ModelCopy:
         """Between peers: go on from the update that was due.
 
         Args:
-            live: the block that holds it, or will when ``OwnSteps.before_merge`` has returned.
+            live: the block that holds it, or will when ``OwnChanges.before_merge`` has returned.
             is_whole: of its own steps nothing stays.
         """
         assert self.base is not None

@@ -69,6 +69,8 @@ class RunState:
     plan: Plan
     steps_apart = steps_together = is_sticky = is_mid_batch = owes_stop = False
     update_rule = "optimizer"
+    opened: OpenEpoch | None = None
+    """What members were told when the last epoch opened."""
     watch: ProgressMeter
     at_orders: Callable[[list[Order]], None]
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
@@ -94,8 +96,6 @@ class RunState:
         self.dispatch = Dispatch(engine, self.roster)
         self.has_begun = self.is_open = False
         self.has_opened = self.has_said_goodbye = False
-        self.opened: OpenEpoch | None = None
-        """What members were told when the last epoch opened."""
         self.began_s = 0.0
         """When its first epoch opened."""
         self.ending = ""

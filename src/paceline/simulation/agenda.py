@@ -8,8 +8,8 @@ An entry of the heap is ``(at_s, number, what)``; the number counts entries, so 
 same moment happens in the order in which it was entered. ``what`` is the ticket whose push is
 there, or a ``WorkDone`` whose bytes still have to move, or a ``AgendaChange`` of who is there, or a
 ``Strike`` that a driver has put there. Work that is
-called off stays in the heap, and is passed over because its ticket is no longer current. Above 300
-lines, since whatever may come next is here. This module must not know protocols.
+called off stays in the heap, and is passed over because its ticket is no longer current.
+Above 300 lines, since whatever may come next is here. This module must not know protocols.
 """
 
 from collections.abc import Sequence

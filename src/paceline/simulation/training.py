@@ -20,7 +20,6 @@ Above 300 lines, since all that a member of a run is asked for is here. This mod
 protocols or time.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -74,7 +73,7 @@ class TrainingWork:
         nonfinite: str = "error",
         is_batched: bool = False,
     ) -> None:
-        self._task = task
+        self._task, self._protocol = task, protocol
         self.splits = task.splits()
         seed_all(seed)
         self.model = task.model()
@@ -95,11 +94,7 @@ class TrainingWork:
         self._lay_out(protocol.num_workers, is_batched=is_batched)
         self._versions = Versions(self.store, self._home, is_pure=is_pure)
         self._gradients = Gradients(task, self.replica, self._leased, self.store, together)
-        count = protocol.streaming.num_fragments
-        self._fragments = Fragments(self.replica.layout.parameters, count)
-        self._protocol = protocol
         self._local = self._local_steps() if is_difference else None
-        self._last_position: float = math.inf
         self.follow(Batches(self.num_samples, batch_size, protocol.num_pushes))
         self._limit = protocol.staleness.distance_limit
         self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
@@ -108,7 +103,7 @@ class TrainingWork:
 
     def follow(self, batches: Batches) -> None:
         """Epochs that have no batches of their own have these; their end is to be known."""
-        self._batches = batches
+        self._batches, self._last_position = batches, batches.end
 
     def _open_books(self, protocol: SyncProtocol, batch_size: int) -> None:
         """Who waits, what is computed, and what is settled: nothing yet."""
@@ -152,6 +147,7 @@ class TrainingWork:
         layout, seats = self.replica.layout, 1
         if self._computes_ahead:
             seats = num_seats(layout.slot_bytes, num_workers, is_batched=is_batched)
+        self._fragments = Fragments(layout.parameters, self._protocol.streaming.num_fragments)
         self.store = SharedStore(
             layout, PrivateMemory(arena_bytes(layout, seats)).tensor(),
             Control(PrivateMemory(control_bytes(seats)), seats), has_peers=False,

@@ -27,7 +27,7 @@ class _HandedIn(NamedTuple):
     fragment: Fragment
 
 
-class OwnSteps:
+class OwnChanges:
     """One member's.
 
     Args:
