@@ -26,7 +26,7 @@ from paceline.trace import FILE_NAME, read_trace
 from paceline.trace.records import Header
 from table import interval, machine, write_table
 
-COMPRESSORS = ("fp16", "bf16", "int8", "topk:1%", "powersgd:2")
+COMPRESSORS = ("fp16", "bf16", "int8", "int4", "topk:1%", "powersgd:2")
 NONE = "none"
 SLOW = "100 Mbit/s"
 ON_SLOW = (

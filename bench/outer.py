@@ -4,9 +4,11 @@
 
 Training in virtual time, with the losses of real gradients. All go through the same samples. An
 exchange comes after every step (full-sync, what all others are measured by), or after H of them:
-full-sync with batches H times as large, local-sgd:H, DiLoCo and its kin, post-local-sgd. Each is
+full-sync with batches H times as large, local-sgd:H, DiLoCo and its kin, at once or in fragments
+of which one is exchanged every H/F steps and merged O steps later, post-local-sgd. Each is
 shown at the rate, of a few, where the median test loss of its seeds is least; large batches have
-larger rates to choose from. MB are the bytes that an update moves, times the updates.
+larger rates to choose from. MB are the bytes that an update moves, of a fragment their mean, times
+the updates; the last of an epoch moves all.
 
 Writes results/outer.md.
 """
@@ -26,6 +28,7 @@ from averaging import Quiet
 from paceline.config import RunSettings
 from paceline.predict.comparison import Contest, compare
 from paceline.predict.simulation import World
+from paceline.protocols import parse
 from paceline.report.compared import RunOutcome
 from paceline.workloads import load_task
 from table import machine, write_table
@@ -33,6 +36,7 @@ from table import machine, write_table
 WORKERS, MINI_BATCH_SIZE = 4, 16
 RATES, LARGE_RATES = (0.05, 0.1, 0.2), (0.2, 0.4, 0.8)
 OUTERS = ("none", "momentum:0.7,0.5", "nesterov:0.7,0.5", "nesterov:0.7,0.9")
+STREAMED = ("+nesterov:0.7,0.5+fragments:4", "+nesterov:0.7,0.5+fragments:4,2")
 FIRST_UPDATES = 100
 
 
@@ -79,7 +83,7 @@ def main() -> None:
     task = load_task(asked.task, WORKERS)
     update_bytes = sum(one.numel() * one.element_size() for one in task.model().parameters())
     found = [best(asked, name, batch, rates) for name, batch, rates in contenders(asked.steps)]
-    rows = [row(one, WORKERS * update_bytes) for one in found]
+    rows = [row(one, WORKERS * update_bytes, asked.epochs) for one in found]
     for cells in rows:
         print(" | ".join(cells), flush=True)
     if options.write:
@@ -102,6 +106,7 @@ def contenders(steps: int) -> list[tuple[str, int, tuple[float, ...]]]:
         ("full-sync", MINI_BATCH_SIZE, RATES),
         ("full-sync", steps * MINI_BATCH_SIZE, LARGE_RATES),
         *((f"local-sgd:{steps}{outer}", MINI_BATCH_SIZE, RATES) for outer in outers),
+        *((f"local-sgd:{steps}{one}", MINI_BATCH_SIZE, RATES) for one in STREAMED),
         (f"post-local-sgd:{FIRST_UPDATES},{steps}", MINI_BATCH_SIZE, RATES),
     ]
 
@@ -134,13 +139,15 @@ def said(rates: Sequence[float]) -> str:
     return ", ".join(f"{one:g}" for one in rates)
 
 
-def row(one: Found, update_bytes: int) -> list[str]:
+def row(one: Found, update_bytes: int, epochs: int) -> list[str]:
     """What it came to."""
     errors = [run.test_error for run in one.outcomes if run.test_error is not None]
     updates = one.outcomes[0].updates
+    count = parse(one.protocol, WORKERS).streaming.num_fragments
+    moved = (updates + (count - 1) * epochs) / count * update_bytes
     return [
         f"`{one.protocol}`", f"{one.batch}", f"{one.rate:g}", f"{updates:,}",
-        f"{updates * update_bytes / 1e6:,.0f}", f"{one.loss:.4f}",
+        f"{moved / 1e6:,.0f}", f"{one.loss:.4f}",
         f"{min(one.losses):.4f}, {max(one.losses):.4f}", f"{statistics.median(errors):.4f}",
     ]  # fmt: skip
 

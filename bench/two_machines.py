@@ -10,7 +10,8 @@
 Predicted is computing alone, and what the exchange adds: the closed formula of the schedule with
 what a message costs on this link, of the bytes of an update, over the local steps of one; of a
 compressor its own price. Where the gradients come in several buckets each begins when it is there
-and the one before is through. One rank a machine, a thread each. Writes results/two_machines.md.
+and the one before is through; of what is merged some local steps later, what these do not hide. One
+rank a machine, a thread each. Writes results/two_machines.md.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from paceline.collectives.base import LinkCost
 from paceline.collectives.transfers import Operation
 from paceline.engines.torchrun.buckets import make_buckets
 from paceline.exchange.compressed import CompressedGradient
+from paceline.store.fragments import Fragments
 from paceline.store.layout import lay_out
 from table import machine, write_table
 from worlds import SUBJECTS, Part, as_it_is, data_of, endless, make_model
@@ -63,18 +65,34 @@ class Row:
     batch: int = 256
     every: int = 1
 
+    @property
+    def num_fragments(self) -> int:
+        return int(self.settings.get("fragments", "1"))
+
+    def whole(self, num_steps: int) -> int:
+        """At least so many steps, in which each fragment is exchanged as often as any other."""
+        cycle = self.every * self.num_fragments
+        return -(-num_steps // cycle) * cycle
+
 
 SLOW_LOCAL = {"protocol": "local-sgd:8"}
+STREAMED = {"protocol": "local-sgd:32", "outer": "nesterov:0.7,0.9"}
 ROWS = (
     Row(name="full-sync"),
     Row(name="full-sync, ring", settings={"collective": "ring"}),
     Row(name="full-sync, hub", settings={"collective": "hub"}),
     *(
         Row(name=f"full-sync, {name}", settings={"compress": name})
-        for name in ("bf16", "int8", "topk:1%", "powersgd:2")
+        for name in ("bf16", "int8", "int4", "topk:1%", "powersgd:2")
     ),
     Row(name="local-sgd:8", settings=SLOW_LOCAL, every=8),
     Row(name="DiLoCo:8", settings={**SLOW_LOCAL, "outer": "nesterov:0.7,0.9"}, every=8),
+    Row(name="DiLoCo:32", settings=STREAMED, every=32),
+    Row(name="DiLoCo:32, fragments 4", settings={**STREAMED, "fragments": "4"}, every=8),
+    Row(name="DiLoCo:32, fragments 4, overlap 7",
+        settings={**STREAMED, "fragments": "4", "overlap": "7"}, every=8),
+    Row(name="DiLoCo:32, fragments 4, overlap 7, int4",
+        settings={**STREAMED, "fragments": "4", "overlap": "7", "compress": "int4"}, every=8),
     Row(name="full-sync, overlapped", network="deep", batch=8192),
 )  # fmt: skip
 """The first of a network is what the others of it are worth it against."""
@@ -243,18 +261,23 @@ def measure(kind: str, row: Row, num_steps: int) -> dict[str, Any]:
 def exchange_s(row: Row, model: nn.Module, link: LinkCost, alone: Mapping[str, Any]) -> float:
     """What it adds to a step that takes ``alone["step_s"]`` by itself."""
     parameters = lay_out(list(model.named_parameters()), [], []).parameters
+    hidden_s = int(row.settings.get("overlap", "0")) * alone["step_s"]
     if (compression := compressors.parse(row.settings.get("compress", "none"))) is not None:
         cpu = torch.device("cpu")
-        price = CompressedGradient(compression, parameters, 0, RANKS, cpu).price(link)
+        count = row.num_fragments
+        price = CompressedGradient(compression, parameters, 0, RANKS, cpu, count).price(link)
         assert price.sent_s is not None
-        return price.sent_s + price.spent_s
+        # Of two operations, alike in size, each has half of the steps that may hide it.
+        return (max(0.0, price.sent_s - hidden_s) + price.spent_s) / row.every
     schedule = parse(row.settings.get("collective", "ring"), RANKS)  # gloo's own is a ring
 
     def seconds(num_bytes: int) -> float:
         return schedule.formula_s(Operation.ALL_REDUCE, num_bytes, link)
 
     if row.every > 1:
-        return seconds(parameters.num_bytes) / row.every
+        fragments = Fragments(parameters, row.num_fragments).each
+        exposed_s = [max(0.0, seconds(one.stop - one.start) - hidden_s) for one in fragments]
+        return sum(exposed_s) / len(exposed_s) / row.every
     ready_s = {int(number): at_s for number, at_s in alone["ready_s"].items()}
     free_s = 0.0
     for bucket in make_buckets(parameters, torch.device("cpu")):
@@ -336,7 +359,7 @@ def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list
     firsts: dict[str, Found] = {}
     cells, overlap = [], ""
     for row in rows:
-        of_row = -(-max(LEAST_STEPS, steps) // row.every) * row.every
+        of_row = row.whole(max(LEAST_STEPS, steps))
         key = (row.network, row.batch)
         if key not in alones:
             alones[key] = measure("alone", row, of_row)

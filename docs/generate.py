@@ -29,7 +29,7 @@ from paceline.collectives.topology import dgx, pcie_cards, two_hosts
 from paceline.collectives.transfers import Operation
 from paceline.fields import spelled
 from paceline.plan import format_bytes
-from paceline.protocols import ALIASES, PROTOCOLS, outer, spelling
+from paceline.protocols import ALIASES, PROTOCOLS, outer, spelling, streaming
 from paceline.protocols.base import SyncProtocol
 from paceline.protocols.outer import SPELLINGS as OUTERS
 from paceline.report.chart import Curve, Diagram, draw_chart
@@ -98,6 +98,23 @@ predicted one, gloo's own, and where one takes over from another, measured and p
 P ranks, n bytes; α latency of a message, o what it costs each end, β seconds a byte, γ seconds of
 adding a byte. The formulas are of an all-reduce between ranks of one full-duplex port each.
 
+"""
+
+STREAMING_SAID = """\
+Every path computes the same (`tests/equivalences/test_fragments.py`). What an exchange costs is
+hidden where bytes go by `torch.distributed`, under torchrun and on path `collective`: the sum of a
+fragment is begun at the boundary and waited for O steps later; of a compressor the first operation
+is waited for after half of them, and the second one begins. Workers still meet at each boundary,
+for a few hundred bytes, so who is slow is waited for. In shared memory, through the store and
+between peers, an exchange is a copy, and is over before anybody goes on. In virtual time a link is
+waited for after O steps; times that were measured (`--like`) have no link to hide.
+
+H has to be a multiple of F, O below H/F, and the model must have F parameters, since a fragment is
+whole ones; anything else is refused before the first step, and so are a stream (the end of a pass
+is not known before), one worker, and `--overlap` with `--nonfinite skip` where the sum is on its
+way while workers go on. A weight of a push is the samples of its last H/F steps. A worker without a
+mini-batch in the last update of an epoch adds nothing to it. `pace.stop()` and Ctrl-C between peers
+lose nothing; through the store a worker whose step is called off goes on from the global copy.
 """
 
 COMPRESSION_HEAD = """\
@@ -377,7 +394,7 @@ def said_of(name: str, member: type, family: Iterable[str]) -> str:
 def page() -> str:
     """docs/protocols.md."""
     sections = [section(name, protocol) for name, protocol in PROTOCOLS.items()]
-    return HEAD + table() + "\n" + "\n".join([*sections, outer_section()])
+    return HEAD + table() + "\n" + "\n".join([*sections, outer_section(), streaming_section()])
 
 
 def outer_section() -> str:
@@ -392,6 +409,23 @@ def outer_section() -> str:
         "",
         *[f"    {line}".rstrip() for line in (inspect.getdoc(outer) or "").splitlines()],
         "",
+    ]
+    return "\n".join(lines)
+
+
+def streaming_section() -> str:
+    """Fragments and overlap, which are settings of the protocols whose H stays."""
+    carried = [spelling(name) for name, one in PROTOCOLS.items() if one.can_stream]
+    lines = [
+        "## `--fragments` and `--overlap`",
+        "",
+        "[`protocols/streaming.py`](../src/paceline/protocols/streaming.py): "
+        f"`--fragments F --overlap O`; under {', '.join(f'`{one}`' for one in carried)}. "
+        "Of one protocol alone: `local-sgd:8+fragments:4,1`.",
+        "",
+        *[f"    {line}".rstrip() for line in (inspect.getdoc(streaming) or "").splitlines()],
+        "",
+        STREAMING_SAID,
     ]
     return "\n".join(lines)
 

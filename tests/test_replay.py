@@ -28,6 +28,7 @@ from runs import Run, _launch, run_script, train
 PROTOCOLS = (
     "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
     "stale-synchronous:1", "local-sgd:2", "local-sgd:2+nesterov:0.7,0.9", "adaptive",
+    "local-sgd:4+nesterov:0.7,0.9+fragments:2",
 )  # fmt: skip
 
 
@@ -55,6 +56,7 @@ def test_a_live_run_comes_out_equal_in_every_bit(tmp_path: Path, protocol: str, 
         {"path": "store", "batch_size": 16},
         {"path": "peers", "workers": 2},
         {"path": "peers", "protocol": "post-local-sgd:3,2"},
+        {"path": "peers", "protocol": "local-sgd:6+fragments:3"},
         {"path": "peers", "batch_size": 16},
         {"path": "peers", "workers": 4, "batch_size": 16},
         {"engine": "inline"},

@@ -86,6 +86,18 @@ class RunSettings:
         "averaged), or a step of SGD on it: sgd:LR, momentum:LR,B, nesterov:LR,B (DiLoCo: "
         "nesterov:0.7,0.9).",
     )
+    fragments: int = _setting(
+        1,
+        "Under local-sgd:H, exchange the parameters in so many parts, one every H/F local steps: "
+        "1/F of the bytes at a time.",
+        least=1,
+    )
+    overlap: int = _setting(
+        0,
+        "Local steps that workers go on for while an exchange of local-sgd is under way, below "
+        "H/F; what came of it is merged then.",
+        least=0,
+    )
     engine: Literal["local", "inline", "torchrun"] = _setting(
         "local",
         "Where workers run: processes of this machine, or one process for debugging; torchrun "
@@ -206,7 +218,7 @@ class RunSettings:
     compress: str = _setting(
         "none",
         "Send gradients in fewer bytes where torch.distributed carries them: none, fp16, bf16, "
-        "int8, topk:S% or powersgd:R.",
+        "int8, int4, topk:S% or powersgd:R.",
     )
 
     def __post_init__(self) -> None:

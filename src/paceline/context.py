@@ -20,6 +20,7 @@ class Context:
         num_steps: local steps a push (local-sgd's H).
         is_difference: members push differences of parameters, the store averages them.
         outer: the optimizer that the store steps with on their mean, as it is written.
+        fragments: in which they are pushed, one an update; ``overlap``: steps until it is merged.
         num_as_full_sync: first updates that are full-sync's, where SGD steps locally.
         averages: whether an update may be of several pushes.
         cancels: whether work in flight can be abandoned.
@@ -50,6 +51,8 @@ class Context:
     num_steps: int = 1
     is_difference: bool = False
     outer: str = "none"
+    fragments: int = 1
+    overlap: int = 0
     num_as_full_sync: int = 0
     averages: bool = False
     cancels: bool = False

@@ -113,6 +113,8 @@ class Plan:
         staleness: the rule for stale gradients; ``none`` where there is none or it does nothing.
         outer: the optimizer that steps on the mean of what local steps have changed; ``none``
             where there is none.
+        fragments, overlap: in which parts that is exchanged, and local steps until it is merged.
+        local_steps: of a worker, an update.
         mini_batch_size: m, samples a push.
         pushes_per_update: K, pushes an update.
         samples_per_update: samples that an update averages.
@@ -154,6 +156,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     staleness: str = "none"
     outer: str = "none"
+    fragments: int = 1
+    overlap: int = 0
+    local_steps: int = 1
     accumulate: int = 1
     parameter_table: tuple[LayerParameters, ...] = ()
     compression: CompressionPrice | None = None
@@ -183,6 +188,7 @@ class Plan:
             ("workers", where),
             ("protocol", self.protocol),
             *([("outer optimizer", outer)] if self.outer != "none" else []),
+            *self._fragments_row(),
             *self._collective_row(),
             ("batch", batches),
             ("updates", self._updates()),
@@ -210,6 +216,23 @@ class Plan:
         fields["parameter_table"] = [one._asdict() for one in self.parameter_table]
         return fields
 
+    def _fragments_row(self) -> list[tuple[str, str]]:
+        """How often what is exchanged, and when it is merged."""
+        if self.fragments == 1 and not self.overlap:
+            return []
+        size, steps = format_bytes(self.update_bytes / self.pushes_per_update), self.local_steps
+        text = f"1, all {size} every {_steps(steps)}"
+        if self.fragments > 1:
+            text = (
+                f"{self.fragments}: one of at most {size} every {_steps(steps)}, each every "
+                f"{_steps(steps * self.fragments)}, all in the last update of an epoch"
+            )
+        if self.overlap:
+            text += f"; merged by halves {_steps(self.overlap)} later, under way meanwhile"
+            if self.path != "collective":
+                text = text.removesuffix(", under way meanwhile")
+        return [("fragments", text)]
+
     def _collective_row(self) -> list[tuple[str, str]]:
         if not self.collective or self.workers == 1:
             return []
@@ -223,6 +246,10 @@ class Plan:
             return ", ".join([*parts, "until the script ends"])
         total = f"{self.updates_total:,}"
         return f"{total} ({', '.join(parts)})" if parts else total
+
+
+def _steps(count: int) -> str:
+    return f"{count} local step{'s' * (count > 1)}"
 
 
 def _parameter_lines(layers: tuple[LayerParameters, ...]) -> Iterator[str]:

@@ -154,6 +154,7 @@ def _prepare(header: Header, run_dir: Path) -> tuple[PeersWork, RecordedRun]:
         keep_remainder=not header.fields.get("drop_last"),
         dropped="skip" if header.text("dropped") == "skip" else "requeue",
     )
+    work.follow(ledger.every_epoch)
     pulled = pulled_versions(read_trace(run_dir / FILE_NAME))
     coordinator = Coordinator(protocol, ledger)
     return work, RecordedRun(coordinator, work, pulled, header.number("lookahead"))

@@ -113,8 +113,12 @@ def test_between_processes(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "protocol", ["local-sgd:2", "local-sgd:1", "local-sgd:2+nesterov:0.7,0.9", "post-local-sgd:3,2"]
-)
+    "protocol",
+    [
+        "local-sgd:2", "local-sgd:1", "local-sgd:2+nesterov:0.7,0.9", "post-local-sgd:3,2",
+        "local-sgd:3+nesterov:0.7,0.9+fragments:3", "local-sgd:4+fragments:2,1",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("path", ["peers", "store", "collective"])
 def test_local_sgd_keeps_each_workers_own_optimizer_and_the_outer_one(
     tmp_path: Path, protocol: str, path: str

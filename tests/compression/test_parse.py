@@ -8,7 +8,17 @@ from paceline.errors import ConfigError
 
 @pytest.mark.parametrize(
     "text",
-    ["fp16", "bf16", "int8", "topk:1%", "topk:0.01%", "topk:12.5%", "topk:100%", "powersgd:4"],
+    [
+        "fp16",
+        "bf16",
+        "int8",
+        "int4",
+        "topk:1%",
+        "topk:0.01%",
+        "topk:12.5%",
+        "topk:100%",
+        "powersgd:4",
+    ],
 )
 def test_a_name_is_written_as_it_is_read(text: str) -> None:
     assert str(parse(text)) == text
@@ -24,7 +34,7 @@ def test_none_is_no_compression() -> None:
         (
             "int7",
             "unknown compressor 'int7'; did you mean 'int8'? "
-            "Known: bf16, fp16, int8, none, powersgd, topk",
+            "Known: bf16, fp16, int4, int8, none, powersgd, topk",
         ),
         ("int8:4", "int8 takes no number, got 'int8:4'; write int8"),
         ("none:1", "none takes no number, got 'none:1'; write none"),

@@ -27,11 +27,11 @@ WITH_PROCESSES = pytest.mark.parametrize("engine", ["local", "sockets"])
 PROTOCOLS = (
     "full-sync", "k-sync:2", "k-batch-sync:2", "async", "k-async:2", "k-batch-async:2",
     "stale-synchronous:1", "local-sgd:2+nesterov:0.5,0.5", "adaptive", "adaptive-local:2",
-    "post-local-sgd:3,2",
+    "post-local-sgd:3,2", "local-sgd:4+fragments:2",
 )  # fmt: skip
 IN_ORDER = (
     "full-sync", "k-sync:2", "local-sgd:2+nesterov:0.5,0.5", "adaptive-local:2",
-    "post-local-sgd:3,2",
+    "post-local-sgd:3,2", "local-sgd:4+fragments:2",
 )  # fmt: skip
 """With two workers, one push of each an update: what comes of them is one thing."""
 
@@ -117,7 +117,7 @@ def test_a_new_worker_takes_the_place(run_on: Any, engine: str, protocol: str) -
 
 
 @ALL
-@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2", "local-sgd:3+fragments:3"])
 def test_what_is_resumed_ends_where_it_would_have(
     run_on: Any, tmp_path: Path, engine: str, protocol: str
 ) -> None:

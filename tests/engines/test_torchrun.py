@@ -74,6 +74,7 @@ def assert_one_cause(ended: Ended, *words: str) -> None:
         (3, "local-sgd:2", {}),
         (2, DILOCO, {}),
         (2, "post-local-sgd:3,2", {}),
+        (3, "local-sgd:4+nesterov:0.7,0.9+fragments:2,1", {}),
     ],
 )
 def test_a_script_comes_to_what_the_local_engine_does(

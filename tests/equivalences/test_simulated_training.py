@@ -34,6 +34,8 @@ PROTOCOLS = [
     "full-sync", "k-sync:2", "k-batch-sync:4", "async", "k-async:2", "k-batch-async:4",
     "stale-synchronous:1", "local-sgd:3", "local-sgd:3+nesterov:0.7,0.9",
     "adaptive-local:3+momentum:0.5,0.5", "post-local-sgd:4,3",
+    "local-sgd:4+fragments:2", "local-sgd:4+fragments:2,1",
+    "local-sgd:3+nesterov:0.7,0.9+fragments:3",
 ]  # fmt: skip
 
 

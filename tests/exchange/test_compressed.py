@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.exchange.base import ScriptHooks
 from paceline.exchange.compressed import CompressedGradient, Span
 from paceline.script.prepared import Prepared
+from paceline.store.fragments import Fragment, Fragments
 from paceline.store.layout import lay_out
 from paceline.trace.records import Header, Resumed
 from reference import differ
@@ -213,10 +214,12 @@ def made(name: str, seat: int = 0, num_members: int = 1) -> CompressedGradient:
     return CompressedGradient(compression, section_of(Mixed()), seat, num_members, device)
 
 
-def exchange_alone(compressed: CompressedGradient, block: Tensor) -> Tensor:
+def exchange_alone(
+    compressed: CompressedGradient, block: Tensor, due: Fragment | None = None
+) -> Tensor:
     """The mean of one member."""
     mean = block.clone()
-    for exchanging in compressed.begin_all(block, 1.0, mean):
+    for exchanging in compressed.begin_all(block, 1.0, mean, due):
         asked = next(exchanging)
         while True:
             is_gathered = type(asked).__name__ == "AllGather"
@@ -240,6 +243,32 @@ def in_float32(block: Tensor) -> list[Tensor]:
     """A block's numbers, a run each."""
     runs = section_of(Mixed()).runs()
     return [Span(start, stop, dtype).of(block).float() for dtype, start, stop in runs]
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_of_fragments_each_keeps_what_it_has_not_sent(name: str) -> None:
+    """Over rounds in which one is exchanged at a time: the rest is as it was, to the last bit."""
+    compression, section = parse(example(name)), section_of(Mixed())
+    assert compression is not None
+    fragments = Fragments(section, 3)
+    compressed = CompressedGradient(compression, section, 0, 1, torch.device("cpu"), 3)
+    for update in range(7):
+        due = fragments.of(update, is_last=update == 4)
+        before = [one.clone() for one in compressed.remember()["residual"]]
+        block = a_gradient(update)
+        mean = exchange_alone(compressed, block, due)
+        compressed.keep_fragment(due)
+        inside = torch.zeros(section.stop, dtype=torch.uint8)
+        inside[due.start : due.stop] = 1
+        for (dtype, start, stop), was, now, sent, own in zip(
+            section.runs(), before, compressed.remember()["residual"], in_float32(mean),
+            in_float32(block), strict=True,
+        ):  # fmt: skip
+            is_due = inside[start:stop].view(len(now), -1)[:, 0] > 0
+            assert torch.equal(now[~is_due], was[~is_due])
+            close = 0.02 if dtype is torch.bfloat16 else 1e-6
+            expected = (own + was)[is_due]
+            torch.testing.assert_close((sent + now)[is_due], expected, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
@@ -367,6 +396,7 @@ from paceline.compression import parse
 from paceline.compression.base import UnderWay
 from paceline.exchange.compressed import CompressedGradient, GroupLink
 from paceline.exchange.group import TorchGroup
+from paceline.store.fragments import Fragment, Fragments
 from paceline.store.layout import lay_out
 
 folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

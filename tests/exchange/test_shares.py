@@ -7,6 +7,7 @@ from torch import nn
 from paceline.exchange.shares import Share, split_shares
 from paceline.replica.replica import Replica
 from paceline.store.control import Control, control_bytes
+from paceline.store.fragments import Fragments
 from paceline.store.memory import PrivateMemory
 from paceline.store.optimizer import Updater
 from paceline.store.parameter_store import SharedStore, arena_bytes
@@ -36,7 +37,8 @@ def test_each_byte_of_the_parameters_is_in_one_share(
     kind: type[torch.optim.SGD], num_members: int
 ) -> None:
     _, replica, rule = rig(kind)
-    shares = split_shares(replica.layout, rule, num_members)
+    whole = [Fragments(replica.layout.parameters, 1).whole]
+    shares = split_shares(replica.layout, rule, num_members, whole)
     assert len(shares) == num_members
     held = sorted(at for share in shares for run in share for at in range(run.start, run.stop))
     assert len(held) == len(set(held))
@@ -59,7 +61,8 @@ def test_shares_together_make_the_update_that_one_would(kind: type[torch.optim.S
     Updater(rule, replica.parameters, replica.layout, expected).step(
         mean, present, rule.param_groups
     )
-    shares = [Share(store, replica, rule, seat=seat, block=0) for seat in range(NUM_MEMBERS)]
+    parts = Fragments(replica.layout.parameters, 1)
+    shares = [Share(store, replica, rule, parts, seat=seat, block=0) for seat in range(NUM_MEMBERS)]
     before = store.blocks[0].clone()
     for share in shares:
         share.average([1 / NUM_MEMBERS] * NUM_MEMBERS)

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from ..config import RunSettings, flag_of, resolve
 from ..errors import ConfigError
+from ..protocols.streaming import Streaming
 from .flags import Json, say, show
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def simulate(
     protocol: str = "full-sync",
     staleness: str = "none",
     outer: str = "none",
+    fragments: int = 1,
+    overlap: int = 0,
     world: WorldFlags = NO_WORLD,
     training: TrainingFlags = NO_TRAINING,
     updates: int | None = None,
@@ -141,6 +144,10 @@ def simulate(
         What a stale gradient is worth: inverse, distance:C, drop:S or none.
     outer
         Under local-sgd, the step on the mean difference: sgd:LR, momentum:LR,B, nesterov:LR,B.
+    fragments
+        Under local-sgd:H, exchange the parameters in so many parts, one every H/F local steps.
+    overlap
+        Local steps that workers go on for while such an exchange is under way.
     updates
         Stop after so many updates [default: 10,000 where only time is simulated].
     batched
@@ -155,18 +162,22 @@ def simulate(
         if chosen or batched:
             flag = flag_of(next(iter(chosen), "batched"))
             raise ConfigError(f"{flag} is for training: name a task, as in paceline simulate lenet")
-        _simulate_time(workers, (protocol, staleness, outer), given, updates, run_dir, json)
+        asked = RunSettings(
+            workers=workers, protocol=protocol, staleness=staleness, outer=outer,
+            fragments=fragments, overlap=overlap,
+        )  # fmt: skip
+        _simulate_time(asked, given, updates, run_dir, json)
     else:
         places = {
             "workers": workers, "protocol": protocol, "staleness": staleness, "outer": outer,
-            "updates": updates, "seed": world.seed,
+            "fragments": fragments, "overlap": overlap, "updates": updates, "seed": world.seed,
         }  # fmt: skip
         settings = resolve({**chosen, **places}, env={}, is_call=False).settings
         _simulate_training(task, settings, given, run_dir, json, batched)
 
 
 def _simulate_time(
-    workers: int, names: tuple[str, str, str], world: "World", updates: int | None,
+    asked: RunSettings, world: "World", updates: int | None,
     run_dir: Path | None, wants_json: bool,
 ) -> None:  # fmt: skip
     from ..predict.simulation import forecast
@@ -174,10 +185,11 @@ def _simulate_time(
 
     wanted = _DEFAULT_UPDATES if updates is None else updates
     heard = _Progress(wanted)
-    protocol, staleness, outer = names
+    streaming = Streaming(num_fragments=asked.fragments, overlap_steps=asked.overlap)
     found = forecast(
-        protocol, workers, world, wanted, staleness=staleness, outer=outer,
-        run_dir=run_dir, on_progress=heard.progress,
+        asked.protocol, asked.workers, world, wanted, staleness=asked.staleness,
+        outer=asked.outer, streaming=streaming, run_dir=run_dir,
+        on_progress=heard.progress,
     )  # fmt: skip
     show(wants_json, found.to_json, lambda: render_forecast(found))
 

@@ -7,7 +7,7 @@
 
     base            the contract, and the operations between members that an exchange is made of
     casts           fp16, bf16: half as many bits, added up as they are
-    quantized       int8: a byte a number and a scale a block, reduced at one member a part
+    quantized       int8, int4: whole numbers and a scale a block, reduced at one member a part
     sparse          topk: the largest numbers and where they stand
     low_rank        powersgd: two thin matrices in place of each one
 
@@ -77,6 +77,11 @@ COMPRESSORS: dict[str, Listed] = {
         made_by="quantized:Int8",
         summary="8 bits a number, and a scale for each 1024 or fewer",
         sends="2 (P-1) b (4 + 4⌈n/4bP⌉), b = ⌈n/1024P⌉ blocks a part",
+    ),
+    "int4": Listed(
+        made_by="quantized:Int4",
+        summary="4 bits a number, and a scale for each 128 or fewer",
+        sends="2 (P-1) b (4 + 4⌈n/8bP⌉), b = ⌈n/128P⌉ blocks a part",
     ),
     "topk": Listed(
         made_by="sparse:TopK",

@@ -180,6 +180,10 @@ class ErrorFeedback:
         """The update stands, and every number was in one exchange: the others may be forgotten."""
         self.residual, self._next = self._next, self.residual
 
+    def keep_part(self, at: int, size: int) -> None:
+        """The same of ``size`` numbers from number ``at`` on; the others were in none."""
+        self.residual[at : at + size].copy_(self._next[at : at + size])
+
 
 class MemberLink(Protocol):
     """What does operations between members; all begin theirs in one order."""
@@ -206,16 +210,18 @@ class UnderWay:
 
     def finish(self) -> None:
         """Operation by operation, each of all exchanges before the next one of the first."""
+        while self._begun:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Wait for the operation of each exchange, and begin its next one."""
         begun, self._begun = self._begun, []
-        while begun:
-            again: list[tuple[Exchanging, Any]] = []
-            for exchanging, handle in begun:
-                try:
-                    following = exchanging.send(self._link.finish(handle))
-                except StopIteration:
-                    continue
-                again.append((exchanging, self._link.begin(following)))
-            begun = again
+        for exchanging, handle in begun:
+            try:
+                following = exchanging.send(self._link.finish(handle))
+            except StopIteration:
+                continue
+            self._begun.append((exchanging, self._link.begin(following)))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

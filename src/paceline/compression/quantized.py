@@ -1,60 +1,74 @@
-"""int8: a byte a number, in blocks that have a scale each; every member adds up its own part.
+"""int8, int4: a byte or half a byte a number, in blocks with a scale; each adds up its own part.
 
     member i       parts 0 | 1 | 2, each rounded    --swap-->    part i of all members
                                                                  added up in full precision
     all members    parts 0 | 1 | 2, the mean        <--gather--  the sum, rounded once more
 
-A block is at most 1024 numbers, a multiple of 4; its scale s is its largest magnitude / 127, and
-q = round(x / s). Numbers are never added up as bytes, so nothing overflows, and there are two
-roundings, however many members there are. What the first cuts off stays with who has sent it. What
-the second cuts off of part i stays with member i, in the same residual: its own numbers of that
-part were never rounded.
+    int8   L = 127   blocks of at most 1024, a multiple of 4      q                  a byte
+    int4   L = 7     blocks of at most 128, a multiple of 8       q0 | q1 << 4       two in a byte
+
+The scale s of a block is its largest magnitude / L, and q = round(x / s). Numbers are never added
+up as q, so nothing overflows, and there are two roundings, however many members there are. What the
+first cuts off stays with who has sent it. What the second cuts off of part i stays with member i,
+in the same residual: its own numbers of that part were never rounded.
 
 Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, "QSGD: Communication-Efficient SGD
 via Gradient Quantization and Encoding", NIPS 2017 (blocks with a scale each). Rounding is to the
-nearest here, not random: error feedback takes what that leaves.
+nearest here, not random: error feedback takes what that leaves. Four bits for differences of
+parameters: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv
+2501.18512, 2025, section 2.4 (floats of 4 bits there, whole numbers with small blocks here).
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .base import AllGather, AllToAll, Compressor, Exchanging, Segment
 
-_MOST_OF_BLOCK = 1024
-_LEVELS = 127
 _SCALE_BYTES = 4
 
 
-class Int8(Compressor):
-    """8 bits a number."""
+class Quantized(Compressor):
+    """Whole numbers of few bits.
+
+    Attributes:
+        levels: L, the largest one.
+        most_of_block: numbers that have one scale.
+        per_byte: how many make a byte.
+    """
+
+    levels: ClassVar[int]
+    most_of_block: ClassVar[int]
+    per_byte: ClassVar[int] = 1
 
     def __init__(self, segment: Segment, value: int | None = None) -> None:
         super().__init__(segment, value)
         num_members = segment.num_members
         part = max(1, -(-segment.size // num_members))
-        self._num_blocks = -(-part // _MOST_OF_BLOCK)
-        of_four = -(-part // (_SCALE_BYTES * self._num_blocks))  # so that all scales are aligned
-        self._block = _SCALE_BYTES * of_four
+        self._num_blocks = -(-part // self.most_of_block)
+        aligned = _SCALE_BYTES * self.per_byte  # so that all scales are
+        self._block = aligned * -(-part // (aligned * self._num_blocks))
         self._shape = (num_members, self._num_blocks, self._block)
+        self._head = self._num_blocks * _SCALE_BYTES
 
     def exchange(self, x: Tensor, out: Tensor) -> Exchanging:
         seat = self.segment.seat
         parts = self._padded(x)
-        wire = _encode(parts)
+        wire = self._encode(parts)
         total = parts[seat].clone()
-        parts -= _decode(wire, parts)
+        parts -= self._decode(wire, parts)
         came = yield AllToAll(wire)
         for other in range(self.segment.num_members):
             if other != seat:
-                total += _decode(came[other : other + 1], total[None])[0]
-        reply = _encode(total[None])
-        torch.sub(total, _decode(reply, total[None])[0], out=parts[seat])
+                total += self._decode(came[other : other + 1], total[None])[0]
+        reply = self._encode(total[None])
+        torch.sub(total, self._decode(reply, total[None])[0], out=parts[seat])
         if parts.data_ptr() != x.data_ptr():
             x.copy_(parts.view(-1)[: len(x)])
         gathered = yield AllGather(reply[0])
-        out.copy_(_decode(gathered, parts).view(-1)[: len(out)])
+        out.copy_(self._decode(gathered, parts).view(-1)[: len(out)])
 
     def _padded(self, x: Tensor) -> Tensor:
         """``(P, blocks, block)``, the numbers of x and zeros behind them."""
@@ -66,29 +80,57 @@ class Int8(Compressor):
         return padded.view(self._shape)
 
     def _operation_bytes(self) -> Sequence[float]:
-        num_bytes = self._num_blocks * (_SCALE_BYTES + self._block)
+        num_bytes = self._num_blocks * (_SCALE_BYTES + self._block // self.per_byte)
         return [(self.segment.num_members - 1) * num_bytes] * 2
 
+    def _encode(self, parts: Tensor) -> Tensor:
+        """Each part's scales and bytes, of ``(P, blocks, block)``.
 
-def _encode(parts: Tensor) -> Tensor:
-    """Each part's scales and bytes: ``(P, blocks * (4 + block))`` of ``(P, blocks, block)``.
+        A block that is not finite is not finite again when it is decoded.
 
-    A block that is not finite is not finite again when it is decoded.
-    """
-    num_parts, num_blocks, block = parts.shape
-    head = num_blocks * _SCALE_BYTES
-    scales = parts.abs().amax(-1).div_(_LEVELS).float()
-    scales.clamp_(min=torch.finfo(torch.float32).tiny)
-    wire = torch.empty(num_parts, head + num_blocks * block, dtype=torch.uint8, device=parts.device)
-    wire[:, :head] = scales.view(torch.uint8)
-    wire[:, head:].view(torch.int8).view(parts.shape).copy_((parts / scales[..., None]).round_())
-    return wire
+        Returns:
+            ``(P, blocks * (4 + block / per_byte))``, uint8.
+        """
+        num_parts, head = len(parts), self._head
+        scales = parts.abs().amax(-1).div_(self.levels).float()
+        scales.clamp_(min=torch.finfo(torch.float32).tiny)
+        width = head + parts[0].numel() // self.per_byte
+        wire = torch.empty(num_parts, width, dtype=torch.uint8, device=parts.device)
+        wire[:, :head] = scales.view(torch.uint8)
+        steps = (parts / scales[..., None]).round_().view(num_parts, -1)
+        self._pack(steps, wire[:, head:].view(torch.int8))
+        return wire
+
+    def _decode(self, wire: Tensor, like: Tensor) -> Tensor:
+        """The numbers again, of the shape and type of ``like``."""
+        scales = wire[:, : self._head].view(torch.float32).to(like.dtype)
+        steps = self._unpacked(wire[:, self._head :].view(torch.int8))
+        return steps.unflatten(1, (self._num_blocks, -1)) * scales[..., None]
+
+    def _pack(self, steps: Tensor, out: Tensor) -> None:
+        """``(P, n)`` whole numbers to ``(P, n / per_byte)`` int8."""
+        out.copy_(steps)
+
+    def _unpacked(self, packed: Tensor) -> Tensor:
+        """The same backwards, int8."""
+        return packed
 
 
-def _decode(wire: Tensor, like: Tensor) -> Tensor:
-    """The numbers again, of the shape and type of ``like``."""
-    num_parts, num_blocks, _ = like.shape
-    head = num_blocks * _SCALE_BYTES
-    scales = wire[:, :head].view(torch.float32).to(like.dtype)
-    steps = wire[:, head:].view(torch.int8).view(num_parts, num_blocks, -1)
-    return steps * scales[..., None]
+class Int8(Quantized):
+    """8 bits a number."""
+
+    levels, most_of_block = 127, 1024
+
+
+class Int4(Quantized):
+    """4 bits a number."""
+
+    levels, most_of_block, per_byte = 7, 128, 2
+
+    def _pack(self, steps: Tensor, out: Tensor) -> None:
+        pairs = steps.to(torch.int8)
+        torch.bitwise_or(pairs[:, 0::2] & 15, pairs[:, 1::2] << 4, out=out)
+
+    def _unpacked(self, packed: Tensor) -> Tensor:
+        low = (packed << 4) >> 4  # int8 is shifted with its sign
+        return torch.stack((low, packed >> 4), dim=-1).flatten(1)

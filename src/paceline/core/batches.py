@@ -236,6 +236,11 @@ class PeerLeases:
         before = num_short + (number - num_short) * self._steps
         return before, 1 if number < self._short else self._steps
 
+    @property
+    def last_position(self) -> int:
+        """Where the last round begins."""
+        return self.begins_at(self.num_rounds - 1)
+
     def begins_at(self, number: int) -> int:
         """The position where a round begins that has a lease; all before it is in earlier ones."""
         index = self._first + number * self._num_members * self._steps

@@ -9,6 +9,7 @@
     averaging       how peers come to a mean and step on it: the contract
     shares          in shared memory, each on its share of the parameters
     distributed     through ``torch.distributed``, one accelerator a worker
+    late            what of it is under way while members go on
     compressed      its gradients in fewer bytes (`compression/`), and what was not sent yet
 
     lockstep        steps that call the model again, made by all members together
@@ -16,10 +17,10 @@
     group           what all members do together with tensors: the contract, torch's own way
     scheduled       a schedule of `collectives/` on tensors
 
-Their parts: member (what a member has: its carrier of words and
-bytes, its part in checkpoints), model_copy (what leaves it and comes back), inbox (what it hears,
-its jobs), rounds (where peers meet), turns (what the main one does first), evaluation. None of them
-knows protocols.
+Their parts: member (what a member has: its carrier of words and bytes, its part in checkpoints),
+model_copy (what leaves it and comes back), own_changes (what it keeps of its own), inbox (what it
+hears, its jobs), rounds (where peers meet), turns (what the main one does first), evaluation. None
+of them knows protocols.
 
 docs/add-a-collective.md shows one averaging more.
 """

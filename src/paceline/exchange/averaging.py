@@ -52,7 +52,7 @@ class Averaging(abc.ABC):
         """Of the version that stands: the model's own change with every forward pass."""
         self._all_present = b"\1" * len(self._replica.parameters)
         self._pushed = Work()
-        self._is_skipped = False
+        self._is_skipped = self._is_bad_update = False
         self.norm = math.nan
 
     @property
@@ -75,8 +75,8 @@ class Averaging(abc.ABC):
         return
 
     def pull(self, version: int) -> None:
-        """The model holds this version, which is the newest."""
-        self._copy.pull(version)
+        """The model holds this version, which is the newest, and nothing of its own."""
+        self._copy.pull_whole(version)
 
     def standing(self) -> tuple[Tensor, Tensor]:
         """A block that holds the newest version, but for its buffers, and the buffers."""
@@ -87,6 +87,7 @@ class Averaging(abc.ABC):
     def fill(self, work: Work) -> None:
         """Before the first barrier: this member's push to where ``update`` takes it from."""
         self._pushed = work
+        self._copy.own.merge()
         if work.num_samples:
             self._fill(work)
 
@@ -135,7 +136,7 @@ class Averaging(abc.ABC):
         Raises:
             WorkerError: it is not finite, and such updates are not skipped.
         """
-        is_bad = self._undo_if_bad()
+        is_bad = self._is_bad_update = self._undo_if_bad()
         mine = self._own_buffers
         if is_bad or self._is_skipped:
             mine.copy_(self.kept_buffers)
@@ -149,11 +150,8 @@ class Averaging(abc.ABC):
 
     def begin_again(self) -> None:
         """Where members push differences: their next steps begin at the new version."""
-        size = self._replica.layout.parameters.stop
-        self._copy.home[:size].copy_(self._live[:size])
-        assert self._copy.base is not None
-        self._copy.base.copy_(self._copy.home)
-        self._copy.unedited.mark()
+        # What is not finite lies in all that a member holds.
+        self._copy.begin_again(self._live, is_whole=self._is_skipped or self._is_bad_update)
 
     # -- gradients of a step that all make together (lockstep.py) ---------------------------------
 

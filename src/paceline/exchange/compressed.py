@@ -5,7 +5,8 @@
     keep     the update stands
 
 What was not sent outlives the peers: a member that goes on through the store keeps it for the next
-time, and a checkpoint has it. This module must not know protocols, nor how an operation is done.
+time, and a checkpoint has it. Above 300 lines, since bytes, price and what was not sent are of the
+same pieces. This module must not know protocols, nor how an operation is done.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from ..compression.base import (
 )
 from ..compression.price import link_s, measure, measure_link
 from ..plan import CompressionPrice
+from ..store.fragments import Fragment, Fragments
 from ..store.layout import Section, TensorPlace
 from ..store.sums import wide
 from .group import MemberGroup, Pending
@@ -68,6 +70,7 @@ class CompressedGradient:
         section: where gradients lie.
         seat: of this member.
         device: that they lie on.
+        num_fragments: one of which an update is of.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class CompressedGradient:
         seat: int,
         num_members: int,
         device: torch.device,
+        num_fragments: int = 1,
     ) -> None:
+        self._fragments = Fragments(section, num_fragments)
         self._compression, self._section = compression, section
         self._seat, self._num_members, self._device = seat, num_members, device
         self._runs = spans_of(section)
@@ -86,7 +91,9 @@ class CompressedGradient:
             dtype, size = _numbers(run)
             self._feedback.append(ErrorFeedback(size, dtype, device))
         self._pieces: list[_Piece] = []
-        self.cut(self._runs)
+        self.cut(
+            [Span(a, b, kind) for one in self._fragments.each for kind, a, b in one.runs(section)]
+        )
 
     def cut(self, spans: Sequence[Span]) -> None:
         """From now on these are compressed each by itself; together they are all gradients."""
@@ -120,14 +127,16 @@ class CompressedGradient:
 
     @property
     def sent_bytes(self) -> float:
-        """What this member sends for an update."""
-        return sum(one.compressor.sent_bytes() for one in self._pieces)
+        """What this member sends for an update, in the mean over all fragments."""
+        num_bytes = sum(one.compressor.sent_bytes() for one in self._pieces)
+        return num_bytes / len(self._fragments.each)
 
     @property
     def plain_bytes(self) -> float:
         """What it would send of gradients as they are."""
         num_bytes = sum(one.stop - one.start for one in self._runs)
-        return 2 * (self._num_members - 1) / self._num_members * num_bytes
+        whole = 2 * (self._num_members - 1) / self._num_members * num_bytes
+        return whole / len(self._fragments.each)
 
     def price(self, link: LinkCost | None) -> CompressionPrice:
         """What it costs here, measured on made-up gradients; half a second.
@@ -139,8 +148,12 @@ class CompressedGradient:
         for run in self._runs:
             run.of(source).normal_(generator=torch.Generator(self._device).manual_seed(0))
         mean = source.clone()
-        found = measure(lambda: self.begin_all(source, 0.5, mean), self._num_members, self._device)
-        plain = [AllReduce(run.of(source)) for run in self._runs]
+        due = max(self._fragments.each, key=lambda one: one.stop - one.start)
+        found = measure(
+            lambda: self.begin_all(source, 0.5, mean, due), self._num_members, self._device
+        )
+        runs = [Span(start, stop, dtype) for dtype, start, stop in due.runs(self._section)]
+        plain = [AllReduce(run.of(source)) for run in runs]
         price = CompressionPrice(
             compressor=str(self._compression),
             plain_bytes=self.plain_bytes,
@@ -174,12 +187,29 @@ class CompressedGradient:
         out = torch.empty(len(into), dtype=feedback.residual.dtype, device=self._device)
         return _rounded(feedback.begin(compressor, at, own, share, out), out, into)
 
-    def begin_all(self, source: Tensor, share: float, mean: Tensor) -> list[Exchanging]:
-        """Those of all spans, in their order."""
-        return [self.begin(index, source, share, mean) for index in range(len(self._pieces))]
+    def begin_all(
+        self, source: Tensor, share: float, mean: Tensor, due: Fragment | None = None
+    ) -> list[Exchanging]:
+        """Those of all spans, in their order.
+
+        Args:
+            due: of those that lie in this.
+        """
+        return [
+            self.begin(index, source, share, mean)
+            for index, one in enumerate(self._pieces)
+            if due is None or due.start <= one.span.start < due.stop
+        ]
+
+    def keep_fragment(self, due: Fragment) -> None:
+        """The update stands, which was of this."""
+        for span, run, at, compressor in self._pieces:
+            if due.start <= span.start < due.stop:
+                compressor.keep()
+                self._feedback[run].keep_part(at, _numbers(span)[1])
 
     def keep(self, present: Sequence[int], mean: Tensor) -> None:
-        """The update stands.
+        """The update stands, which was of all.
 
         Args:
             present: per parameter, 0 where nobody has a gradient: it is not stepped, so what came

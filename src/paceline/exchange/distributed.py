@@ -3,20 +3,20 @@
     gradient (own device) -- all-reduce: NCCL between GPUs, gloo between CPUs --> mean
     every member steps its own whole copy with the user's optimizer, as PyTorch's DDP does
 
+Where a difference is merged later (own_changes.py), its mean is on its way meanwhile (late.py).
 The control page still tells who pushed what and keeps the rounds in step, so trace and ledger are
 those of peers in shared memory. A death inside an all-reduce cannot be mended here: the run ends,
 or begins again from a checkpoint. This module must not know protocols.
 """
 
 import cmath
-import datetime
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..compression.base import UnderWay
@@ -28,13 +28,13 @@ from ..store.sums import wide
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
-from .compressed import CompressedGradient, GroupLink, Span, spans_of
-from .group import MemberGroup, TorchGroup
+from .compressed import CompressedGradient, GroupLink, Span
+from .group import MemberGroup, start_group
+from .late import LateMean
 from .model_copy import ModelCopy
 from .rounds import Barrier, Line
 from .scheduled import along
 
-_TIMEOUT = datetime.timedelta(minutes=5)
 _TOLD_S = 2.0
 """Within which the launcher tells of a death that a broken connection has told of already."""
 _DIED_INSIDE = (
@@ -58,6 +58,9 @@ class DistributedAveraging(Averaging):
         self._compressed = hooks.compressed
         if self._compressed is not None:
             self._compressed.cut(self._spans())
+        parameters = replica.layout.parameters
+        self._late = LateMean(self._group, parameters, self._mean, self._compressed)
+        copy.own.before_merge, copy.own.halfway = self._finish_late, self._go_on_late
         if not copy.is_difference:
             replica.live_in(self._own)
             copy.unedited.watch(self._own)
@@ -66,7 +69,8 @@ class DistributedAveraging(Averaging):
     def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
         seats, device = self._store.control.num_seats, self._replica.device
-        return along(route.collective, start_group(route.rendezvous, self._seat, seats, device))
+        group = start_group(route.rendezvous, self._seat, seats, device)
+        return along(route.collective, group, is_apart=self._copy.own.overlap_steps > 0)
 
     @property
     def _live(self) -> Tensor:
@@ -74,15 +78,21 @@ class DistributedAveraging(Averaging):
 
     def step_aside(self) -> None:
         """The store gets what the next epoch is compared with, and what state_dict() reads."""
+        self._finish_late()
         layout, block = self._replica.layout, self._store.blocks[self.block]
         for section in (layout.parameters, layout.state):
             section.of(block).copy_(section.of(self._own))
 
     def pull(self, version: int) -> None:
         """The store's block is old: what is newest lies on this device."""
+        self._finish_late()
         self._copy.version = version
         if self._copy.is_difference:
-            self.begin_again()
+            self._copy.begin_again(self._live, is_whole=True)
+
+    def standing(self) -> tuple[Tensor, Tensor]:
+        self._finish_late()
+        return super().standing()
 
     def refuse(self, what: str, *, is_over: bool = False) -> None:
         raise ConfigError(f"{what} is not carried by path 'collective'; use --path store")
@@ -93,8 +103,9 @@ class DistributedAveraging(Averaging):
         replica, present = self._replica, self._store.present(self._seat)
         if self._copy.is_difference:
             self._copy.unedited.check()
-            present[:] = self._all_present
+            present[:] = self._copy.own.due.present
             self._copy.difference_into(self._mean)
+            self._copy.own.hand_in()
             return
         if work.inv_scale != 1.0:
             replica.scale_gradients(work.inv_scale)
@@ -111,6 +122,11 @@ class DistributedAveraging(Averaging):
             self._adopt(weights)
             return
         weight = weights[self._seat]
+        if self._copy.own.merges_later:
+            self._reduce_buffers(weight)
+            with self._told_of_deaths():
+                self._late.begin(self._copy.own.due, weight)
+            return
         runs = self._runs()
         if self._compressed is None:
             self._reduce_all(runs, weight)
@@ -119,7 +135,9 @@ class DistributedAveraging(Averaging):
         self._is_bad = not self._are_finite(runs)
         if self._is_bad:
             return
-        if self._compressed is not None:
+        if self._compressed is not None and self._copy.own.are_by_parts:
+            self._compressed.keep_fragment(self._copy.own.due)
+        elif self._compressed is not None:
             self._compressed.keep(present, self._mean)
         if clip.has_norm:
             self.norm = norm_of(runs)
@@ -134,26 +152,48 @@ class DistributedAveraging(Averaging):
         if not self._copy.is_difference:
             self._copy.unedited.mark()
 
+    def _go_on_late(self) -> None:
+        with self._told_of_deaths():
+            self._late.go_on()
+
+    def _finish_late(self) -> None:
+        """It has come: the outer step, and what differences are held against from now on."""
+        with self._told_of_deaths():
+            due = self._late.finish()
+        if due is None:
+            return
+        runs = due.runs(self._replica.layout.parameters)
+        if not self._are_finite([self._mean[a:b].view(dtype) for dtype, a, b in runs]):
+            self._refuse_not_finite()
+        if self._compressed is not None:
+            self._compressed.keep_fragment(due)
+        self._updater.step(self._mean, due.present, self._copy.rule.param_groups)
+        assert self._copy.base is not None
+        self._copy.base[due.start : due.stop].copy_(self._own[due.start : due.stop])
+
     def _are_finite(self, runs: Sequence[Tensor]) -> bool:
         """Whether the mean is; a sum reads it once, and may itself be too large."""
         return are_finite([run.sum() for run in runs]) or math.isfinite(norm_of(runs))
 
     def _runs(self) -> list[Tensor]:
-        """The mean, a stretch for each type of numbers."""
+        """The mean of what is due, a stretch for each type of numbers."""
         return [
             self._mean[start:stop].view(dtype)
-            for dtype, start, stop in self._replica.layout.parameters.runs()
+            for dtype, start, stop in self._copy.own.due.runs(self._replica.layout.parameters)
         ]
 
     def _spans(self) -> list[Span]:
         """What is compressed together."""
-        return spans_of(self._replica.layout.parameters)
+        parameters = self._replica.layout.parameters
+        parts = self._copy.own.fragments.each
+        return [Span(a, b, kind) for one in parts for kind, a, b in one.runs(parameters)]
 
     def _reduce_compressed(self, compressed: CompressedGradient, weight: float) -> None:
         """The mean, of what all members send in place of their gradients."""
         under_way = UnderWay(GroupLink(self._group))
         with self._told_of_deaths():
-            for exchanging in compressed.begin_all(self._mean, weight, self._mean):
+            due = self._copy.own.due
+            for exchanging in compressed.begin_all(self._mean, weight, self._mean, due):
                 under_way.begin(exchanging)
             under_way.finish()
 
@@ -217,12 +257,15 @@ class DistributedAveraging(Averaging):
     def _undo_if_bad(self) -> bool:
         """All members saw the same mean and left everything as it was."""
         if self._is_bad and not self._copy.skips_not_finite:
-            raise WorkerError(
-                f"worker {self._seat}: the averaged gradient of {self._name_of_bad()!r} is not "
-                f"finite at version {self._copy.version}; lower the learning rate, clip the "
-                "gradient, or go on without such updates: --nonfinite skip"
-            )
+            self._refuse_not_finite()
         return self._is_bad
+
+    def _refuse_not_finite(self) -> NoReturn:
+        raise WorkerError(
+            f"worker {self._seat}: the averaged gradient of {self._name_of_bad()!r} is not "
+            f"finite at version {self._copy.version}; lower the learning rate, clip the "
+            "gradient, or go on without such updates: --nonfinite skip"
+        )
 
     def _name_of_bad(self) -> str:
         for place in self._replica.layout.parameters.places:
@@ -244,6 +287,7 @@ class DistributedAveraging(Averaging):
 
     def hand_over(self) -> None:
         """Hand the whole state to the store; every member's copy is the same."""
+        self._finish_late()
         if self._compressed is not None:
             self._compressed.part()
         self._store.blocks[self.block].copy_(self._own)
@@ -257,16 +301,3 @@ def are_finite(sums: Sequence[Tensor]) -> bool:
 def norm_of(runs: Sequence[Tensor]) -> float:
     """Of all together."""
     return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
-
-
-def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
-    """All members of the run, by their seats; where there is a default group already, that."""
-    if not dist.is_initialized():
-        dist.init_process_group(
-            "gloo" if device.type == "cpu" else None,
-            init_method=f"file://{rendezvous}",
-            rank=seat,
-            world_size=num_seats,
-            timeout=_TIMEOUT,
-        )
-    return TorchGroup()

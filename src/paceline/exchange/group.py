@@ -65,6 +65,7 @@ class MemberGroup(abc.ABC):
         """
 
 
+_TIMEOUT = datetime.timedelta(minutes=5)
 _DIRECT_BYTES = 16 << 10
 _SWAP_TAG, _DIRECT_TAG = 0, 1
 
@@ -186,3 +187,16 @@ def plain(tensor: Tensor) -> Tensor:
     if tensor.dtype is torch.bool:
         return tensor.view(torch.uint8)
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
+    """All members of the run, by their seats; where there is a default group already, that."""
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else None,
+            init_method=f"file://{rendezvous}",
+            rank=seat,
+            world_size=num_seats,
+            timeout=_TIMEOUT,
+        )
+    return TorchGroup()

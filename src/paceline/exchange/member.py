@@ -4,19 +4,19 @@
     carrier -> control, store -> copy of the model (model_copy.py) -> checkpoints
 
 The exchange (through_store.py) has one, and so have the rounds between peers (peers.py): whoever
-waits for the next grant hears it here. Above 300 lines, by one. This module must not know
-protocols, nor the verbs.
+waits for the next grant hears it here. Above 300 lines, since all that it has is made here. This
+module must not know protocols, nor the verbs.
 """
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..core.batches import Ends
+from ..core.batches import Ends, PeerLeases
 from ..events import Grant, Lease
 from ..replica.replica import Replica
 from ..store.control import Control
@@ -29,6 +29,7 @@ from ..wire.messages import (
     Describe,
     EndEpoch,
     Laid,
+    OpenEpoch,
     Published,
     PushScaled,
     Snap,
@@ -175,6 +176,9 @@ class MemberSide:
         self.num_steps = 1
         self.is_between = self.has_copy = self.drops_next = False
         self._told = 0  # position in the epoch up to which ``news`` has told
+        self._last_position = 0
+        """Where in the epoch its last update begins."""
+        self._saved: Mapping[str, Any] = {}
 
     def describe(
         self,
@@ -223,6 +227,29 @@ class MemberSide:
         self.is_between = False
         self.epoch, self.batch_ends, self._told = epoch, batch_ends, 0
 
+    def opened(self, opened: OpenEpoch) -> None:
+        """An epoch has opened, and its version was pulled."""
+        saved, self._saved = self._saved, {}
+        self.copy.own.go_on(saved)
+        if self.copy.own.are_by_parts:
+            self._last_position = self.leases_of_peers(opened).last_position
+
+    def leases_of_peers(self, opened: OpenEpoch) -> PeerLeases:
+        """Those of an epoch where all members take their turns."""
+        return PeerLeases(
+            self.shape.batches(self.batch_ends), self.num_workers, self.num_steps,
+            opened.num_short, epoch=self.epoch, position=opened.position,
+            first_id=opened.first_id,
+        )  # fmt: skip
+
+    def remember(self) -> Mapping[str, Any]:
+        """See ``OwnChanges.remember``."""
+        return self.copy.own.remember()
+
+    def go_on_with(self, saved: Mapping[str, Any]) -> None:
+        """What ``remember`` gave is taken up in the first epoch."""
+        self._saved = saved
+
     def news(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         """Those of this epoch that were not told before; from now on they are."""
         news = [one for one in leases if one.start >= self._told and one.epoch == self.epoch]
@@ -250,6 +277,8 @@ class MemberSide:
             self._reach(message.ticket.version)
             self.serial = self.step = message.ticket.serial
             self._pull(message.ticket.version)
+            is_last = any(one.start >= self._last_position for one in message.leases)
+            self.copy.own.turn_to(self.version, is_last=is_last)
             self.grant = message
         else:
             self.end_at(message)
@@ -261,7 +290,10 @@ class MemberSide:
         if not isinstance(message, EndEpoch | Stop):
             raise Stopped
         self._reach(message.version)
-        self._pull(message.version)
+        if self.averaging is None:
+            self.copy.pull_whole(message.version)
+        else:
+            self.averaging.pull(message.version)
         self.copy.unedited.end_epoch(self.copy.home)
         self.grant = None
         self.is_between = True

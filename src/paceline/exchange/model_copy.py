@@ -3,8 +3,9 @@
     .grad, or base - home --fill--> this seat's slot        newest block --pull--> home = the model
 
 ``home`` is the memory that the model's parameters and buffers live in; where members push
-differences (local-sgd), ``base`` is what it held when the work began. Nobody but the run changes
-the weights while it trains (`Unedited`). This module must not know messages, jobs or the loop.
+differences (local-sgd), ``base`` is the global copy that they are held against (own_changes.py).
+Nobody but the run changes the weights while it trains (`Unedited`). Above 300 lines, since who
+changes a copy stands beside it. This module must not know messages, jobs or the loop.
 """
 
 import zlib
@@ -22,6 +23,7 @@ from ..store.optimizer import Updater
 from ..store.parameter_store import SharedStore
 from ..wire.messages import FOUND_INF, NOT_FINITE, OK, Laid
 from .base import ScriptHooks, Work, not_finite, settings_word
+from .own_changes import OwnChanges
 
 
 class ModelCopy:
@@ -35,6 +37,7 @@ class ModelCopy:
 
     Attributes:
         version: of the parameters that it holds.
+        own: what it has changed by itself, and what of it an update is of.
         updaters: one for each block of the store.
     """
 
@@ -62,6 +65,8 @@ class ModelCopy:
         self.renew_updaters()
         self._hyper: object = ()
         self._hyper_digest = 0
+        self.own = OwnChanges(self, laid.num_fragments, laid.overlap_steps)
+        self._num_skipped = 0
 
     def renew_updaters(self) -> None:
         """Those that know no state yet; the list stays the same."""
@@ -81,11 +86,47 @@ class ModelCopy:
             self.replica.push_into(self.store.slot(self.seat), self._check)
 
     def pull(self, version: int) -> None:
-        """The newest version, which is ``version`` or a later one."""
-        self.version = self.store.pull(version, self.home)
-        if self.base is not None:
-            self.base.copy_(self.home)
+        """The newest version, which is ``version`` or a later one.
+
+        Where updates are of fragments this is of those that were exchanged since the last pull.
+        """
+        if self.base is None:
+            self.version = self.store.pull(version, self.home)
+        else:
+            self.own.merge()
+            before, self.version = self.version, self.store.pull(version, self.base)
+            self._take(before)
         self.replica.held.drop_buffers()
+        self.unedited.mark()
+
+    def pull_whole(self, version: int) -> None:
+        """The same, and of its own steps nothing stays that was not exchanged."""
+        self.own.forget()
+        self.pull(version)
+
+    def _take(self, before: int) -> None:
+        """What ``base`` holds, but for what this member has not exchanged since ``before``."""
+        assert self.base is not None
+        skipped = self.version - self.store.applied.of(self.version)
+        was_skipped, self._num_skipped = skipped != self._num_skipped, skipped
+        if was_skipped:  # what is not finite lies in all of it
+            self.own.forget()
+        self.own.take(before, self.version)
+        buffers = self.replica.layout.buffers
+        buffers.of(self.home).copy_(buffers.of(self.base))
+
+    def begin_again(self, live: Tensor, *, is_whole: bool) -> None:
+        """Between peers: go on from the update that was due.
+
+        Args:
+            live: the block that holds it, or will when ``OwnChanges.before_merge`` has returned.
+            is_whole: of its own steps nothing stays.
+        """
+        assert self.base is not None
+        own = self.own
+        one = own.fragments.whole if is_whole else own.due
+        self.base[one.start : one.stop].copy_(live[one.start : one.stop])
+        own.arrived(one)
         self.unedited.mark()
 
     # -- what leaves it -------------------------------------------------------------------------
@@ -95,10 +136,12 @@ class ModelCopy:
         store, replica = self.store, self.replica
         slot, present = store.slot(self.seat), store.present(self.seat)
         if self.base is not None:
+            self.own.merge()
             replica.held.take_buffers()
             self.difference_into(slot)
             replica.layout.buffers.of(slot).copy_(replica.layout.buffers.of(self.home))
-            present[:] = b"\1" * len(present)
+            present[:] = self.own.due.present
+            self.own.hand_in()
         else:
             if work.inv_scale != 1.0:
                 replica.scale_gradients(work.inv_scale)
@@ -116,13 +159,17 @@ class ModelCopy:
         return self._hooks.follow is not None
 
     def difference_into(self, out: Tensor) -> None:
-        """What the work has changed, also to another device; in lockstep, the parameters."""
+        """What the work has changed of what is due, also to another device.
+
+        In lockstep, the parameters.
+        """
         assert self.base is not None
         if self.is_lockstep:
             size = self.replica.layout.parameters.stop
             out[:size].copy_(self.home[:size])
             return
-        difference_into(self.replica.layout, self.base, self.home, out)
+        runs = self.own.due.runs(self.replica.layout.parameters)
+        difference_into(runs, self.base, self.home, out)
 
     def refuse_not_finite(self, loss: float, step: int) -> None:
         """Raise WorkerError, with the parameter's name, unless such updates are to be skipped."""

@@ -14,7 +14,6 @@ protocols.
 import time
 from collections.abc import Sequence
 
-from ..core.batches import PeerLeases
 from ..errors import AllGone, ConfigError
 from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
@@ -57,11 +56,7 @@ class PeerRounds:
         """An epoch begins; the first grant of its rounds."""
         member = self._member
         self._seats, updates_left = opened.seats, opened.updates_left
-        self._leases = PeerLeases(
-            member.shape.batches(member.batch_ends), member.num_workers, member.num_steps,
-            opened.num_short, epoch=member.epoch, position=opened.position,
-            first_id=opened.first_id,
-        )  # fmt: skip
+        self._leases = member.leases_of_peers(opened)
         num_rounds = self._leases.num_rounds
         self._num_rounds = num_rounds if updates_left < 0 else min(num_rounds, updates_left)
         self._round = 0
@@ -75,6 +70,7 @@ class PeerRounds:
             )
         else:
             self._averaging.come_back()
+        member.opened(opened)
         self._barrier.begin(opened.phase)
         self._advance()
         member.clock.begun_s = time.perf_counter()
@@ -98,6 +94,8 @@ class PeerRounds:
         member, copy = self._member, self._member.copy
         while self._round < self._num_rounds:
             leases = self._own(self._round)
+            is_last = self._round + 1 == self._leases.num_rounds
+            copy.own.turn_to(self._first_version + self._round, is_last=is_last)
             if leases:
                 copy.version = self._first_version + self._round
                 member.serial, member.step = _NEVER_CANCELLED, copy.version

@@ -8,11 +8,14 @@ The parameters exist once, in the store's current block; every member computes o
 its own share of them. Before it does, it copies its share (parameters and state) into the other
 block and sets a mark, so a death harms nothing: survivors put every share back. Optimizers that
 work element by element get equal runs of bytes; all others get whole tensors, as evenly as they go.
-This module must not know messages or leases.
+What is updated at different times (fragments) is shared out each by itself. Above 300 lines, since
+a share and the rounds that step on it are read together. This module must not know messages or
+leases.
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +23,7 @@ from torch.optim import Optimizer
 
 from ..replica.replica import Replica
 from ..store.clip import Clip
+from ..store.fragments import Fragment, Fragments
 from ..store.layout import ALIGN_BYTES, Layout
 from ..store.means import average_into, average_of_buffers
 from ..store.optimizer import Groups, Piece, Updater
@@ -35,10 +39,17 @@ from .rounds import Barrier
 Ranges = list[Stretch]
 
 
-def split_shares(layout: Layout, rule: Optimizer, num_members: int) -> list[Ranges]:
-    """Per member, the runs of bytes of the parameters that it updates."""
+def split_shares(
+    layout: Layout, rule: Optimizer, num_members: int, fragments: Sequence[Fragment]
+) -> list[Ranges]:
+    """Per member, the runs of bytes of the parameters that it updates.
+
+    Args:
+        fragments: that are updated each at its time; together they are all parameters.
+    """
     if is_elementwise(rule):
-        return [_even(layout, member, num_members) for member in range(num_members)]
+        runs = [Stretch(*run) for one in fragments for run in one.runs(layout.parameters)]
+        return [_even(runs, member, num_members) for member in range(num_members)]
     shares: list[Ranges] = [[] for _ in range(num_members)]
     load = [0] * num_members
     for place in sorted(layout.parameters.places, key=lambda one: -one.num_bytes):
@@ -48,14 +59,14 @@ def split_shares(layout: Layout, rule: Optimizer, num_members: int) -> list[Rang
     return shares
 
 
-def _even(layout: Layout, member: int, num_members: int) -> Ranges:
+def _even(whole: Sequence[Stretch], member: int, num_members: int) -> Ranges:
     runs = []
-    for dtype, start, stop in layout.parameters.runs():
-        lines = -(-(stop - start) // ALIGN_BYTES)
-        first = start + lines * member // num_members * ALIGN_BYTES
-        last = min(stop, start + lines * (member + 1) // num_members * ALIGN_BYTES)
+    for one in whole:
+        lines = -(-(one.stop - one.start) // ALIGN_BYTES)
+        first = one.start + lines * member // num_members * ALIGN_BYTES
+        last = min(one.stop, one.start + lines * (member + 1) // num_members * ALIGN_BYTES)
         if first < last:
-            runs.append(Stretch(dtype, first, last))
+            runs.append(Stretch(one.dtype, first, last))
     return runs
 
 
@@ -78,18 +89,39 @@ def _pieces(layout: Layout, ranges: Ranges) -> list[Piece]:
     return pieces
 
 
+class _Kept(NamedTuple):
+    """What an update changes, and where it is kept meanwhile; ``at``: the place in parameters."""
+
+    at: int
+    undo: Tensor
+    live: Tensor
+
+
 class Share:
     """One member's part of the update of the current block.
 
     Args:
         seat: whose share it is.
         block: number of the block that the parameters live in; the other one holds undo copies.
+        fragments: that are updated each at its time.
+
+    Attributes:
+        due: what is updated now; all else of this share stays as it is.
     """
 
     def __init__(
-        self, store: SharedStore, replica: Replica, rule: Optimizer, *, seat: int, block: int
+        self,
+        store: SharedStore,
+        replica: Replica,
+        rule: Optimizer,
+        fragments: Fragments,
+        *,
+        seat: int,
+        block: int,
     ) -> None:
-        ranges = split_shares(replica.layout, rule, store.control.num_seats)[seat]
+        self._whole = self.due = fragments.whole
+        num_members = store.control.num_seats
+        ranges = split_shares(replica.layout, rule, num_members, fragments.each)[seat]
         self._mark = store.control.marks[seat]
         self._control = store.control
         self._store = store
@@ -104,48 +136,62 @@ class Share:
         ]
         pieces = _pieces(replica.layout, ranges)
         self._updater = Updater(rule, replica.parameters, replica.layout, live, pieces)
-        self._kept = [(run.of(undo), run.of(live)) for run in ranges]
+        self._kept = [_Kept(run.start, run.of(undo), run.of(live)) for run in ranges]
         for entry, view in self._updater.state_views():
             offset = entry.place.offset + (view.data_ptr() - entry.place.view(live).data_ptr())
             size = view.numel() * view.element_size()
-            if view.is_contiguous():
-                self._kept.append((undo[offset : offset + size], live[offset : offset + size]))
-            else:
-                whole = slice(offset, offset + entry.place.num_bytes)
-                self._kept.append((undo[whole], live[whole]))
+            if not view.is_contiguous():
+                size = entry.place.num_bytes
+            bytes_ = slice(offset, offset + size)
+            at = replica.layout.parameters.places[entry.parameter].offset
+            self._kept.append(_Kept(at, undo[bytes_], live[bytes_]))
         self._private: list[Tensor] | None = None
         self._buffers = replica.layout.buffers.places
+
+    def _due(self) -> list[int]:
+        """Which of the ranges are of the update that comes next."""
+        return [i for i, (start, _) in enumerate(self.ranges) if self._is_due(start)]
+
+    def _is_due(self, at: int) -> bool:
+        return self.due is self._whole or self.due.start <= at < self.due.stop
+
+    def _means(self) -> list[Tensor]:
+        return [self._mean[i] for i in self._due()]
+
+    def _kept_now(self) -> list[_Kept]:
+        return [one for one in self._kept if self._is_due(one.at)]
 
     def average(self, weights: Sequence[float]) -> float:
         """The weighted mean of all slots' gradients in this share; its plain sum, to see nan."""
         check = 0.0
         used = [seat for seat, weight in enumerate(weights) if weight]
         shares = [weights[seat] for seat in used]
-        for i, mean in enumerate(self._mean):
+        for i in self._due():
+            mean = self._mean[i]
             average_into(mean, [self._slots[seat][i] for seat in used], shares)
             check += abs(mean.sum(dtype=wide(mean)).item())
         return check
 
     def squared_norm(self) -> float:
-        norms = [torch.linalg.vector_norm(one, dtype=wide(one)) for one in self._mean]
+        norms = [torch.linalg.vector_norm(one, dtype=wide(one)) for one in self._means()]
         return math.fsum(float(norm) ** 2 for norm in norms)
 
     def scale(self, factor: float) -> None:
-        for mean in self._mean:
+        for mean in self._means():
             mean.mul_(factor)
 
     def clamp(self, most: float) -> None:
-        for mean in self._mean:
+        for mean in self._means():
             mean.clamp_(-most, most)
 
     def adopt(self) -> None:
         """The parameters of this share become what ``average`` came to."""
-        for (_, live), mean in zip(self._kept, self._mean, strict=False):  # parameters come first
-            live.copy_(mean)
+        for kept, mean in zip(self._kept, self._mean, strict=False):  # parameters come first
+            kept.live.copy_(mean)
 
     def keep(self, mark: int) -> None:
         """Copy parameters and state of this share aside; ``mark`` says for which version."""
-        for undo, live in self._kept:
+        for _, undo, live in self._kept_now():
             undo.copy_(live)
         self._private = self._updater.private_state()
         self._control[self._mark] = mark
@@ -156,7 +202,7 @@ class Share:
     def restore(self, mark: int) -> None:
         """Put this share back to what ``keep`` found, if it was kept for ``mark``."""
         if self._control[self._mark] == mark:
-            for undo, live in self._kept:
+            for _, undo, live in self._kept_now():
                 live.copy_(undo)
             self._control[self._mark] = 0
             if self._private is not None:
@@ -183,7 +229,10 @@ class SharedAveraging(Averaging):
         self.come_back()
 
     def _share_of(self, seat: int) -> Share:
-        return Share(self._store, self._replica, self._copy.rule, seat=seat, block=self.block)
+        copy = self._copy
+        return Share(
+            self._store, self._replica, copy.rule, copy.own.fragments, seat=seat, block=self.block
+        )
 
     @property
     def _live(self) -> Tensor:
@@ -220,6 +269,7 @@ class SharedAveraging(Averaging):
         if self._copy.is_lockstep:
             self._adopt(weights)
             return
+        share.due = self._copy.own.due
         if not math.isfinite(share.average(weights)):
             self._barrier.show_bad(version)
         if clip.has_norm:
@@ -274,4 +324,6 @@ class SharedAveraging(Averaging):
     def restore_the_dead(self) -> None:
         for seat, gone in enumerate(self._store.control.gone):
             if self._store.control[gone]:
-                self._share_of(seat).restore(self._copy.version + 1)
+                share = self._share_of(seat)
+                share.due = self._copy.own.due
+                share.restore(self._copy.version + 1)

@@ -11,7 +11,7 @@ the loop.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -122,6 +122,14 @@ class StoreExchange(Exchange):
         self._beginning.lay_out(self.first_scale, self._first_skipped)
         own.copy.live_alone()
 
+    def own_steps(self) -> Mapping[str, Any]:
+        """What a checkpoint has of steps that this member has not exchanged."""
+        return self._own.remember()
+
+    def go_on_with(self, steps: Mapping[str, Any]) -> None:
+        """The run goes on with what ``own_steps`` gave."""
+        self._own.go_on_with(steps)
+
     # -- the verbs ------------------------------------------------------------------------------
 
     def open_epoch(self, epoch: int, ends: Ends | None) -> bool:
@@ -162,6 +170,7 @@ class StoreExchange(Exchange):
             self._peers.open(message)
         else:
             self._peers.close()
+            own.opened(message)
             own.await_grant()
         if kept is not None and own.grant is not None:
             own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept)
@@ -274,6 +283,7 @@ class StoreExchange(Exchange):
     def give_back(self) -> None:
         """Return the work in flight undone."""
         self._peers.leave("step.skip()")
+        self._own.copy.own.forget()  # undone, as far as there is a way back
         self._channel.send(said.GiveBack(self._own.serial))
         self._own.await_grant()
 
@@ -296,6 +306,11 @@ class StoreExchange(Exchange):
         if is_late and self._own.grant is not None:  # else the epoch is over: no work will come
             raise Superseded
 
+    def stepped(self) -> None:
+        """The user's optimizer has stepped on this member's own weights."""
+        self.unedited.stepped()
+        self._own.copy.own.stepped()
+
     def beat(self) -> None:
         self._beat()
 
@@ -307,6 +322,7 @@ class StoreExchange(Exchange):
             return
         self._num_called_off += 1
         left_s = time.perf_counter()
+        own.copy.own.forget()
         own.copy.replica.held.drop_parameters()  # it may be left with others in their place
         self._channel.hold(said.StepLeft(own.serial, left_s - own.clock.begun_s, left_s))
         own.await_grant()

@@ -15,7 +15,7 @@ from ..conditions.faults import FaultPlan, Kind
 from ..config import Resolved, RunSettings
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError
-from ..protocols import parse
+from ..protocols import protocol_of
 from ..run.collective import path_of
 from ..run_dir import RUNS
 
@@ -42,7 +42,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             "one of several; leave the setting out"
         )
     settings = replace(given, workers=size, engine="torchrun")
-    protocol = parse(settings.protocol, size, settings.staleness, settings.outer)
+    protocol = protocol_of(settings)
     instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
     if not protocol.is_spmd:
         raise ConfigError(

@@ -29,7 +29,7 @@ from ..engines import make_engine
 from ..engines.base import RENDEZVOUS, Engine
 from ..errors import AllGone, ConfigError, FileError, Interrupted, LinkError, WorkerError
 from ..program import Program, TaskProgram
-from ..protocols import parse
+from ..protocols import protocol_of
 from ..report.files import write_report
 from ..report.live import Observer
 from ..report.logs import MetricsLog, open_log
@@ -125,7 +125,7 @@ def launch_run(
             f"{settings.workers:,} workers are more than one machine carries ({MOST_PROCESSES:,}); "
             "paceline simulate takes them in virtual time"
         )
-    protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
+    protocol = protocol_of(settings)
     path_of(settings, protocol)
     check_compression(settings, protocol)
     parse_delays(settings.delay, settings.workers)
@@ -256,7 +256,7 @@ def _live(program: Program, lives: Lives, observer: Observer, host: Host) -> Non
 def _run(program: Program, lives: Lives, observer: Observer, host: Host) -> AllLost | None:
     """One life of a run; where all workers were lost that end, how far it came, and its faults."""
     settings, origin, place = lives.settings, lives.origin, lives.place
-    protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
+    protocol = protocol_of(settings)
     _make_logs(place, settings)
     seats: dict[int, tuple[int, int]] = {}
     controller: Controller | None = None

@@ -223,6 +223,8 @@ def context_of(
         num_steps=protocol.num_steps,
         is_difference=protocol.update_rule == "mean",
         outer=str(protocol.outer),
+        fragments=protocol.streaming.num_fragments,
+        overlap=protocol.streaming.overlap_steps,
         num_as_full_sync=protocol.num_as_full_sync,
         averages=protocol.num_pushes > 1 or (protocol.is_adaptive and settings.workers > 1),
         cancels=protocol.cancels,

@@ -17,7 +17,7 @@ from ..context import Context
 from ..engines.base import Engine
 from ..errors import ConfigError
 from ..program import Program
-from ..protocols import parse
+from ..protocols import protocol_of
 from ..report.files import write_report
 from ..report.live import Observer
 from ..report.logs import open_log
@@ -97,9 +97,7 @@ class TrialRuns:
         self, name: str, seats: Seats, stopped: str, place: OpenFolder, trace: Trace
     ) -> TrialOutcome:
         settings, program = self._settings, self._program
-        protocol = parse(
-            settings.protocol, settings.workers, settings.staleness, settings.outer
-        )  # it has a state
+        protocol = protocol_of(settings)  # it has a state
         with ExitStack() as ends:
             log = None
             if settings.log and not settings.dry_run:

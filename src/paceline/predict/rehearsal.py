@@ -20,7 +20,7 @@ from ..config import RunSettings
 from ..core.ledger import Ledger
 from ..errors import ConfigError
 from ..program import TaskProgram, written
-from ..protocols import parse
+from ..protocols import protocol_of
 from ..protocols.base import SyncProtocol
 from ..report.files import write_report
 from ..report.forecast import Forecast
@@ -82,7 +82,7 @@ def rehearse(
         WorkerError: a gradient is not finite.
     """
     start_s = time.perf_counter()
-    protocol = parse(settings.protocol, settings.workers, settings.staleness, settings.outer)
+    protocol = protocol_of(settings)
     task = load_task(spec, settings.workers, settings.init) if isinstance(spec, str) else spec
     batch_size = _batch_size(settings, task, protocol)
     work = TrainingWork(
@@ -93,6 +93,7 @@ def rehearse(
         _check_profile(world.like, task, work, -(-batch_size // protocol.num_pushes))
     conditions = world.conditions(settings.workers, work.update_bytes)
     ledger = Ledger(work.num_samples, batch_size, protocol.num_pushes, dropped=settings.dropped)
+    work.follow(ledger.every_epoch)
     with closing(open_trace(run_dir)) as trace:
         trace.header(**_header(spec, task, settings, work, batch_size, protocol))
         rehearsal = _Rehearsal(task, settings, work, trace, watcher or Unwatched())

@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from ..protocols import parse
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import StalenessRule
+from ..protocols.streaming import AT_ONCE, Streaming
 from ..report.forecast import Forecast, forecast_of
 from ..simulation.engine import SimulatedRun, endless_ledger
 from ..simulation.timing import TimingRun
@@ -120,6 +121,7 @@ def forecast(
     *,
     staleness: str = "none",
     outer: str = "none",
+    streaming: Streaming = AT_ONCE,
     run_dir: Path | None = None,
     on_progress: OnProgress = lambda done: None,
 ) -> Forecast:
@@ -134,7 +136,7 @@ def forecast(
     if num_updates < 1:
         raise ConfigError(f"updates must be >= 1, got {num_updates}")
     conditions = world.conditions(num_workers)
-    protocol = parse(protocol_text, num_workers, staleness, outer)
+    protocol = parse(protocol_text, num_workers, staleness, outer, streaming)
     start_s = time.perf_counter()
     if run_dir is None:
         counts = TimingRun(protocol, conditions).run(num_updates, on_progress)

@@ -31,6 +31,7 @@ class AdaptiveLocal(LocalSgd):
     summary = "local-sgd whose H shrinks as the loss falls"
     arguments = (Argument(symbol="H", meaning="local steps at the start", minimum=1),)
     is_adaptive = watches_loss = True
+    can_stream = False
     learned = ("num_steps", "progress")
     is_spmd = False  # H depends on all losses, which peers would have to exchange
 

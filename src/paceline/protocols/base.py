@@ -37,6 +37,7 @@ from ..fields import written
 from .arguments import Argument, check_arguments
 from .outer import AVERAGING, OuterOptimizer
 from .staleness import WHOLE, StalenessRule
+from .streaming import AT_ONCE, Streaming
 
 
 class Rhythm(NamedTuple):
@@ -66,6 +67,7 @@ class SyncProtocol(abc.ABC):
     is_adaptive: ClassVar[bool] = False  # changes num_pushes or num_steps, within the workers
     watches_loss: ClassVar[bool] = False  # changes them as the loss falls
     has_stale_pushes: ClassVar[bool] = False  # may apply a push to a version that is not its own
+    can_stream: ClassVar[bool] = False  # what was changed may be exchanged in fragments
     is_spmd: ClassVar[bool] = False  # may run between peers, without a coordinator on the way
     update_rule: ClassVar[Literal["optimizer", "mean"]] = "optimizer"  # "mean": of parameters
     rhythm: ClassVar[Rhythm | None] = None  # of this very class: its timing needs no events then
@@ -88,11 +90,14 @@ class SyncProtocol(abc.ABC):
         self.idle_rule = ""  # a staleness rule that was asked for and can do nothing here
         self.num_as_full_sync = 0  # first updates that are full-sync's, where SGD steps locally
         self.outer: OuterOptimizer = AVERAGING  # where a push is a difference; likewise
+        self.streaming: Streaming = AT_ONCE  # likewise
 
     def __str__(self) -> str:
-        text = written(self.name, self.values)
-        outer = "" if self.outer is AVERAGING else f"+{self.outer}"
-        return text + outer if self.staleness is WHOLE else f"{text}{outer}+{self.staleness}"
+        rules = (
+            (self.outer, AVERAGING), (self.streaming, AT_ONCE), (self.staleness, WHOLE)
+        )  # fmt: skip
+        given = [str(rule) for rule, nothing in rules if rule is not nothing]
+        return "+".join([written(self.name, self.values), *given])
 
     @property
     def num_short(self) -> int:

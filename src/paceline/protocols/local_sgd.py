@@ -48,6 +48,7 @@ class LocalSgd(FullSync):
     summary = "H local steps on every worker, then the parameters are averaged"
     arguments: ClassVar[tuple[Argument, ...]] = (_STEPS,)
     update_rule = "mean"
+    can_stream = True
     rhythm = Rhythm(waits=True, restarts=False)
 
     def __init__(self, num_workers: int, num_steps: int) -> None:
@@ -64,6 +65,7 @@ class PostLocalSgd(LocalSgd):
         _STEPS,
     )
     is_adaptive = True
+    can_stream = False  # its H changes
     learned = ("num_updates",)
 
     def __init__(self, num_workers: int, num_first: int, num_steps: int) -> None:

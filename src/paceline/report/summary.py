@@ -257,8 +257,11 @@ def _compressed(tally: Tally) -> CompressedBytes | None:
         name = header.text("compress", "none")
         if name != "none" and end > begin:
             names += [name] if name not in names else []
-            plain_bytes += (end - begin) * header.number("plain_bytes")
-            sent_bytes += (end - begin) * header.number("sent_bytes")
+            num_whole = sum(begin < one.end_version <= end for one in tally.epochs)
+            # Of fragments, one an update; at the end of an epoch all of them.
+            count = end - begin + (header.number("fragments", 1) - 1) * num_whole
+            plain_bytes += count * header.number("plain_bytes")
+            sent_bytes += count * header.number("sent_bytes")
     if not plain_bytes:
         return None
     return CompressedBytes(

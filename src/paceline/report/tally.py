@@ -57,6 +57,8 @@ class EpochTally:
     is_whole: bool = False
     open_leases: dict[int, int] = field(default_factory=dict)
     """Samples of the leases that were granted and are in no update yet."""
+    end_version: int = -1
+    """At which it ended; -1: it has not."""
     end: int | None = None
     """Of a stream, once it is known: behind it there is nothing."""
     first_id: int = 0
@@ -335,7 +337,7 @@ class Tally:
             return
         epoch = self.epochs[-1]
         epoch.stop_s = t_s
-        epoch.is_whole = True
+        epoch.is_whole, epoch.end_version = True, order.version
         # Every lease is in an update or was dropped: what is in none was dropped, or rides on.
         self.dropped_samples += sum(epoch.open_leases.values()) + order.num_unused
         self._over.update({one: n for one, n in epoch.open_leases.items() if n})

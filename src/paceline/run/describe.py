@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..plan import CompressionPrice, LayerParameters, Plan
 from ..protocols.base import SyncProtocol
 from ..protocols.staleness import WHOLE
+from ..protocols.streaming import AT_ONCE
 from ..system.processors import num_cores
 from .collective import AUTO, UNMEASURED, KnownCosts, collective_of, path_of
 
@@ -119,6 +120,7 @@ class Description:
             "task": self.task,
             "kind of update": self.update_rule(protocol),
             "outer optimizer": protocol.outer.name,
+            "fragments": str(protocol.streaming),
             "model or optimizer": self.digest.partition("-")[0],
             **({} if is_stream else {"number of samples": self.num_samples}),
             "batch size": plan.samples_per_update,
@@ -134,6 +136,7 @@ class Description:
             "protocol": plan.protocol,
             "staleness": plan.staleness,
             "outer": plan.outer,
+            "fragments": plan.fragments,
             "workers": settings.workers,
             "engine": plan.engine,
             "path": plan.path,
@@ -185,6 +188,7 @@ def make_plan(
     updates, epochs, total = _length(first, protocol, settings)
     path = _path(first, protocol, settings, traits)
     _refuse_to_compress(first, settings, path)
+    _refuse_to_stream(first, protocol, settings, path)
     collective, why = collective_of(settings, path, first.update_bytes, measured)
     return Plan(
         task=first.task,
@@ -208,6 +212,9 @@ def make_plan(
         notes=(*_notes(first, protocol), *_promise(protocol, settings, path)),
         staleness=str(protocol.staleness),
         outer=str(protocol.outer),
+        fragments=protocol.streaming.num_fragments,
+        overlap=protocol.streaming.overlap_steps,
+        local_steps=protocol.num_steps,
         accumulate=first.accumulate,
         parameter_table=first.parameter_table,
         compression=first.compression,
@@ -244,6 +251,27 @@ def _length(
     if settings.updates is not None:
         total = min(total, settings.updates) if total else settings.updates
     return updates, epochs, total
+
+
+def _refuse_to_stream(
+    first: Description, protocol: SyncProtocol, settings: RunSettings, path: str
+) -> None:
+    """Raise ConfigError where fragments, or merging them later, cannot be carried."""
+    streaming = protocol.streaming
+    if streaming is AT_ONCE:
+        return
+    if first.order == "stream":
+        raise ConfigError(
+            f"{streaming}: the last update of a pass brings all fragments together, and the end of "
+            "a stream is not known before; leave --fragments and --overlap out, or give the data "
+            "set a __len__"
+        )
+    if streaming.overlap_steps and settings.nonfinite == "skip" and path == "collective":
+        raise ConfigError(
+            f"overlap {streaming.overlap_steps} with nonfinite skip: whether an update is finite "
+            "is seen after workers have gone on from it; use --nonfinite error, --overlap 0, or on "
+            "one machine --path store"
+        )
 
 
 def _notes(first: Description, protocol: SyncProtocol) -> tuple[str, ...]:

@@ -274,10 +274,11 @@ class EpochBorders:
         first_id = run.coordinator.first_lease_id(position or 0) if by_peers else 0
         phase = run.dispatch.store.calm()
         run.streams.open(epoch)
-        run.tell_all(OpenEpoch(
+        run.opened = opened = OpenEpoch(
             epoch, by_peers, run.updates_left, phase, seats, run.began_for_s,
             position or 0, first_id, self._publishing.end(), run.protocol.num_short,
-        ))  # fmt: skip
+        )  # fmt: skip
+        run.tell_all(opened)
         if by_peers:
             self._peers.begin()
             run.note(orders, run.now_s())

@@ -13,7 +13,7 @@ and is counted on at once; the main worker stays on its seat (``Beginners``).
 from ..conditions.faults import FaultPlan
 from ..engines.base import ProcessStarted
 from ..events import Joined
-from ..wire.messages import Adopt, OpenEpoch, SettingsNow, Stop
+from ..wire.messages import Adopt, SettingsNow, Stop
 from .describe import Description
 from .peers import Peers
 from .roster import RosterEntry
@@ -147,8 +147,11 @@ class Newcomers:
         run.observer.note(f"worker {one.seat} is back, at update {run.coordinator.version}")
         seats = [run.roster[number].seat for number in run.live]
         self._tell_settings(member)
-        epoch, left = run.coordinator.epoch, run.updates_left
-        opened = OpenEpoch(epoch, False, left, 0, tuple(seats), run.began_for_s)
+        assert run.opened is not None
+        opened = run.opened._replace(
+            by_peers=False, phase=0, seats=tuple(seats), began_for_s=run.began_for_s,
+            is_published=False,
+        )  # fmt: skip
         run.dispatch.tell(member, opened)
         self._join(member)
 

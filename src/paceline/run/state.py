@@ -39,7 +39,7 @@ from ..protocols.base import SyncProtocol
 from ..report.live import Observer
 from ..report.logs import MetricsLog
 from ..trace import Trace
-from ..wire.messages import OK, Clocks, EndEpoch, Laid, Told, ToMember
+from ..wire.messages import OK, Clocks, EndEpoch, Laid, OpenEpoch, Told, ToMember
 from .describe import Description
 from .dispatch import Dispatch
 from .progress import Notes, ProgressMeter
@@ -69,6 +69,8 @@ class RunState:
     plan: Plan
     steps_apart = steps_together = is_sticky = is_mid_batch = owes_stop = False
     update_rule = "optimizer"
+    opened: OpenEpoch | None = None
+    """What members were told when the last epoch opened."""
     watch: ProgressMeter
     at_orders: Callable[[list[Order]], None]
     """Called with orders before they are carried out: a checkpoint may stand at this border."""
@@ -255,6 +257,7 @@ class RunState:
             arena_bytes, protocol.long_steps, self.update_rule == "mean",
             self.settings.nonfinite == "error", first_epoch, protocol.staleness.distance_limit,
             self.coordinator.version, place, self.plan.collective,
+            protocol.streaming.num_fragments, protocol.streaming.overlap_steps,
         )  # fmt: skip
 
     def tell_all(self, message: ToMember) -> None:

@@ -41,6 +41,7 @@ from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..store.control import MOST_SCHEDULES
+from ..store.fragments import Fragments
 from ..store.joint import joined
 from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
@@ -318,6 +319,11 @@ class Prepared:
         self.loop.leased.seeds_between = exchange.num_workers > 1
         self._answer(exchange, replica)
         exchange.attach(replica, rule, self.shape, self._describe(replica))
+        if self._context.fragments > 1:
+            go_on = exchange.go_on_with
+            if self._context.is_newcomer:  # it begins with what all others hold
+                go_on = lambda steps: None  # noqa: E731
+            self._keeper.add("own steps", exchange.own_steps, go_on)
         clone_state(self.model)
         self._strays = Strays(self.model.parameters())
         note_losses(self.note_loss)
@@ -338,7 +344,7 @@ class Prepared:
             return
         exchange.hooks.compressed = compressed = CompressedGradient(
             compression, replica.layout.parameters, exchange.seat, exchange.num_workers,
-            replica.device,
+            replica.device, self._context.fragments,
         )  # fmt: skip
         if self._context.is_newcomer:  # whom it follows may have sent since what a checkpoint has
             self._keeper.add(_NOT_SENT, compressed.remember, lambda _: None)
@@ -417,7 +423,7 @@ class Prepared:
             "device": str(self._device),
             "machine": processor_name(self._device),
             "num_parameters": layout.num_parameters,
-            "update_bytes": layout.parameters.num_bytes,
+            "update_bytes": Fragments(layout.parameters, context.fragments).largest_bytes,
             "arena_bytes": arena_bytes(
                 layout, self._exchange.num_workers, pins=context.checkpoints
             ),

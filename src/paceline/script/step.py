@@ -351,7 +351,7 @@ class OptimizerStep:
                 self._loop.superseded()
                 return None
             finally:
-                member.unedited.stepped()
+                member.stepped()
         self._schedules.end_step([self._optimizers[part]])
         later = self._gradients.asked(1 << part).loss  # of what a closure has come to
         self._loop.local_loss = later if math.isnan(asked.loss) else asked.loss

@@ -8,8 +8,8 @@ An entry of the heap is ``(at_s, number, what)``; the number counts entries, so 
 same moment happens in the order in which it was entered. ``what`` is the ticket whose push is
 there, or a ``WorkDone`` whose bytes still have to move, or a ``AgendaChange`` of who is there, or a
 ``Strike`` that a driver has put there. Work that is
-called off stays in the heap, and is passed over because its ticket is no longer current. This
-module must not know protocols.
+called off stays in the heap, and is passed over because its ticket is no longer current.
+Above 300 lines, since whatever may come next is here. This module must not know protocols.
 """
 
 from collections.abc import Sequence
@@ -62,6 +62,10 @@ Entry: TypeAlias = tuple[float, int, What]
 class Agenda:
     """Members, their work, and what comes next.
 
+    Args:
+        overlap_steps: that members go on for, where all begin together, while what they pushed is
+            summed: the pull is waited for after so many steps of the next work.
+
     Attributes:
         heap: entries to come; a driver that knows the drawing above may read and replace them.
         next_number: of the next entry.
@@ -71,7 +75,15 @@ class Agenda:
         finishers: by member.
     """
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions, overlap_steps: int = 0) -> None:
+        self._overlap_steps = 0 if conditions.link is None else overlap_steps
+        if self._overlap_steps and conditions.machine is not None:
+            raise ConfigError(
+                f"--overlap {overlap_steps} with --like and --link: nobody knows what of a "
+                "measured exchange the next steps hide; give steps by --delay instead of --like, "
+                "or leave --link out"
+            )
+        self._all_done_s = 0.0  # when the last of those that push together had computed
         self.heap: list[Entry] = []
         self.next_number = count().__next__
         self.current: list[Ticket | None] = []
@@ -151,9 +163,12 @@ class Agenda:
             self.current[member] = ticket
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
             if self._queues is None:
-                finish, done_s = self.finishers[member], begun_s
-                for _ in range(steps):
-                    done_s = finish(done_s)
+                if self._overlap_steps and is_updated and ticket[1]:
+                    begun_s, done_s = self._overlapped(member, steps, begun_s)
+                else:
+                    finish, done_s = self.finishers[member], begun_s
+                    for _ in range(steps):
+                        done_s = finish(done_s)
                 fresh.append((done_s, next_number(), self._computed(ticket, begun_s, done_s)))
                 continue
             queue = self._queues[self.worker_of[member]]
@@ -219,7 +234,27 @@ class Agenda:
         if self._lanes is None:
             return ticket
         self._done_s[member] = done_s
+        if self._overlap_steps:
+            self._all_done_s = max(self._all_done_s, done_s)
         return WorkDone(member, ticket)
+
+    def _overlapped(self, member: int, steps: int, there_s: float) -> tuple[float, float]:
+        """When work begins and is done that goes on while its version is on its way.
+
+        Args:
+            there_s: when that has come.
+
+        Returns:
+            The first as if it had waited before, and not in the midst of it.
+        """
+        finish, waited_s = self.finishers[member], 0.0
+        begun_s = done_s = self._all_done_s
+        for number in range(1, steps + 1):
+            done_s = finish(done_s)
+            if number == min(steps, self._overlap_steps):
+                waited_s = max(0.0, there_s - done_s)
+                done_s += waited_s
+        return begun_s + waited_s, done_s
 
     def _came(self, member: int, at_s: float) -> None:
         """A member wants a core."""

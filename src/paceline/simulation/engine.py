@@ -106,7 +106,7 @@ class SimulatedRun:
         self._work: MemberWork = Nothing() if work is None else work
         self._trace = trace
         self._hear_epoch = hear_epoch
-        self._agenda = Agenda(conditions)
+        self._agenda = Agenda(conditions, protocol.streaming.overlap_steps)
         self._leases: dict[Ticket, tuple[Lease, ...]] = {}
         self._granted_s: dict[Ticket, float] = {}
         self._ended_s: dict[int, float] = {}
@@ -186,7 +186,8 @@ class SimulatedRun:
         fact = self._work.push(ticket, self._leases.pop(ticket), at_s)
         if self._trace is not None:
             waited_s = granted_s - self._ended_s[member]
-            self._trace.pushed(fact, computed_s, waited_s, at_s - granted_s - computed_s)
+            pushed_s = max(0.0, at_s - granted_s - computed_s)  # it may have begun before
+            self._trace.pushed(fact, computed_s, waited_s, pushed_s)
         self._ended_s[member] = at_s
         orders = self.coordinator.hear(fact)
         if Discard(ticket) in orders:

@@ -2,7 +2,8 @@
 
     newest version -> in the store's block     older ones -> kept as long as somebody needs them
     local-sgd      -> the version's parameters -> H steps by the member's own optimizer -> what they
-                      changed; each optimizer keeps its state to the next push, as its process would
+                      changed; each optimizer keeps its state to the next push, as it would alone;
+                      so do parameters that are not exchanged by this update (fragments)
     evaluation     -> exact metrics, batch by batch
 
 This module must not know how gradients are pushed, or time.
@@ -10,7 +11,7 @@ This module must not know how gradients are pushed, or time.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from torch.optim import Optimizer
 
 from ..data.feed import fetch
 from ..data.loader import LeasedLoader
-from ..events import Lease
+from ..events import Lease, Ticket
 from ..replica.replica import Replica
-from ..store.means import difference_into
+from ..store.fragments import Fragment, Fragments
+from ..store.means import difference_into, merge_into
 from ..store.parameter_store import SharedStore
 from ..trainer import make_loader
 from ..wire.messages import Totals
@@ -90,14 +92,24 @@ class Versions:
             self.most_kept = max(self.most_kept, len(self._kept))
 
 
+class _Held(NamedTuple):
+    """What a member went on with: its parameters, when it had pushed ``due`` of them."""
+
+    version: int
+    due: Fragment
+    parameters: Tensor
+
+
 class LocalSteps:
     """What members change by themselves.
 
-    Six arguments: it is all of a member but what decides.
+    Seven arguments: it is all of a member but what decides.
 
     Args:
         home: the model's memory.
         make_optimizer: for the model; one a member.
+        fragments: of the parameters, one of which each update is of.
+        overlap_steps: until what came of one is merged; 0: at once.
     """
 
     def __init__(
@@ -108,7 +120,11 @@ class LocalSteps:
         leased: LeasedLoader,
         store: SharedStore,
         make_optimizer: Callable[[], Optimizer],
+        fragments: Fragments,
+        overlap_steps: int = 0,
     ) -> None:
+        self._fragments, self._overlap_steps = fragments, overlap_steps
+        self._held: dict[int, _Held] = {}
         self._task = task
         self._replica = replica
         self._home = home
@@ -118,24 +134,62 @@ class LocalSteps:
         self._own: dict[int, Optimizer] = {}
         self._base = torch.empty_like(home)
 
-    def take(self, member: int, leases: Sequence[Lease], seat: int) -> float:
-        """A step for each mini-batch; the difference goes to the seat. Returns the last loss."""
+    def begin(self) -> None:
+        """All members hold the newest version, and nothing of their own."""
+        self._held.clear()
+
+    def _bring(self, member: int, version: int) -> Fragment | None:
+        """The model, which is ``version``, gets what this member has not exchanged.
+
+        Returns what was exchanged and is to be merged later.
+        """
+        held = self._held.get(member)
+        if held is None or held.due is self._fragments.whole:
+            return None
+        late = held.due if self._overlap_steps and version > held.version else None
+        exchanged = (held.due, *self._fragments.between(held.version + 1, version))
+        for one in self._fragments.each:
+            if one not in exchanged or one is late:
+                self._home[one.start : one.stop].copy_(held.parameters[one.start : one.stop])
+        return late
+
+    def _merge(self, late: Fragment | None) -> None:
+        if late is not None:
+            parameters = self._replica.layout.parameters
+            merge_into(late.runs(parameters), self._base, self._home)
+
+    def take(
+        self, ticket: Ticket, leases: Sequence[Lease], seat: int, *, is_last: bool = False
+    ) -> float:
+        """A step for each mini-batch; the difference goes to the seat. Returns the last loss.
+
+        Args:
+            is_last: the update is the last of its epoch, and is of all fragments.
+        """
+        member, version = ticket.member, ticket.version
         optimizer = self._own.get(member)
         if optimizer is None:
             optimizer = self._own[member] = self._make_optimizer()
         self._base.copy_(self._home)
+        late = self._bring(member, version)
+        due = self._fragments.of(version, is_last=is_last)
         loss = math.nan
-        for inputs, targets in self._leased.each(leases):
+        for number, (inputs, targets) in enumerate(self._leased.each(leases), start=1):
             optimizer.zero_grad()
             value = self._task.loss(self._replica.model(inputs), targets)
             loss = float(value.detach())
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if number == self._overlap_steps or number == len(leases):
+                self._merge(late)
+                late = None
         slot, layout = self._store.slot(seat), self._replica.layout
-        difference_into(layout, self._base, self._home, slot)
+        difference_into(due.runs(layout.parameters), self._base, self._home, slot)
         layout.buffers.of(slot).copy_(layout.buffers.of(self._home))
-        present = self._store.present(seat)
-        present[:] = b"\1" * len(present)
+        self._store.present(seat)[:] = due.present
+        if len(self._fragments.each) > 1 or self._overlap_steps:
+            size = layout.parameters.stop
+            self._held[member] = _Held(version, due, self._home[:size].clone())
         return loss
 
 

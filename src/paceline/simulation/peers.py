@@ -85,6 +85,7 @@ class PeersWork(TrainingWork):
         self._versions.keep()
         if self._faults != OK:
             store.skip(job)
+            self._begin_again()
         else:
             seat = self._gradients.take()
             self._average(seat)
@@ -100,7 +101,7 @@ class PeersWork(TrainingWork):
         weights = [part.num_samples / total for part in self._parts]
         slots = [part.slot for part in self._parts]
         layout, mean = self.replica.layout, self.store.slot(seat)
-        for share in split_shares(layout, self._rule, self._num_workers):
+        for share in split_shares(layout, self._rule, self._num_workers, self._fragments.each):
             for run in share:
                 average_into(run.of(mean), [run.of(slot) for slot in slots], weights)
         for place in layout.buffers.places:

@@ -73,7 +73,7 @@ class LeanDriver:
         self._react = protocol.react
         if protocol.staleness.drops:  # all else of a rule changes steps and no times
             self._react = lambda fact: protocol.answer(fact, self.version)
-        self._agenda = Agenda(conditions)
+        self._agenda = Agenda(conditions, protocol.streaming.overlap_steps)
 
     def advance(self, num_updates: int) -> None:
         """Go on until so many updates are made in all.

@@ -16,7 +16,8 @@ the one before, the sum, a seat for each gradient that is computed and not appli
 one), and one more for each older version that somebody still has to compute at
 (``most_versions_kept``). With ``is_batched`` members at one version are computed in one call
 (simulation/gradients.py), whatever the protocol, and there is a seat for each member and one more.
-This module must not know protocols or time.
+Above 300 lines, since all that a member of a run is asked for is here. This module must not know
+protocols or time.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from ..core.batches import Batches, PeerLeases
 from ..core.jobs import Jobs, Payload
 from ..data.loader import LeasedLoader
 from ..errors import ConfigError
@@ -36,6 +38,7 @@ from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import seed_all
 from ..store.clip import UNCLIPPED
 from ..store.control import JOBS, Control, control_bytes
+from ..store.fragments import Fragments
 from ..store.means import allowed_scale, difference_rule, squared_distance
 from ..store.memory import PrivateMemory
 from ..store.optimizer import Updater
@@ -70,7 +73,7 @@ class TrainingWork:
         nonfinite: str = "error",
         is_batched: bool = False,
     ) -> None:
-        self._task = task
+        self._task, self._protocol = task, protocol
         self.splits = task.splits()
         seed_all(seed)
         self.model = task.model()
@@ -92,10 +95,15 @@ class TrainingWork:
         self._versions = Versions(self.store, self._home, is_pure=is_pure)
         self._gradients = Gradients(task, self.replica, self._leased, self.store, together)
         self._local = self._local_steps() if is_difference else None
+        self.follow(Batches(self.num_samples, batch_size, protocol.num_pushes))
         self._limit = protocol.staleness.distance_limit
         self.on_scaled: Callable[[Ticket, float], None] = lambda ticket, scale: None
         """Hears what distance left of a push."""
         self._open_books(protocol, batch_size)
+
+    def follow(self, batches: Batches) -> None:
+        """Epochs that have no batches of their own have these; their end is to be known."""
+        self._batches, self._last_position = batches, batches.end
 
     def _open_books(self, protocol: SyncProtocol, batch_size: int) -> None:
         """Who waits, what is computed, and what is settled: nothing yet."""
@@ -130,14 +138,16 @@ class TrainingWork:
 
     def _local_steps(self) -> LocalSteps:
         return LocalSteps(
-            self._task, self.replica, self._home, self._leased, self.store, self._make_optimizer
-        )
+            self._task, self.replica, self._home, self._leased, self.store, self._make_optimizer,
+            self._fragments, self._protocol.streaming.overlap_steps,
+        )  # fmt: skip
 
     def _lay_out(self, num_workers: int, *, is_batched: bool) -> None:
         """The store, and the model on memory of its own."""
         layout, seats = self.replica.layout, 1
         if self._computes_ahead:
             seats = num_seats(layout.slot_bytes, num_workers, is_batched=is_batched)
+        self._fragments = Fragments(layout.parameters, self._protocol.streaming.num_fragments)
         self.store = SharedStore(
             layout, PrivateMemory(arena_bytes(layout, seats)).tensor(),
             Control(PrivateMemory(control_bytes(seats)), seats), has_peers=False,
@@ -162,13 +172,20 @@ class TrainingWork:
 
     @property
     def update_bytes(self) -> int:
-        """Bytes of one push."""
-        return self.replica.layout.parameters.num_bytes
+        """Bytes of one push, of fragments those of the largest."""
+        return self._fragments.largest_bytes
 
     # -- what the run asks ----------------------------------------------------------------------
 
     def opened(self, epoch: int) -> Sequence[int] | None:
-        return self._leased.order.draw(epoch)
+        ends = self._leased.order.draw(epoch)
+        if self._local is not None:
+            self._local.begin()
+            batches = self._batches if ends is None else self._batches.with_ends(ends)
+            num_workers, num_steps = self._protocol.num_workers, self._protocol.num_steps
+            leases = PeerLeases(batches, num_workers, num_steps, epoch=epoch)
+            self._last_position = leases.last_position
+        return ends
 
     def granted(self, grant: Grant) -> None:
         version = grant.ticket.version
@@ -221,7 +238,8 @@ class TrainingWork:
         self._versions.pull(version)
         if self._local is not None:
             seat = self._gradients.take()
-            loss = self._local.take(ticket.member, leases, seat)
+            is_last = any(lease.start >= self._last_position for lease in leases)
+            loss = self._local.take(ticket, leases, seat, is_last=is_last)
             found = [Computed(seat, loss, self.store.is_finite(seat))]
         elif len(leases) > 1:
             found = [self._gradients.sum(leases)]
@@ -264,12 +282,18 @@ class TrainingWork:
         self._versions.keep()
         if isinstance(job, Skip):
             self.store.skip(job.job)
+            self._begin_again()
         elif isinstance(job, Finish):
             groups: Any = self._rule.param_groups
             scale = job.scale * (self._allowed() if job.seat >= 0 else 1.0)
             self.store.finish(
                 job.job, self._updaters, groups, seat=job.seat, scale=scale, clip=job.clip
             )
+
+    def _begin_again(self) -> None:
+        """What is not finite lies in all that a member holds: it goes on from the version."""
+        if self._local is not None:
+            self._local.begin()
 
     def _allowed(self) -> float:
         """What distance leaves of the push whose job is done now; the model holds its version."""

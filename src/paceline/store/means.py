@@ -25,6 +25,9 @@ from .layout import Layout
 from .optimizer import Groups
 from .sums import CHUNK_BYTES, HALVES
 
+KEPT_SHARE = 0.5
+"""Alpha: of its own fragment, that a worker keeps where it has gone on meanwhile."""
+
 
 def average_into(mean: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
     """The weighted mean of the parts of one gradient, in member order."""
@@ -63,18 +66,32 @@ def _weighted_sum(
     return total
 
 
-def difference_into(layout: Layout, base: Tensor, home: Tensor, out: Tensor) -> None:
-    """Base minus home, parameter by parameter, also to another device.
+def difference_into(
+    runs: Iterable[tuple[torch.dtype, int, int]], base: Tensor, home: Tensor, out: Tensor
+) -> None:
+    """Base minus home, also to another device.
 
     Args:
+        runs: of the parameters, ``(dtype, start, stop)`` in bytes.
         base, home, out: blocks or slots (bytes, the layout's offsets).
     """
-    for dtype, start, stop in layout.parameters.runs():
+    for dtype, start, stop in runs:
         before, after, into = (one[start:stop].view(dtype) for one in (base, home, out))
         if out.device == home.device:
             torch.sub(before, after, out=into)
         else:
             into.copy_(before - after)
+
+
+def merge_into(runs: Iterable[tuple[torch.dtype, int, int]], base: Tensor, home: Tensor) -> None:
+    """Of ``home`` this share stays, the rest of it becomes ``base``: see protocols/streaming.py.
+
+    Args:
+        runs, base, home: as of ``difference_into``.
+    """
+    for dtype, start, stop in runs:
+        mine, came = home[start:stop].view(dtype), base[start:stop].view(dtype)
+        mine.mul_(KEPT_SHARE).add_(came, alpha=1.0 - KEPT_SHARE)
 
 
 def difference_rule(

@@ -27,6 +27,9 @@ from .optimizer import Groups, Updater
 from .sums import Sums, wide, wide_bytes
 from .versions import NO_OVERFLOW, Applied, LossScale, LossScales, Norms
 
+NONE = "?"
+"""In place of a parameter's name."""
+
 
 class SharedStore:
     """One run's parameters, as every member sees them.
@@ -91,20 +94,22 @@ class SharedStore:
         return self.control[VERSION] & 1
 
     def is_finite(self, seat: int) -> bool:
-        """Whether no gradient in the slot is inf or nan: one pass; sums spread both."""
+        """Whether no gradient of this seat's push is inf or nan: one pass; sums spread both."""
         runs = self._sums.gradients(seat + 1)
-        return all(cmath.isfinite(run.sum().item()) for run in runs) or all(
-            bool(torch.isfinite(run).all()) for run in runs
-        )
+        is_finite = all(cmath.isfinite(run.sum().item()) for run in runs)
+        return is_finite or self.not_finite(seat) == NONE  # of what is not present, older ones lie
 
     def not_finite(self, seat: int) -> str:
-        """The name of the first parameter of this seat's push with an inf or nan gradient."""
+        """The name of the first parameter of this seat's push with an inf or nan gradient.
+
+        NONE: all are finite.
+        """
         for place, is_present in zip(
             self.layout.parameters.places, self.present(seat), strict=True
         ):
             if is_present and not bool(torch.isfinite(place.flat(self.slot(seat))).all()):
                 return place.name
-        return "?"
+        return NONE
 
     def pull(self, version: int, out: Tensor) -> int:
         """Copy parameters and buffers of the newest version into ``out``; at least ``version``.

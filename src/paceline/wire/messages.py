@@ -384,6 +384,8 @@ class Laid(NamedTuple):
         distance_limit: of the staleness rule; 0: there is none.
         version: of the parameters that stand.
         collective: what sums the gradients of peers, see ``Plan``.
+        num_fragments: in which parameters are exchanged, one an update; 1: all at once.
+        overlap_steps: local steps until what came of an exchange is merged.
     """
 
     arena_bytes: int
@@ -395,6 +397,8 @@ class Laid(NamedTuple):
     version: int
     place: ScriptPlace
     collective: str
+    num_fragments: int = 1
+    overlap_steps: int = 0
 
 
 class OpenTrial(NamedTuple):

@@ -105,7 +105,7 @@ def exchange_in_shared_memory(
     )  # fmt: skip
     if context.compress != "none" and not (context.is_newcomer or context.dry_run):
         from ...exchange.compressed import measured_link
-        from ...exchange.distributed import start_group
+        from ...exchange.group import start_group
 
         exchange.measure_link = lambda device: measured_link(
             start_group(rendezvous, spec.seat, spec.num_seats, device), device

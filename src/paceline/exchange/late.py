@@ -1,0 +1,73 @@
+"""The mean of what is merged later (own_changes.py), on its way while the next steps are made.
+
+    steps        2 | 3 . 4 . 5 . 6 |        steps 3 and 4 go on with what this member has
+    all-reduce     [ of 2 ]                 begun at the boundary, waited for when it is merged
+    compressed     [ swap ][ gather ]       the second operation begins halfway
+                                   ^        or before, where a checkpoint or an epoch's end asks
+
+All members begin the operations of a mean in one order, and nothing else in between. This module
+must not know what is done with it.
+"""
+
+from torch import Tensor
+
+from ..compression.base import AllReduce, Exchanging, UnderWay
+from ..store.fragments import Fragment
+from ..store.layout import Section
+from .compressed import CompressedGradient, GroupLink
+from .group import MemberGroup
+
+
+class LateMean:
+    """At most one mean at a time.
+
+    Args:
+        section: where parameters lie.
+        mean: the block that holds this member's part, and in the end the mean.
+        compressed: sends it in fewer bytes; None: it goes as it is.
+    """
+
+    def __init__(
+        self,
+        group: MemberGroup,
+        section: Section,
+        mean: Tensor,
+        compressed: CompressedGradient | None,
+    ) -> None:
+        self._section, self._mean, self._compressed = section, mean, compressed
+        self._under_way = UnderWay(GroupLink(group))
+        self._due: Fragment | None = None
+
+    def begin(self, due: Fragment, weight: float) -> None:
+        """It goes on its way.
+
+        Args:
+            weight: of this member's part; 0: it has none.
+
+        Raises:
+            RuntimeError: a member is gone; so do the others.
+        """
+        self._due = due
+        if self._compressed is not None:
+            for one in self._compressed.begin_all(self._mean, weight, self._mean, due):
+                self._under_way.begin(one)
+            return
+        for dtype, start, stop in due.runs(self._section):
+            part = self._mean[start:stop].view(dtype)
+            self._under_way.begin(_summed(part.mul_(weight) if weight else part.zero_()))
+
+    def go_on(self) -> None:
+        """Where there is another operation, it begins."""
+        if self._compressed is not None:
+            self._under_way.go_on()
+
+    def finish(self) -> Fragment | None:
+        """What the mean is of that has come by now; None: nothing was on its way."""
+        due, self._due = self._due, None
+        self._under_way.finish()
+        return due
+
+
+def _summed(part: Tensor) -> Exchanging:
+    """Its sum over all members, in place."""
+    yield AllReduce(part)

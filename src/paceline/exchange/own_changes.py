@@ -1,0 +1,166 @@
+"""What a member has changed by itself, where an update is of a fragment of it (local-sgd).
+
+    home    own 0 | own 1 | own 2      pushed: base - home, of the fragment that is due
+    base      w 0 |   w 1 |   w 2      the global copy; of 1 it is new now
+
+    arrived    no overlap    own 0 | w 1 | own 2                         at once
+               O steps       own 0 | (own 1 + w 1) / 2 | own 2           O own steps later, or when
+                                                                         the next push comes first
+
+See protocols/streaming.py. This module must not know protocols, nor how a version comes about.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..store.fragments import Fragment, Fragments
+from ..store.means import merge_into
+
+if TYPE_CHECKING:
+    from .model_copy import ModelCopy
+
+
+class _HandedIn(NamedTuple):
+    """What was pushed, for the update that is made on ``version``."""
+
+    version: int
+    fragment: Fragment
+
+
+class OwnChanges:
+    """One member's.
+
+    Args:
+        copy: its model.
+        overlap_steps: until what has arrived is merged; 0: at once.
+
+    Attributes:
+        due: what the update that comes next is of.
+        halfway: called between the steps that are made while something is on its way.
+        before_merge: lets ``base`` be what has arrived, where that is still on its way.
+    """
+
+    def __init__(self, copy: "ModelCopy", num_fragments: int, overlap_steps: int) -> None:
+        self._copy, self.overlap_steps = copy, overlap_steps
+        self.fragments = Fragments(copy.replica.layout.parameters, num_fragments)
+        self.due = self.fragments.whole
+        self.halfway: Callable[[], None] = _nothing
+        self.before_merge: Callable[[], None] = _nothing
+        self._stay = False
+        """Whether there are steps that were not exchanged, and go on."""
+        self._handed_in: _HandedIn | None = None
+        self._late: Fragment | None = None
+        self._num_since = 0
+
+    @property
+    def are_by_parts(self) -> bool:
+        """Whether an update may be of less than all, or be merged later."""
+        return len(self.fragments.each) > 1 or self.overlap_steps > 0
+
+    @property
+    def merges_later(self) -> bool:
+        """Whether what comes of what is due is merged while the next steps are made."""
+        return self.overlap_steps > 0 and self.due is not self.fragments.whole
+
+    def turn_to(self, version: int, *, is_last: bool) -> None:
+        """The update that comes next is made on ``version``.
+
+        Args:
+            is_last: of its epoch: it brings all fragments together.
+        """
+        self.due = self.fragments.of(version, is_last=is_last or not self.are_by_parts)
+
+    def hand_in(self) -> None:
+        """What is due was pushed."""
+        self._stay, self._handed_in = True, _HandedIn(self._copy.version, self.due)
+
+    def forget(self) -> None:
+        """Nothing of its own stays: what is taken next is all of ``base``."""
+        self._stay, self._handed_in, self._late = False, None, None
+
+    def take(self, before: int, version: int) -> None:
+        """``base`` is ``version`` now; ``home`` was made of ``before``."""
+        handed_in, self._handed_in = self._handed_in, None
+        if not self._stay:
+            self._overwrite(self.fragments.whole)
+            return
+        first = before
+        if handed_in is not None:
+            first = handed_in.version + 1
+            if handed_in.version == version:  # more is asked of it for the same update
+                self._overwrite(handed_in.fragment)
+            else:
+                self.arrived(handed_in.fragment)
+        for one in self.fragments.between(first, version):
+            self._overwrite(one)
+
+    def arrived(self, fragment: Fragment) -> None:
+        """The update of it stands, or is on its way."""
+        self._handed_in = None
+        if self.overlap_steps and fragment is not self.fragments.whole:
+            self._stay, self._late, self._num_since = True, fragment, 0
+            return
+        self._stay = fragment is not self.fragments.whole
+        self._late = None
+        self._overwrite(fragment)
+
+    def stepped(self) -> None:
+        """A step of its own was made."""
+        self._num_since += 1
+        if self._num_since >= self.overlap_steps:
+            self.merge()
+        elif self._late is not None and self._num_since == self.overlap_steps // 2:
+            self.halfway()
+
+    def merge(self) -> None:
+        """What has arrived is merged, if anything has."""
+        fragment, self._late = self._late, None
+        if fragment is None:
+            return
+        self.before_merge()
+        copy = self._copy
+        assert copy.base is not None
+        merge_into(fragment.runs(copy.replica.layout.parameters), copy.base, copy.home)
+        copy.unedited.mark()
+
+    def _overwrite(self, one: Fragment) -> None:
+        base, home = self._copy.base, self._copy.home
+        assert base is not None
+        home[one.start : one.stop].copy_(base[one.start : one.stop])
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def remember(self) -> dict[str, Any]:
+        """What a checkpoint has of them; nothing where all were exchanged."""
+        if not (self._stay and self.are_by_parts):
+            return {}
+        handed_in, late = self._handed_in, self._late
+        return {
+            "parameters": self._copy.replica.layout.parameters.of(self._copy.home).cpu().clone(),
+            "handed in": None if handed_in is None else [handed_in.version, *_place(handed_in[1])],
+            "late": None if late is None else _place(late),
+        }
+
+    def go_on(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what ``remember`` gave, at the version that it was of, which was pulled."""
+        if not saved:
+            return
+        copy, handed_in, late = self._copy, saved["handed in"], saved["late"]
+        copy.replica.layout.parameters.of(copy.home).copy_(saved["parameters"])
+        self._stay, self._num_since = True, 0
+        self._late = None if late is None else self._at(late)
+        if handed_in is not None:
+            self._handed_in = _HandedIn(handed_in[0], self._at(handed_in[1:]))
+        copy.unedited.mark()
+
+    def _at(self, place: list[int]) -> Fragment:
+        known = (*self.fragments.each, self.fragments.whole)
+        return next(one for one in known if _place(one) == list(place))
+
+
+def _place(fragment: Fragment) -> list[int]:
+    return [fragment.first, fragment.last]
+
+
+def _nothing() -> None:
+    return None
