@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kvstore", "data", "conditions", "protocols", "collectives", "compression", "wire"),
     ("partition",),
     ("core", "trace"),
-    ("exchange", "checkpoints", "workloads", "report", "tuning", "theory"),
+    ("exchange", "checkpoints", "workloads", "report", "splits", "tuning", "theory"),
     ("script", "program"),
     ("trainer",),
     ("engines",),

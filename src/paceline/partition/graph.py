@@ -84,6 +84,20 @@ class TiedParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelPair:
+    """Two layers and what lies between, split over channels: one sum forward, one back.
+
+    Args:
+        nodes: their numbers, and of those between.
+        in_bytes, out_bytes: of what goes in and comes out, for the whole batch.
+    """
+
+    nodes: tuple[int, ...]
+    in_bytes: int
+    out_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkGraph:
     """A model as it is cut.
 

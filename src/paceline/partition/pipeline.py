@@ -4,7 +4,7 @@ This module must not know models.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..collectives.base import LinkCost
 from ..errors import ConfigError, unknown
@@ -52,6 +52,7 @@ class Pipeline:
         micro_batches: M, of an update.
         schedule: of the table of schedules; it says how many micro-batches are alive in a part.
         state_copies: k, of the optimizer: 1 with momentum, 2 for Adam.
+        update_s_per_byte: what the optimizer takes for a byte of parameters, once an update.
         keeps_ties: never cut nodes apart that share a parameter.
     """
 
@@ -60,6 +61,7 @@ class Pipeline:
     micro_batches: int = 1
     schedule: str = "1f1b"
     state_copies: int = 0
+    update_s_per_byte: float = 0.0
     keeps_ties: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +75,10 @@ class Pipeline:
     @property
     def num_parts(self) -> int:
         return len(self.workers)
+
+    def of(self, workers: tuple[PipelineWorker, ...]) -> "Pipeline":
+        """The same for other workers."""
+        return replace(self, workers=workers)
 
     def live(self, part: int) -> int:
         """Micro-batches that are alive in a part at most."""

@@ -19,6 +19,7 @@ from ..errors import ConfigError
 from ..plan import format_bytes
 from .graph import WorkGraph
 from .pipeline import Pipeline
+from .schedules import SCHEDULES, ScheduleRun, StageTimes, run_schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class PartPrice:
         forward_s, backward_s: of a micro-batch, computing alone.
         border_forward_s, border_backward_s: to receive and to send, over both of its borders.
         cut_ties: tied parameters of which it holds a copy, and another part one, too.
-        tie_s: an update's, to add up the gradients of these copies.
+        update_s: an update's: the optimizer's, and to add up the gradients of these copies.
         parameter_bytes: tied ones that it uses included.
         activation_bytes: that one micro-batch leaves until its backward pass.
         out_bytes: forward over the border behind it, of a micro-batch; gradient_bytes: back.
@@ -46,7 +47,7 @@ class PartPrice:
     border_forward_s: float
     border_backward_s: float
     cut_ties: tuple[str, ...]
-    tie_s: float
+    update_s: float
     parameter_bytes: int
     activation_bytes: int
     out_bytes: int
@@ -81,7 +82,7 @@ class Placement:
     def loads_s(self) -> tuple[float, ...]:
         """What each part's worker is busy with one micro-batch."""
         return tuple(
-            one.work_s + one.border_s + one.tie_s / self.micro_batches for one in self.parts
+            one.work_s + one.border_s + one.update_s / self.micro_batches for one in self.parts
         )
 
     @property
@@ -172,7 +173,8 @@ def part_between(
         border_forward_s=sum(pipeline.message_s(one.num_bytes) for one in entering + leaving),
         border_backward_s=sum(pipeline.message_s(one.gradient_bytes) for one in entering + leaving),
         cut_ties=tuple(tie.name for tie in cut),
-        tie_s=sum(2.0 * pipeline.message_s(tie.num_bytes) for tie in cut),
+        update_s=parameter_bytes * pipeline.update_s_per_byte / speed
+        + sum(2.0 * pipeline.message_s(tie.num_bytes) for tie in cut),
         parameter_bytes=parameter_bytes,
         activation_bytes=kept,
         out_bytes=sum(one.num_bytes for one in leaving),
@@ -182,6 +184,20 @@ def part_between(
         + live * kept,
         live=live,
     )
+
+
+def pipeline_step(
+    placement: Placement, pipeline: Pipeline, cores: float, schedule: str = ""
+) -> ScheduleRun:
+    """A cut in virtual time, by its pipeline's schedule or another one; without its update."""
+    actions = SCHEDULES[schedule or pipeline.schedule](
+        pipeline.num_parts, pipeline.micro_batches, 1
+    )
+    stages = [
+        StageTimes(one.forward_s + one.border_forward_s, one.backward_s + one.border_backward_s)
+        for one in placement.parts
+    ]
+    return run_schedule(actions, stages, cores)
 
 
 def is_allowed(placement: Placement, pipeline: Pipeline) -> bool:

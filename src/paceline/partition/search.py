@@ -201,14 +201,16 @@ class _Search:
         """Of a part; None: it would cut apart what is tied."""
         load_s = (after.work_s - before.work_s) / speed + before.crossing_s + after.crossing_s
         inside = after.border & ~before.border
+        parameter_bytes, messages_s = after.parameter_bytes - before.parameter_bytes, 0.0
         for nodes, num_bytes in self._ties:
-            own = nodes & inside
-            if own and own != nodes:
-                if self._pipeline.keeps_ties:
-                    return None
-                message_s = 2.0 * self._pipeline.message_s(num_bytes)
-                load_s += message_s / self._pipeline.micro_batches
-        return load_s
+            if own := nodes & inside:
+                parameter_bytes += num_bytes
+                if own != nodes:
+                    if self._pipeline.keeps_ties:
+                        return None
+                    messages_s += 2.0 * self._pipeline.message_s(num_bytes)
+        update_s = parameter_bytes * self._pipeline.update_s_per_byte / speed + messages_s
+        return load_s + update_s / self._pipeline.micro_batches
 
     def _fits(self, before: "_Sums", after: "_Sums", number: int, most: int | None) -> bool:
         if most is None:
