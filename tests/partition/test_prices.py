@@ -3,9 +3,10 @@
 import pytest
 
 from paceline.collectives.base import LinkCost
+from paceline.partition.costs import SplitCosts
 from paceline.partition.graph import ChannelPair, WorkGraph, chain
 from paceline.partition.pipeline import Pipeline, workers
-from paceline.partition.prices import SplitCosts, SplitPrice, price_splits
+from paceline.partition.prices import SplitPrice, price_splits
 
 LAYERS = 8
 PARAMETERS = LAYERS * 1000

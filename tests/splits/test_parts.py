@@ -2,6 +2,9 @@
 
 import copy
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +113,19 @@ def test_a_cut_that_needs_a_later_part_is_refused() -> None:
         make_parts(traced, [1, 0])
     with pytest.raises(ConfigError, match="2 pieces need a part each, got 1"):
         make_parts(traced, [0])
+
+
+def test_torchs_own_pipeline_takes_the_parts_as_they_are(tmp_path: Path) -> None:
+    """Two processes, 1f1b, a tied weight in both parts: gradients and loss of the whole."""
+    script = Path(__file__).parents[1] / "support" / "pipelined.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), "2", str(tmp_path / "store")],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for one in ranks:
+        out, _ = one.communicate(timeout=100)
+        assert one.returncode == 0, out
+        assert "1 shared" in out

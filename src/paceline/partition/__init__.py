@@ -5,7 +5,7 @@
     placement      a cut: what each part takes and holds, what flows over its borders; the even one
     search         the best cut; brute_force: of a small model, by trying every one
     schedules      who computes which micro-batch when: gpipe, 1f1b, interleaved; in virtual time
-    prices         all ways to split in one table, and the advised one
+    prices         all ways to split in one table, and the advised one; costs: what from
 
                       splits/ measures a module                      splits/ makes parts of a module
                                 |                                                ^

@@ -24,64 +24,17 @@ convolutional neural networks", arXiv 1404.5997, 2014 (each split where it is wo
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from .graph import ChannelPair, WorkGraph
+from .costs import LARGE_MODEL, SplitCosts
+from .graph import WorkGraph
 from .pipeline import Pipeline, PipelineWorker
-from .placement import Placement, pipeline_step
-from .search import find_placement
+from .placement import Placement, even_cut, is_allowed, pipeline_step
+from .search import FoundPlacement, find_placement
 
 NONE = "none"
-LARGE_MODEL = 500_000_000
-"""Parameters from which on one copy for each worker is questioned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitCosts:
-    """What prices are made from.
-
-    Args:
-        graph_at: the model's costs at a batch size, with ``threads``.
-        alone_s: forward and backward of the whole batch, by one process on all cores.
-        pipeline: the workers, what is between them, the micro-batches.
-        all_reduce_s: of so many bytes between so many of them.
-        cores, threads: that all share; of each worker.
-        pairs: layers that can be split over channels.
-        largest_bytes: of the parameters that `shard-3` gathers at a time.
-        process_bytes: what a worker holds besides the model.
-    """
-
-    graph_at: Callable[[float], WorkGraph]
-    alone_s: float
-    batch_size: int
-    pipeline: Pipeline
-    all_reduce_s: Callable[[int, int], float]
-    cores: float = float("inf")
-    threads: int = 1
-    pairs: tuple[ChannelPair, ...] = ()
-    largest_bytes: int = 0
-    process_bytes: int = 0
-
-    @property
-    def num_workers(self) -> int:
-        return self.pipeline.num_parts
-
-    @property
-    def sharing(self) -> float:
-        """How many times longer what all do at once takes than where each has its own cores."""
-        return max(1.0, self.num_workers * self.threads / self.cores)
-
-    @property
-    def slowest(self) -> float:
-        """The least speed."""
-        return min(one.speed for one in self.pipeline.workers)
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """What the smallest worker may hold for the model; None: no limit."""
-        limits = [one.memory_bytes for one in self.pipeline.workers if one.memory_bytes is not None]
-        return min(limits) if limits else None
+_WHOLE_COPIES = (NONE, "data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +87,11 @@ def price_splits(costs: SplitCosts) -> SplitTable:
             "nothing fits the memory; this comes nearest: give more workers, or a smaller batch"
         )
         return SplitTable(prices=prices, advised=least, reason=reason)
+    dividing = [one for one in fitting if one.name not in _WHOLE_COPIES]
+    if costs.num_parameters >= LARGE_MODEL and dividing:
+        best = min(dividing, key=lambda one: one.step_s or 0.0)
+        reason = f"from {LARGE_MODEL:,} parameters on no worker holds a whole copy with its state"
+        return SplitTable(prices=prices, advised=best, reason=f"{reason}; this is the fastest so")
     best = min(fitting, key=lambda one: one.step_s or 0.0)
     return SplitTable(prices=prices, advised=best, reason=_reason(best, prices, costs))
 
@@ -258,10 +216,7 @@ def _layer(costs: SplitCosts) -> SplitPrice:
 
 
 def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -> SplitPrice:
-    """So many parts, in so many replicas; workers of a replica stand side by side.
-
-    Of the best cut and the even one it takes the one whose schedule is the shorter.
-    """
+    """So many parts, in so many replicas; workers of a replica stand side by side."""
     group = _slowest_group(costs, num_parts)
     pipeline = costs.pipeline.of(group)
     micro_batch = costs.batch_size / replicas / pipeline.micro_batches
@@ -269,9 +224,12 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         why = f"{costs.batch_size} samples are fewer than {pipeline.micro_batches * replicas}"
         return SplitPrice(name=name, step_s=None, why=f"{why} micro-batches")
     try:
-        found = find_placement(costs.graph_at(micro_batch), pipeline).placement
+        cut = best_cut(
+            costs.graph_at(micro_batch), pipeline, costs.cores / costs.threads / replicas
+        )
     except ConfigError as error:
         return SplitPrice(name=name, step_s=None, why=str(error))
+    found = cut.placement
     step_s = pipeline_step(found, pipeline, costs.cores / costs.threads / replicas).seconds
     step_s += max(one.update_s for one in found.parts) * costs.sharing
     sent = [_sent(found, number) * pipeline.micro_batches for number in range(num_parts)]
@@ -283,6 +241,21 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,
         balance=found.balance, placement=found,
     )  # fmt: skip
+
+
+def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlacement:
+    """The cut that was searched; or the even one, where its schedule happens to be shorter.
+
+    Raises:
+        ConfigError: there are more parts than nodes, or no cut fits the memory.
+    """
+    found = find_placement(graph, pipeline)
+    even = even_cut(graph, pipeline)
+    if is_allowed(even, pipeline):
+        cuts = (found.placement, even)
+        best = min(cuts, key=lambda one: pipeline_step(one, pipeline, cores).seconds)
+        return replace(found, placement=best)
+    return found
 
 
 def _slowest_group(costs: SplitCosts, num_parts: int) -> tuple[PipelineWorker, ...]:

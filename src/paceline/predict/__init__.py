@@ -6,6 +6,8 @@
     rehearsal          a whole training run in virtual time
     race, pursuit      protocols that race, with real gradients
     advice             which protocol with how many pushes an update
+    splitting          a model over several workers: the cut, and the table of all splits
+    split_costs        of that: the model measured, messages timed
     comparison         several protocols, one after the other
 
 It must not know how anything is printed.

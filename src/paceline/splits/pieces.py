@@ -1,7 +1,7 @@
 """Pieces: operations that stay together, numbered in an order in which they can be computed.
 
     a result that is no tensor   with whoever reads it: sizes, tuples
-    an in-place operation        with all that read or make the memory it changes
+    an in-place operation        with all that made or read, before it, the memory it changes
     a layer with buffers         with itself, where it is called twice
     a circle                     what these rules leave waiting for one another is one piece
 
@@ -32,7 +32,6 @@ class Pieces(fx.Interpreter):
         ]
         self._joined: dict[fx.Node, fx.Node] = {node: node for node in self._nodes}
         self._memory: dict[int, set[fx.Node]] = {}  # who makes or reads it, by its address
-        self._changed: set[int] = set()
         self._alive: list[Tensor] = []  # so that no address is used again
 
     def run_node(self, n: fx.Node) -> Any:
@@ -40,8 +39,8 @@ class Pieces(fx.Interpreter):
         result = super().run_node(n)
         for one, version in before:
             self._memory.setdefault(_address(one), set()).add(n)
-            if one._version != version:
-                self._changed.add(_address(one))
+            if one._version != version:  # who reads it later is given what it is then
+                self._join_all(self._memory[_address(one)])
         if n.op == "get_attr":
             return result
         for one in torch.utils._pytree.tree_leaves(result):
@@ -71,8 +70,6 @@ class Pieces(fx.Interpreter):
 
     def found(self) -> tuple[tuple[fx.Node, ...], ...]:
         """The pieces, in their order."""
-        for address in self._changed:
-            self._join_all(self._memory[address])
         self._join_all_calls_with_buffers()
         while True:
             members: dict[fx.Node, list[fx.Node]] = {}
