@@ -29,6 +29,8 @@ CASES: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     ),
     "a part that branches": (nets.AroundBranching(), (FLOATS,), "torch.fx"),
     "torch.export": (nets.ByLength(), (FLOATS,), "torch.export"),
+    "a submodule by torch.export": (nets.AroundByLength(), (FLOATS,), "torch.export"),
+    "defaults": (nets.Defaults(), (FLOATS,), "torch.fx"),
     "a row of children": (nets.RowOfChildren(), (FLOATS,), "children"),
     "a transformer": (
         Transformer(num_tokens=16, window=3, width=8, num_heads=2, depth=2), (WORDS,), "torch.fx",
@@ -57,7 +59,8 @@ def values(outputs: Any) -> dict[str, Tensor]:
 def gradients(module: nn.Module, outputs: Any) -> dict[str, Tensor]:
     module.zero_grad()
     sum((value.sin()).sum() for value in values(outputs).values()).backward()
-    return {name: one.grad.clone() for name, one in module.named_parameters()}
+    trained = (pair for pair in module.named_parameters() if pair[1].requires_grad)
+    return {name: one.grad.clone() for name, one in trained}
 
 
 @pytest.mark.parametrize("name", CASES)

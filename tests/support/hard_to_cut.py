@@ -99,6 +99,32 @@ class ByLength(nn.Module):
         return self.last(hidden)
 
 
+class AroundByLength(nn.Module):
+    """A submodule that only torch.export can look into; a default; a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(4, 4).requires_grad_(False)
+        self.inner = ByLength()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 2.0) -> Tensor:
+        x = scale * self.before(x)
+        return self.inner(x if mask is None else x * mask)
+
+
+class Defaults(nn.Module):
+    """Arguments that nobody gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 2.0) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x)) * scale
+        return x if mask is None else x * mask
+
+
 class RowOfChildren(nn.Module):
     """The code between its children branches on the data; the children are a row."""
 

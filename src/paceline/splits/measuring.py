@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from ..partition.graph import INPUT, TiedParameter, WorkEdge, WorkGraph, WorkNode
 from .clocks import CountedClock, TimedClock, tensors_in
-from .pieces import label
+from .pieces import place
 from .tracing import TracedModel, untouched
 
 
@@ -163,7 +163,9 @@ class _Walk(fx.Interpreter):
         for node in piece:
             if node.op == "call_module":
                 found += self.fetch_attr(str(node.target)).parameters()
-        seen = {id(one): one for one in found if isinstance(one, nn.Parameter)}
+        seen = {
+            id(one): one for one in found if isinstance(one, nn.Parameter) and one.requires_grad
+        }
         return list(seen.values())
 
     def _kept(
@@ -268,12 +270,15 @@ def _edges(traced: TracedModel, walk: _Walk) -> Iterator[tuple[fx.Node, WorkEdge
 
 def _name(piece: Sequence[fx.Node]) -> str:
     """Its layers; where it has none, its operations."""
-    layers = [label(node) for node in piece if node.op == "call_module"]
-    names = list(dict.fromkeys(layers or [label(node) for node in piece]))
+    layers = [place(node) for node in piece if node.op == "call_module"]
+    names = list(dict.fromkeys(layers or [place(node) for node in piece]))
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
 
 
 def _buffer_bytes(traced: TracedModel, piece: Sequence[fx.Node]) -> int:
+    """What it holds besides: buffers, and parameters that are not trained."""
     called = {str(node.target) for node in piece if node.op == "call_module"}
-    modules = (traced.graph_module.get_submodule(name) for name in called)
-    return sum(one.nbytes for module in modules for one in module.buffers())
+    modules = [traced.graph_module.get_submodule(name) for name in called]
+    frozen = (one for module in modules for one in module.parameters() if not one.requires_grad)
+    buffers = (one for module in modules for one in module.buffers())
+    return sum(one.nbytes for one in (*buffers, *frozen))

@@ -148,3 +148,12 @@ def label(node: fx.Node) -> str:
         return "[]"
     name = getattr(node.target, "__name__", str(node.target))
     return name.split(".")[0]
+
+
+def place(node: fx.Node) -> str:
+    """An operation with the submodule that it stands in: ``blocks.0.add``."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    inside = str(stack[-1][0]).removeprefix("L['self']").strip(".") if stack else ""
+    return f"{inside}.{label(node).lstrip('.')}" if inside else label(node)

@@ -2,7 +2,7 @@
 
     torch.fx      each call in the module's own code, a layer of torch's being one; a submodule
                   whose code cannot be followed is kept whole, and named with the line that says why
-    torch.export  where the module's own `forward` cannot be followed by torch.fx
+    torch.export  where the module, or one in it, cannot be followed by torch.fx; sizes are fixed
     children      where neither can: submodules that are called one after the other
     whole         where nothing can: one piece, which no cut divides
 
@@ -115,18 +115,19 @@ def _operations(
 ) -> tuple[fx.GraphModule, str, list[KeptWhole]]:
     """By the first way that follows the module and computes what it computes."""
     followed = _by_fx(module, len(inputs))
-    if isinstance(followed, KeptWhole):
-        why = followed.why
-    elif _computes_the_same(module, followed[0], inputs):
-        return followed[0], "torch.fx", followed[1]
-    else:
-        why = "torch.fx follows it to another result"
+    if not isinstance(followed, KeptWhole):
+        if not _computes_the_same(module, followed[0], inputs):
+            followed = KeptWhole("", "torch.fx follows it to another result")
+        elif not followed[1]:
+            return followed[0], "torch.fx", []
     with contextlib.suppress(Exception):
         exported = torch.export.export(module, tuple(inputs), strict=False)
         made = exported.module(check_guards=False)
         if isinstance(made, fx.GraphModule) and _computes_the_same(module, made, inputs):
             return made, "torch.export", []
-    kept = [KeptWhole(type(module).__name__, why)]
+    if not isinstance(followed, KeptWhole):
+        return followed[0], "torch.fx", followed[1]
+    kept = [KeptWhole(type(module).__name__, followed.why)]
     row = _by_children(module, inputs)
     if row is not None and _computes_the_same(module, row, inputs):
         return row, "children", kept
@@ -166,6 +167,7 @@ def _by_fx(
         tracer = _Tracer(one.name for one in kept)
         try:
             graph = tracer.trace(module, _constants(module, num_inputs))
+            _drop_constants(graph, num_inputs)
             return fx.GraphModule(tracer.root, graph), kept
         except Exception as error:  # torch.fx raises whatever the user's code raises
             name, why = tracer.failed_in or "", reason(error)
@@ -183,6 +185,19 @@ def _constants(module: nn.Module, num_inputs: int) -> dict[str, Any]:
     ]
     rest = parameters[num_inputs:]
     return {one.name: one.default for one in rest if one.default is not one.empty}
+
+
+def _drop_constants(graph: fx.Graph, num_inputs: int) -> None:
+    """Without the inputs that are constants, and what torch.fx asserts of them."""
+
+    def drop(node: fx.Node) -> None:
+        for user in list(node.users):
+            drop(user)
+        graph.erase_node(node)
+
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in given[num_inputs:]:
+        drop(node)
 
 
 def _by_children(module: nn.Module, inputs: Sequence[Tensor]) -> fx.GraphModule | None:
