@@ -120,4 +120,4 @@ def test_too_few_samples_are_said() -> None:
     found = by_name(costs(4, batch_size=3, alone_s=9.0))
     assert found["data"].step_s is None
     assert found["data"].why == "3 samples are fewer than 4 workers"
-    assert found["network"].why == "3 samples are fewer than 4 micro-batches"
+    assert found["network"].why == "3 samples cannot be 4 equal micro-batches; 3 are possible"

@@ -111,7 +111,7 @@ def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"7 parts are wanted, but .* 6 pieces .* write -n 6"):
         partition(question("chain", 7))
-    with pytest.raises(ConfigError, match="write --micro-batches 2 or fewer"):
+    with pytest.raises(ConfigError, match="2 samples cannot be 4 equal micro-batches; 2 are"):
         partition(question("chain", 2, batch_size=2))
     with pytest.raises(ConfigError, match=r"--memory 1.0 MiB is less than what Python and torch"):
         partition(question("chain", 2, memory_bytes=1 << 20))

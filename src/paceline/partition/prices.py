@@ -219,10 +219,9 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
     """So many parts, in so many replicas; workers of a replica stand side by side."""
     group = _slowest_group(costs, num_parts)
     pipeline = costs.pipeline.of(group)
+    if why := uneven(costs.batch_size, pipeline.micro_batches * replicas):
+        return SplitPrice(name=name, step_s=None, why=why)
     micro_batch = costs.batch_size / replicas / pipeline.micro_batches
-    if micro_batch < 1:
-        why = f"{costs.batch_size} samples are fewer than {pipeline.micro_batches * replicas}"
-        return SplitPrice(name=name, step_s=None, why=f"{why} micro-batches")
     try:
         cut = best_cut(
             costs.graph_at(micro_batch), pipeline, costs.cores / costs.threads / replicas
@@ -241,6 +240,21 @@ def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -
         name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,
         balance=found.balance, placement=found,
     )  # fmt: skip
+
+
+def uneven(batch_size: int, micro_batches: int) -> str:
+    """Why a batch cannot be so many micro-batches of one size; empty: it can.
+
+    Example:
+        >>> uneven(100, 8)
+        '100 samples cannot be 8 equal micro-batches; 5 are possible'
+    """
+    if batch_size % micro_batches == 0:
+        return ""
+    fewer = next(num for num in range(micro_batches, 0, -1) if batch_size % num == 0)
+    return (
+        f"{batch_size} samples cannot be {micro_batches} equal micro-batches; {fewer} are possible"
+    )
 
 
 def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlacement:

@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..partition.brute_force import MOST_NODES, try_all_cuts
 from ..partition.costs import LARGE_MODEL, SplitCosts
 from ..partition.placement import Placement, even_cut, is_allowed, pipeline_step
-from ..partition.prices import best_cut, price_splits
+from ..partition.prices import best_cut, price_splits, uneven
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
 from .split_costs import PreparedModel, SplitQuestion, is_too_large, on_meta, prepare
@@ -25,12 +25,9 @@ def partition(question: SplitQuestion) -> PartitionReport:
     """
     made = prepare(question)
     costs = made.costs
+    if why := uneven(costs.batch_size, question.micro_batches):
+        raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
     micro_batch = costs.batch_size / question.micro_batches
-    if micro_batch < 1:
-        raise ConfigError(
-            f"{costs.batch_size} samples cannot be {question.micro_batches} micro-batches; write "
-            f"--micro-batches {costs.batch_size} or fewer, or a larger --batch-size"
-        )
     graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
     start_s = time.perf_counter()
     found = best_cut(graph, pipeline, costs.cores / costs.threads)
