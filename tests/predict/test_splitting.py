@@ -87,7 +87,7 @@ def test_a_model_that_branches_is_said_with_its_line() -> None:
 
 def test_batch_norm_is_named() -> None:
     about = dict(plan_splits(question("normed", 2)).about)
-    assert about["note"].startswith("1 look at the whole batch")
+    assert about["batch norm"].startswith("1 look at the whole batch")
 
 
 def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_cut(

@@ -6,6 +6,7 @@ line. Processes that share cores get threads so that all together have as many a
 """
 
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,13 +73,20 @@ class SplitQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A model that was measured, and what it is split for."""
+    """A model that was measured, and what it is split for.
+
+    Args:
+        link_source: where the cost of messages is from, in words.
+        is_counted: its operations were counted, not measured.
+        load: of the machine before it was measured, as processes that compute.
+    """
 
     subject: Subject
     traced: TracedModel
     costs: SplitCosts
     link_source: str
     is_counted: bool
+    load: float
 
     @property
     def num_parameters(self) -> int:
@@ -113,6 +121,7 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     Raises:
         ConfigError: there is no such model, or it does not run.
     """
+    load = os.getloadavg()[0]
     process_bytes = psutil.Process().memory_info().rss
     memory_bytes = _left_bytes(question.memory_bytes, process_bytes)
     light = on_meta(question)
@@ -146,8 +155,9 @@ def prepare(question: SplitQuestion) -> PreparedModel:
         num_parameters=sum(one.numel() for one in model.parameters()),
     )  # fmt: skip
     return PreparedModel(
-        subject=subject, traced=traced, costs=costs, link_source=source, is_counted=is_counted
-    )
+        subject=subject, traced=traced, costs=costs, link_source=source, is_counted=is_counted,
+        load=load,
+    )  # fmt: skip
 
 
 def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
@@ -209,7 +219,11 @@ def _measured(
         else:
             with threads(own_threads):
                 measured.append(measure(traced, inputs(size)))
-    small_s, large_s = (one.forward_s + one.backward_s for one in alone)
+    # More threads are not always faster: of a small model, or where others compute here.
+    small_s, large_s = (
+        min(one.forward_s + one.backward_s for one in pair)
+        for pair in zip(alone, measured, strict=True)
+    )
     alone_s = large_s
     if sizes[0] < sizes[1]:
         slope_s = max(0.0, large_s - small_s) / (sizes[1] - sizes[0])

@@ -117,13 +117,17 @@ def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str
         )  # fmt: skip
     if made.is_counted:
         rows.append(("costs", "counted, not measured: this model is larger than the memory here"))
+    if made.load > costs.cores / 2:
+        rows.append(
+            ("note", f"others compute here (load {made.load:.1f}): all times are longer than alone")
+        )
     rows += [("kept whole", f"{one.name}: {one.why}") for one in traced.kept]
     if traced.batch_statistics:
         names = traced.batch_statistics
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         rows.append(
-            ("note", f"{', '.join(names[:3])}{more} look at the whole batch: in micro-batches, or "
-                     f"shares of a batch, they compute something else")
+            ("batch norm", f"{', '.join(names[:3])}{more} look at the whole batch: micro-batches "
+                           f"or shares of it compute something else")
         )  # fmt: skip
     return tuple(rows)
 

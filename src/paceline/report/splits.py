@@ -183,22 +183,26 @@ def _names(graph: WorkGraph, nodes: Sequence[int]) -> str:
 
 
 def _parts(report: PartitionReport) -> list[str]:
-    rows = []
-    for number, one in enumerate(report.found.placement.parts):
-        shared = f", shares {', '.join(one.cut_ties)}" if one.cut_ties else ""
-        rows.append(
-            (
-                f"{number} on worker {one.worker}: {_names(report.graph, one.nodes)}{shared}",
-                f"{sum(report.graph.nodes[i].num_layers for i in one.nodes)}",
-                format_bytes(one.parameter_bytes), three_figures(one.forward_s),
-                three_figures(one.backward_s), format_bytes(one.activation_bytes), f"{one.live}",
-                format_bytes(one.memory_bytes), format_bytes(one.out_bytes),
-            )
-        )  # fmt: skip
+    parts = report.found.placement.parts
+    rows = [
+        (
+            f"{number} on worker {one.worker}",
+            f"{sum(report.graph.nodes[i].num_layers for i in one.nodes)}",
+            format_bytes(one.parameter_bytes), three_figures(one.forward_s),
+            three_figures(one.backward_s), format_bytes(one.activation_bytes), f"{one.live}",
+            format_bytes(one.memory_bytes), format_bytes(one.out_bytes),
+        )
+        for number, one in enumerate(parts)
+    ]  # fmt: skip
     names = ("part", "layers", "parameters", "forward", "backward", "kept", "alive", "memory", "on")
+    shared = {
+        name: [str(number) for number, one in enumerate(parts) if name in one.cut_ties]
+        for name in dict.fromkeys(name for one in parts for name in one.cut_ties)
+    }
     return [
         *table(names, rows),
         "forward, backward, kept, on: of one micro-batch; alive: micro-batches at most at a time",
+        *(f"parts {' and '.join(who)} share {name}" for name, who in shared.items()),
     ]
 
 
