@@ -69,6 +69,12 @@ def test_a_model_that_branches_itself_is_one_piece() -> None:
     assert "hard_to_cut.py:" in traced.kept[0].why
 
 
+@pytest.mark.parametrize("module", [nets.SometimesSkips(), nets.Loops()])
+def test_children_that_are_called_otherwise_for_other_data_are_no_row(module: nn.Module) -> None:
+    traced = trace(module, (FLOATS,))
+    assert (traced.how, len(traced.pieces)) == ("whole", 1)
+
+
 def test_layers_that_look_at_the_whole_batch_are_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     assert trace(model, (FLOATS,)).batch_statistics == ("1",)

@@ -136,3 +136,31 @@ class RowOfChildren(nn.Module):
         if bool(x.isnan().any()):
             raise ValueError("not a number")
         return self.three(self.two(self.one(x)))
+
+
+class SometimesSkips(nn.Module):
+    """Children in a row, of which one is left out for some data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x)
+        if bool(x.sum() >= 0):
+            hidden = self.two(hidden)
+        return self.three(hidden)
+
+
+class Loops(nn.Module):
+    """A child that is called as often as the data says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x)
+        for _ in range(int(x.abs().sum().item()) % 3 + 1):
+            hidden = self.two(hidden)
+        return hidden

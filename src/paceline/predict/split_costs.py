@@ -103,7 +103,10 @@ def on_meta(question: SplitQuestion) -> Subject | None:
 
 def _subject(question: SplitQuestion) -> Subject:
     if question.inputs:
-        return own_subject(question.spec, question.inputs)
+        try:
+            return own_subject(question.spec, question.inputs)
+        except ConfigError as error:  # of `export` the model is a flag
+            raise ConfigError(str(error).removeprefix("--model ")) from error
     try:
         return find_subject(question.spec)
     except ConfigError as error:

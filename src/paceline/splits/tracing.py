@@ -3,7 +3,8 @@
     torch.fx      each call in the module's own code, a layer of torch's being one; a submodule
                   whose code cannot be followed is kept whole, and named with the line that says why
     torch.export  where the module, or one in it, cannot be followed by torch.fx; sizes are fixed
-    children      where neither can: submodules that are called one after the other
+    children      where neither can: submodules that are called one after the other, each once, for
+                  all of several inputs; the code between them is left out, and named
     whole         where nothing can: one piece, which no cut divides
 
 What is found computes what the module computes, on an example and in the mode that the module is
@@ -12,6 +13,7 @@ in; the module is left as it was.
 
 import contextlib
 import inspect
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +122,8 @@ def _operations(
             followed = KeptWhole("", "torch.fx follows it to another result")
         elif not followed[1]:
             return followed[0], "torch.fx", []
-    with contextlib.suppress(Exception):
+    # What it cannot export it prints, page by page.
+    with contextlib.suppress(Exception), contextlib.redirect_stderr(io.StringIO()):
         exported = torch.export.export(module, tuple(inputs), strict=False)
         made = exported.module(check_guards=False)
         if isinstance(made, fx.GraphModule) and _computes_the_same(module, made, inputs):
@@ -129,7 +132,7 @@ def _operations(
         return followed[0], "torch.fx", followed[1]
     kept = [KeptWhole(type(module).__name__, followed.why)]
     row = _by_children(module, inputs)
-    if row is not None and _computes_the_same(module, row, inputs):
+    if row is not None and all(_computes_the_same(module, row, one) for one in _others(inputs)):
         return row, "children", kept
     return _as_one(module, len(inputs)), "whole", kept
 
@@ -200,8 +203,14 @@ def _drop_constants(graph: fx.Graph, num_inputs: int) -> None:
         drop(node)
 
 
+def _others(inputs: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Inputs at which code that branches on them may go another way."""
+    for change in (1, -1, 0, 0.37, 1.9, -7.3, 100, -1e4):
+        yield tuple(one * change if one.is_floating_point() else one.flip(0) for one in inputs)
+
+
 def _by_children(module: nn.Module, inputs: Sequence[Tensor]) -> fx.GraphModule | None:
-    """Children that are called one after the other, each with what the one before gave."""
+    """Children that are called one after the other, each once, with what the one before gave."""
     calls: list[tuple[str, Any, Any]] = []
     handles = [
         child.register_forward_hook(lambda _, args, out, name=name: calls.append((name, args, out)))
@@ -218,11 +227,12 @@ def _by_children(module: nn.Module, inputs: Sequence[Tensor]) -> fx.GraphModule 
         if len(args) != 1 or args[0] is not given:
             return None
         given = out
-    if not calls or given is not result:
+    names = [name for name, _, _ in calls]
+    if not calls or given is not result or len(set(names)) < len(names):
         return None
     graph = fx.Graph()
     at = graph.placeholder("inputs")
-    for name, _, _ in calls:
+    for name in names:
         at = graph.call_module(name, (at,))
     graph.output(at)
     return fx.GraphModule(module, graph)
