@@ -1,7 +1,6 @@
 """From a model to its cut and its table: measured here, small."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.exports.subject import InputShape
 from paceline.predict import split_costs
-from paceline.predict.split_costs import SplitQuestion
+from paceline.predict.split_models import SplitQuestion
 from paceline.predict.splitting import partition, plan_splits, wants_splits
 from paceline.report.splits import draw_partition, render_partition, render_splits
 
@@ -34,6 +33,10 @@ def normed() -> nn.Module:
 def huge() -> nn.Module:
     """510 million parameters in ten layers."""
     return nn.Sequential(*(nn.Linear(7141, 7141, bias=False) for _ in range(10)))
+
+
+def broken() -> nn.Module:
+    raise ValueError("no weights here")
 
 
 def question(name: str, num_workers: int, **changes: object) -> SplitQuestion:
@@ -108,7 +111,7 @@ def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_
     assert tight.table.advised.fits
 
 
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"7 parts are wanted, but .* 6 pieces .* write -n 6"):
         partition(question("chain", 7))
     with pytest.raises(ConfigError, match="2 samples cannot be 4 equal micro-batches; 2 are"):
@@ -117,5 +120,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path) -> None:
         partition(question("chain", 2, memory_bytes=1 << 20))
     with pytest.raises(ConfigError, match="a model of your own needs the shape"):
         partition(question("chain", 2, inputs=()))
+    with pytest.raises(ConfigError, match=r"could not be made: .*no weights here .*py:\d+"):
+        partition(question("broken", 2))
     with pytest.raises(ConfigError, match="--micro-batches must be >= 1, got 0"):
         question("chain", 2, micro_batches=0)

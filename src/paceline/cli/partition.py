@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from .flags import Json, parse_memory, say, show, writable
 
 if TYPE_CHECKING:
-    from ..predict.split_costs import SplitQuestion
+    from ..predict.split_models import SplitQuestion
 
 
 @Parameter(name="*")
@@ -94,7 +94,7 @@ def _question(task: str, asked: CutFlags) -> "SplitQuestion":
         ConfigError: one cannot be read.
     """
     from ..exports.subject import parse_input
-    from ..predict.split_costs import SplitQuestion
+    from ..predict.split_models import SplitQuestion
 
     return SplitQuestion(
         spec=task, num_workers=asked.workers,

@@ -20,7 +20,7 @@ from ..collectives.choose import choose
 from ..collectives.host import HostCost, at
 from ..collectives.transfers import Action
 from ..errors import ConfigError
-from ..exports.subject import InputShape, Subject, find_subject, own_subject
+from ..exports.subject import Subject
 from ..partition.costs import SplitCosts
 from ..partition.graph import WorkGraph
 from ..partition.pipeline import Pipeline, workers
@@ -32,43 +32,13 @@ from ..splits.loopback import measure_loopback
 from ..splits.measuring import MeasuredModel, measure
 from ..splits.tracing import TracedModel, trace
 from ..system.ceilings import read_ceilings
-from ..system.limits import available_bytes
 from ..system.processors import num_cores
+from .split_models import SplitQuestion, find_model, is_too_large, on_meta
 
 _USUAL_BATCH = 32
 """Of a model that no task trains."""
 _MEASURED_S = 0.4
 """About how long the larger of the two batches that are measured may take for a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitQuestion:
-    """What is asked.
-
-    Args:
-        spec: a task, or package.module:function that returns a model.
-        num_workers: n.
-        inputs: of a model without a task: the shape of each, without the batch.
-        memory_bytes: of each worker, with all that Python and torch take.
-        speeds: of each beside this machine; all 1 where nothing is said.
-        batch_size: of an update over all workers; the task's where nothing is said.
-    """
-
-    spec: str
-    num_workers: int
-    inputs: tuple[InputShape, ...] = ()
-    memory_bytes: int | None = None
-    speeds: tuple[float, ...] = ()
-    micro_batches: int = 8
-    batch_size: int | None = None
-    schedule: str = "1f1b"
-
-    def __post_init__(self) -> None:
-        workers(self.num_workers, self.memory_bytes, self.speeds)
-        if self.micro_batches < 1:
-            raise ConfigError(f"--micro-batches must be >= 1, got {self.micro_batches}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"--batch-size must be >= 1, got {self.batch_size}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,31 +63,6 @@ class PreparedModel:
         return sum(one.numel() for one in self.subject.model.parameters())
 
 
-def on_meta(question: SplitQuestion) -> Subject | None:
-    try:
-        with torch.device("meta"):
-            return _subject(question)
-    except (ConfigError, RuntimeError, NotImplementedError):
-        return None
-
-
-def _subject(question: SplitQuestion) -> Subject:
-    if question.inputs:
-        try:
-            return own_subject(question.spec, question.inputs)
-        except ConfigError as error:  # of `export` the model is a flag
-            raise ConfigError(str(error).removeprefix("--model ")) from error
-    try:
-        return find_subject(question.spec)
-    except ConfigError as error:
-        if ":" in question.spec and "must be a paceline.Task" in str(error):
-            raise ConfigError(
-                f"{question.spec} is no task; a model of your own needs the shape of what goes in, "
-                f"such as --input 1,3,32,32"
-            ) from None
-        raise
-
-
 def prepare(question: SplitQuestion) -> PreparedModel:
     """The model, traced and measured.
 
@@ -129,7 +74,7 @@ def prepare(question: SplitQuestion) -> PreparedModel:
     memory_bytes = _left_bytes(question.memory_bytes, process_bytes)
     light = on_meta(question)
     is_counted = light is not None and is_too_large(light.model)
-    subject = light if light is not None and is_counted else _subject(question)
+    subject = light if light is not None and is_counted else find_model(question)
     model = subject.model.train()
     batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
     cores = num_cores()
@@ -185,12 +130,6 @@ def _between(small: MeasuredModel, large: MeasuredModel) -> Callable[[float], Wo
         return small.graph.at(batch, small.batch_size, large.graph, large.batch_size)
 
     return graph_at
-
-
-def is_too_large(model: nn.Module) -> bool:
-    """Whether parameters, gradients and a copy of each do not fit the memory that is free here."""
-    size = sum(one.nbytes for one in model.parameters())
-    return 4 * size > min(psutil.virtual_memory().available, available_bytes())
 
 
 def _measured(

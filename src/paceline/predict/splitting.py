@@ -14,7 +14,8 @@ from ..partition.placement import Placement, even_cut, is_allowed, pipeline_step
 from ..partition.prices import best_cut, price_splits, uneven
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
-from .split_costs import PreparedModel, SplitQuestion, is_too_large, on_meta, prepare
+from .split_costs import PreparedModel, prepare
+from .split_models import SplitQuestion, is_too_large, on_meta
 
 
 def partition(question: SplitQuestion) -> PartitionReport:
