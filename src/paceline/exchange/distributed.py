@@ -261,17 +261,13 @@ class DistributedAveraging(Averaging):
         return self._is_bad
 
     def _refuse_not_finite(self) -> NoReturn:
+        places = self._replica.layout.parameters.places
+        bad = [one.name for one in places if not bool(torch.isfinite(one.flat(self._mean)).all())]
         raise WorkerError(
-            f"worker {self._seat}: the averaged gradient of {self._name_of_bad()!r} is not "
+            f"worker {self._seat}: the averaged gradient of {bad[0] if bad else '?'!r} is not "
             f"finite at version {self._copy.version}; lower the learning rate, clip the "
             "gradient, or go on without such updates: --nonfinite skip"
         )
-
-    def _name_of_bad(self) -> str:
-        for place in self._replica.layout.parameters.places:
-            if not bool(torch.isfinite(place.flat(self._mean)).all()):
-                return place.name
-        return "?"
 
     # -- the way out ----------------------------------------------------------------------------
 
