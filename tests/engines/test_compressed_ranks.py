@@ -63,7 +63,7 @@ def test_ranks_come_to_what_local_workers_do(
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("compress", ["int8", "powersgd:1"])
+@pytest.mark.parametrize("compress", ["powersgd:1"])  # its residual, and what it began with
 def test_what_is_killed_goes_on_with_what_was_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress: str
 ) -> None:

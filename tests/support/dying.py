@@ -131,8 +131,8 @@ def _dying(original: Any, when: str, fault: Fault) -> Any:
             fault.happen()
         result = original(self, *arguments, **options)
         if is_now and when == "spoil":
-            for _, live in self._kept:
-                live.view(torch.uint8).fill_(77)
+            for one in self._kept_now():
+                one.live.view(torch.uint8).fill_(77)
         if is_now and when != "before":
             fault.happen()
         return result
