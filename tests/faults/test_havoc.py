@@ -17,7 +17,7 @@ from havoc_run import Launch, Outcome
 from havoc_verdict import judge, trial
 
 SEEDS = range(10)
-"""bench/havoc.py draws 300."""
+"""bench/havoc.py draws 500."""
 LEAST = 5
 """Strikes of a run; some come after its end."""
 
