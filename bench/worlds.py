@@ -316,7 +316,7 @@ def be_pace(options: argparse.Namespace) -> None:
     import paceline
 
     pace = paceline.connect()
-    hold(options, int(os.environ.get("RANK", 0)))
+    hold(options, pace.worker)
     if pace.num_workers == 1:
         torch.set_num_threads(options.world)
     model, subject = make_model(options.model), SUBJECTS[options.model]

@@ -17,8 +17,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("store",),
     ("replica", "run_dir"),
     ("kvstore", "data", "conditions", "protocols", "collectives", "compression", "wire"),
+    ("partition",),
     ("core", "trace"),
-    ("exchange", "checkpoints", "workloads", "report", "tuning", "theory"),
+    ("exchange", "checkpoints", "workloads", "report", "splits", "tuning", "theory"),
     ("script", "program"),
     ("trainer",),
     ("engines",),
@@ -31,8 +32,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """From the bottom up; the first part of a module's name decides. There is no cycle of folders."""
 
 PURE = (
-    "events", "errors", "core", "protocols", "collectives", "plan", "fields", "theory", "passes",
-    "stopping", "trace.records", "wire.messages", "wire.codec",
+    "events", "errors", "core", "protocols", "collectives", "partition", "plan", "fields", "theory",
+    "passes", "stopping", "trace.records", "wire.messages", "wire.codec",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

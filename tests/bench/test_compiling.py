@@ -83,7 +83,8 @@ def test_ways_agree_and_the_break_even_follows_from_the_figures() -> None:
 @needs_compiler
 @pytest.mark.timeout(600)
 def test_compiled_ways_run_and_recompiles_are_counted() -> None:
-    found = compare_ways(WaysQuestion(ways=("compile", "aoti"), calls=ROUNDS), lambda line: None)
+    question = WaysQuestion(subject="softmax", ways=("compile", "aoti"), calls=ROUNDS)
+    found = compare_ways(question, lambda line: None)
     eager, compiled, packed = found.results
     assert [eager.failure, compiled.failure, packed.failure] == ["", "", ""]
     assert compiled.first_call_s is not None

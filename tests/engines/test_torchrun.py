@@ -302,7 +302,7 @@ def lines_of(num_seats: int) -> list[GatheredLines]:
         )
     for _ in range(2):  # the first time makes what the second one gathers
         for one in all_lines:
-            one._make_room(0)
+            assert one.num_bytes
     return all_lines
 
 

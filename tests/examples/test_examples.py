@@ -237,3 +237,16 @@ def test_the_policy_learns_under_any_protocol(
     said = capsys.readouterr().out
     assert "updates           40, " in said
     assert float(said.partition(ENDS)[2].split()[0]) > 80
+
+
+def test_five_layers_over_four_learners_have_their_numbers() -> None:
+    out = run("13_five_layers.py")
+    assert "over layers   16 8 8 8                  66          192" in out
+    assert "over neurons  10 10 10 10               24          192" in out
+    assert "both, 2 x 2   8 8 12 12                 28          160" in out
+    steps = {
+        line.split("  ")[0]: float(line.split(" ms")[0].split()[-1])
+        for line in out.splitlines()
+        if " ms, balance" in line
+    }
+    assert steps["found"] == steps["best of all"] < steps["even"]

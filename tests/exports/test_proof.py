@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.exports.formats import Format, Run
 from paceline.exports.proof import write_proved
-from paceline.exports.subject import InputShape, Subject, parse_input, random_inputs, reason
+from paceline.exports.subject import InputShape, Subject, parse_input, random_inputs
+from paceline.system.reasons import reason
 
 
 class Kept(Format):

@@ -75,24 +75,25 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+def by_ddp(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    trainer = {"use_distributed_sampler": False, **options["trainer"]}
+    plain = {**options, "trainer": trainer}
+    return by_python(folder, strategy="ddp", workers=2, batch=BATCH // 2, **plain)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 def test_full_sync_is_one_process_and_ddp(way: str, tmp_path: Path) -> None:
     """Sums of float64 in another order: 1e-12 where the numbers are about 1."""
     options = WAYS[way]
     (alone,) = by_python(tmp_path / "alone", strategy="single", **options)
-    peers = {"use_distributed_sampler": False, **options["trainer"]}
-    ddp = by_python(
-        tmp_path / "ddp",
-        strategy="ddp",
-        workers=2,
-        batch=BATCH // 2,
-        **{**options, "trainer": peers},
-    )
+    # That DDP is one process, too, is Lightning's own claim: one way shows that both read alike.
+    ddp = by_ddp(tmp_path / "ddp", **options) if way == next(iter(WAYS)) else []
     ours = by_python(
         tmp_path / "ours", workers=2, protocol="full-sync", settings={"run_dir": "run"}, **options
     )
-    assert [one["ranks"] for one in (*ddp, *ours)] == [[0.0, 1.0]] * 4  # all_gather
+    assert len(ours) == 2
+    assert all(one["ranks"] == [0.0, 1.0] for one in (*ddp, *ours))  # all_gather
     for one in (*ddp, *ours):
         assert one["state"].keys() == alone["state"].keys()
         for name, value in one["state"].items():

@@ -205,7 +205,7 @@ def test_a_search_that_was_cut_off_is_reported_and_not_begun_again_there(
     words = ["--workers", "2", "--device", "cpu", "--threads", "1", "--run-dir", "run"]
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "launch", *words, "--fault",
-         "kill launcher at update 3", "search.py", str(tmp_path)],
+         "kill launcher at update 3", "--delay", "200ms", "search.py", str(tmp_path)],
         cwd=tmp_path, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL

@@ -131,7 +131,7 @@ def serve(target: str) -> None:
         except PacelineError as error:
             answer = {"refused": str(error)}
         except Exception as error:
-            from ..exports.subject import reason
+            from ..system.reasons import reason
 
             answer = {"failed": reason(error)}
         with contextlib.suppress(BrokenPipeError):

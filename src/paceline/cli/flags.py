@@ -227,6 +227,27 @@ def writable(path: Path | None) -> None:
         raise ConfigError(f"{path} cannot be written: you may not; name another file")
 
 
+_MEMORY_UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def parse_memory(text: str) -> int:
+    """``512MiB`` or ``2GiB`` in bytes.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    from ..errors import ConfigError
+
+    number, unit = text[:-3], text[-3:].lower()
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if unit not in _MEMORY_UNITS or not 0 < value < float("inf"):
+        raise ConfigError(f"--memory {text!r} must read as 512MiB or 2GiB")
+    return int(value * _MEMORY_UNITS[unit])
+
+
 def say(line: str) -> None:
     """What is being done."""
     errors = Lasting(sys.stderr)

@@ -63,6 +63,16 @@ class PlanFlags:
         Advise who is first at this test accuracy (0 to 1), and say when.
     target_loss
         The same for a training loss.
+    memory
+        Of each worker, as 512MiB or 2GiB: not which protocol but how to split the model, all ways
+        in one table; a model of 500 million parameters or more, or one that does not fit this
+        machine, gets that table without being asked.
+    batch_size
+        Samples an update, of that table [default: the task's; 32].
+    micro_batches
+        That a batch is divided into, of that table.
+    input
+        There, of package.module:function: sizes with the batch first, as 1,3,32,32 or 1,128:int64.
     """
 
     workers: int
@@ -79,10 +89,16 @@ class PlanFlags:
     seconds: float = 60.0
     target_accuracy: float | None = None
     target_loss: float | None = None
+    memory: str | None = None
+    batch_size: int | None = None
+    micro_batches: int = 8
+    input: list[str] | None = None
 
 
 def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     """Advise a protocol for a number of workers: measure here, predict, race, say why.
+
+    With --memory, or of a large model, how to split it instead.
 
     Parameters
     ----------
@@ -91,7 +107,14 @@ def plan(task: str, /, *, asked: PlanFlags, json: Json = False) -> None:
     """
     from ..predict.advice import advise
     from ..report.ranking import render_advice
+    from .partition import CutFlags, planned_splits
 
+    cut = CutFlags(
+        workers=asked.workers, memory=asked.memory, micro_batches=asked.micro_batches,
+        batch_size=asked.batch_size, input=asked.input,
+    )  # fmt: skip
+    if planned_splits(task, cut, json):
+        return
     start_s = time.perf_counter()
 
     def say_when(text: str) -> None:

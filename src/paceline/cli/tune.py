@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from .flags import Json, say, show, writable
-
-_UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+from .flags import Json, parse_memory, say, show, writable
 
 tune = App(name="tune", help="Settings that are found by measuring: batch-size, lr.")
 
@@ -210,7 +208,7 @@ def _search(task: str, device: str, asked: SearchFlags, *, is_json: bool) -> Non
     if workers < 1 or most < 1:
         raise ConfigError(f"--workers and --most must be >= 1, got {workers} and {most}")
     chosen = chosen_device(device)
-    total_bytes = _bytes(asked.memory) if asked.memory else free_bytes(chosen)
+    total_bytes = parse_memory(asked.memory) if asked.memory else free_bytes(chosen)
     each_bytes = total_bytes // workers
     arguments = {
         "spec": task, "precision": asked.precision, "device": chosen, "threads": 1,
@@ -272,16 +270,3 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise ConfigError(
             f"--batch-sizes {text!r} must be whole numbers such as 8,32,128"
         ) from None
-
-
-def _bytes(text: str) -> int:
-    from ..errors import ConfigError
-
-    number, unit = text[:-3], text[-3:].lower()
-    try:
-        value = float(number)
-    except ValueError:
-        value = 0.0
-    if unit not in _UNITS or value <= 0:
-        raise ConfigError(f"--memory {text!r} must read as 512MiB or 2GiB")
-    return int(value * _UNITS[unit])

@@ -105,7 +105,7 @@ class Quantized(Compressor):
         """The numbers again, of the shape and type of ``like``."""
         scales = wire[:, : self._head].view(torch.float32).to(like.dtype)
         steps = self._unpacked(wire[:, self._head :].view(torch.int8))
-        return steps.unflatten(1, (self._num_blocks, -1)) * scales[..., None]
+        return steps.view(len(steps), self._num_blocks, -1) * scales[..., None]
 
     def _pack(self, steps: Tensor, out: Tensor) -> None:
         """``(P, n)`` whole numbers to ``(P, n / per_byte)`` int8."""

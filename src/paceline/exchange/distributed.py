@@ -202,8 +202,16 @@ class DistributedAveraging(Averaging):
             self._reduce(run, weight)
 
     def _reduce_buffers(self, weight: float) -> None:
-        for buffer in self._replica.buffers:
-            self._reduce(buffer, weight if buffer.is_floating_point() else None)
+        """Those of one type of numbers together."""
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for one in self._replica.buffers:
+            kinds.setdefault(one.dtype, []).append(one)
+        for dtype, buffers in kinds.items():
+            together = torch.cat([one.reshape(-1) for one in buffers])
+            self._reduce(together, weight if dtype.is_floating_point else None)
+            parts = torch.split(together, [one.numel() for one in buffers])
+            for one, part in zip(buffers, parts, strict=True):
+                one.copy_(part.view(one.shape))
 
     def _adopt(self, weights: Sequence[float]) -> None:
         """All have made the same step by themselves: its parameters, of the first who pushed."""
@@ -253,17 +261,13 @@ class DistributedAveraging(Averaging):
         return self._is_bad
 
     def _refuse_not_finite(self) -> NoReturn:
+        places = self._replica.layout.parameters.places
+        bad = [one.name for one in places if not bool(torch.isfinite(one.flat(self._mean)).all())]
         raise WorkerError(
-            f"worker {self._seat}: the averaged gradient of {self._name_of_bad()!r} is not "
+            f"worker {self._seat}: the averaged gradient of {bad[0] if bad else '?'!r} is not "
             f"finite at version {self._copy.version}; lower the learning rate, clip the "
             "gradient, or go on without such updates: --nonfinite skip"
         )
-
-    def _name_of_bad(self) -> str:
-        for place in self._replica.layout.parameters.places:
-            if not bool(torch.isfinite(place.flat(self._mean)).all()):
-                return place.name
-        return "?"
 
     # -- the way out ----------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader
 
 from ..data.arrays import ArrayDataset, collate_batch
 from ..errors import ConfigError, PacelineError
+from ..system.reasons import reason
 from .formats import Format, Run
 from .reduced import Precision, reduced
-from .subject import Subject, reason
+from .subject import Subject
 
 BATCHES = (1, 7)
 _EXAMPLE_BATCH = 2

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .subject import reason
+from ..system.reasons import reason
 
 
 class Precision(Enum):

@@ -6,14 +6,11 @@
     pkg.mod:function     a function that returns an nn.Module, with inputs as they are written on a
                          command line: --input 1,1,28,28 or 1,128:int64
 
-Why one cannot be written or compiled is said in one sentence: compilers answer with pages, whose
-first line says what is wrong; somewhere below stand the file and the line of the user's code. It
-must not know what is done with the model, nor any format.
+It must not know what is done with the model, nor any format.
 """
 
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,67 +22,9 @@ from torch import Tensor, nn
 
 from ..checkpoints.state import load_tensors
 from ..errors import ConfigError, PacelineError, unknown
+from ..system.reasons import reason
 from ..workloads import TASKS, load_task
 from ..workloads.base import Task
-
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH = str(Path(torch.__file__).parent)
-_MOST = 240
-"""Characters of the compiler's own words."""
-_NO_WORDS = ("from user code", "traceback", "set torch", "hint", "developer debug", "====", "~~~")
-
-
-def reason(error: BaseException) -> str:
-    """What was raised, in one line: the kind, the first words, and the user's file and line."""
-    text = str(error)
-    where = _place(text) or _place_of_frames(error)
-    words = _words(text) or type(error).__name__
-    kind = type(error).__name__
-    said = words if kind in words else f"{kind}: {words}"
-    return f"{said} ({where})" if where else said
-
-
-def _words(text: str) -> str:
-    """The first line that says something, and the next one where that is an explanation."""
-    lines = [line.strip() for line in text.splitlines()]
-    said = [
-        line.rstrip(":")
-        for line in lines
-        if line and not _PLACE.search(line) and not line.lower().startswith(_NO_WORDS)
-    ]
-    if not said:
-        return ""
-    wanted = said[0]
-    if wanted.startswith("Constraints violated"):
-        found = next((line for line in lines if line.startswith("- ")), "")
-        wanted = f"the batch cannot vary: {found[2:].split('. ')[0] or wanted}"
-    if wanted.startswith("Could not guard on data-dependent expression"):
-        wanted = f"a branch depends on the values of a tensor: {wanted.split('. ')[0]}"
-    more = next((line for line in said if line.startswith("Explanation")), "")
-    wanted += f"; {more.removeprefix('Explanation: ')}" if more else ""
-    return wanted if len(wanted) <= _MOST else f"{wanted[: _MOST - 3]}..."
-
-
-def _place(text: str) -> str:
-    """The last place in the text that is not torch's own."""
-    places = [match for match in _PLACE.findall(text) if not match[0].startswith(_TORCH)]
-    return f"{places[-1][0]}:{places[-1][1]}" if places else ""
-
-
-def _place_of_frames(error: BaseException) -> str:
-    """The innermost line that ran and is neither torch's nor ours."""
-    here = str(Path(__file__).parent.parent)
-    found = ""
-    is_below_us = False
-    frame = error.__traceback__
-    while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        is_below_us = is_below_us or name.startswith(here)
-        if is_below_us and not name.startswith((_TORCH, here, "<")) and "site-packages" not in name:
-            found = f"{name}:{frame.tb_lineno}"
-        frame = frame.tb_next
-    return found
-
 
 CHAPTER = "chapter-mlp"
 

@@ -6,6 +6,9 @@
     rehearsal          a whole training run in virtual time
     race, pursuit      protocols that race, with real gradients
     advice             which protocol with how many pushes an update
+    splitting          a model over several workers: the cut, and the table of all splits
+    split_models       of that: the model, also without numbers
+    split_costs        and what it takes here: measured, messages timed
     comparison         several protocols, one after the other
 
 It must not know how anything is printed.

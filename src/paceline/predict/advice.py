@@ -32,7 +32,7 @@ from ..workloads import load_task
 from ..workloads.base import Task
 from .profiles import Profile, read_profile
 from .pursuit import Goal, pursue
-from .race import Training, race
+from .race import Training, check_accuracy, race
 from .simulation import describe
 
 Say = Callable[[str], None]
@@ -84,10 +84,12 @@ def advise(asked: Question, say: Say = lambda text: None) -> Advice:
     names = _names(asked)
     task = load_task(asked.task, asked.workers, asked.init)
     size = asked.mini_batch_size or max(1, task.batch_size // asked.workers)
-    profile = _profile(asked, task, size, say)
-    conditions = _conditions(asked, profile)
     splits = task.splits()
     task = replace(task, data=lambda: splits)  # every contender reads the same
+    if asked.goal is not None and asked.goal.accuracy is not None:
+        check_accuracy(task)
+    profile = _profile(asked, task, size, say)
+    conditions = _conditions(asked, profile)
     training = Training(task=task, mini_batch_size=size, lr=asked.lr, seed=asked.seed)
     forecasts = {name: _forecast(name, conditions) for name in names}
     say(f"{len(names)} protocols race for about {asked.race_s:g} s")

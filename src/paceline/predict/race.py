@@ -125,21 +125,10 @@ class Racer:
         return heard[first:]
 
     def accuracy(self) -> float:
-        """Accuracy of the newest version over the first test samples.
-
-        Raises:
-            ConfigError: the task has none.
-        """
-        found = {}
-        if self.work.splits.test is not None:
-            if self._probe is None:
-                self._probe = first_samples(self.work.splits.test, PROBE_SAMPLES)
-            found = self._task.metrics(self._outputs(self._probe[0]), self._probe[1])
-        if "acc" not in found:
-            raise ConfigError(
-                f"{self._task.name} measures no test accuracy: give --target-loss instead"
-            )
-        correct, count = found["acc"]
+        """Accuracy of the newest version over the first test samples; the task measures one."""
+        if self._probe is None:
+            self._probe = first_samples(self.work.splits.test, PROBE_SAMPLES)
+        correct, count = self._task.metrics(self._outputs(self._probe[0]), self._probe[1])["acc"]
         return correct / count
 
     def _outputs(self, inputs: Tensor) -> Tensor:
@@ -152,6 +141,17 @@ class Racer:
             outputs: Tensor = model(inputs)
         model.train(was_training)
         return outputs
+
+
+def check_accuracy(task: Task) -> None:
+    """Raise ConfigError unless the task measures a test accuracy."""
+    found, test = {}, task.splits().test
+    if test is not None:
+        inputs, targets = first_samples(test, 2)
+        with torch.no_grad():
+            found = task.metrics(task.model().eval()(inputs), targets)
+    if "acc" not in found:
+        raise ConfigError(f"{task.name} measures no test accuracy: give --target-loss instead")
 
 
 def _mean(pushes: Sequence[_Heard]) -> float:

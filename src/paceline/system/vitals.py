@@ -2,6 +2,7 @@
 
     /proc/PID/stat               its state; CPU seconds of it and of its children that have ended
     /proc/PID/status             who traces it; which signals it catches
+    /proc/PID/task/PID/stat      the same of its first thread alone
     /proc/PID/task/*/children    whom it has begun, whose seconds count as its own
 
 Reading needs no rights beyond those of the same user, and disturbs nobody. Where there is no /proc
@@ -60,6 +61,26 @@ def read_vitals(pid: int) -> Vitals:
     return Vitals(_state(fields[0], tracer), cpu_s, tracer, is_running)
 
 
+class ThreadUse(NamedTuple):
+    """Of one thread.
+
+    Attributes:
+        is_asleep: in the kernel, until something happens; it runs no code of its own.
+    """
+
+    cpu_s: float = 0.0
+    is_asleep: bool = False
+
+
+def read_thread(pid: int) -> ThreadUse:
+    """What the first thread of this process does; all zero where nobody can tell."""
+    fields = _fields(f"{pid}/task/{pid}") if pid > 0 else []
+    if not fields:
+        return ThreadUse()
+    ticks = sum(int(number) for number in fields[11:13])
+    return ThreadUse(ticks / os.sysconf("SC_CLK_TCK"), is_asleep=fields[0] in "SD")
+
+
 def catches(pid: int, signal: int) -> bool:
     """Whether a signal is caught by this process, and would not end it; True: nobody can tell."""
     caught = _row(pid, "SigCgt")
@@ -76,10 +97,10 @@ def _state(letter: str, tracer: int) -> ProcessState:
     )
 
 
-def _fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the state on; [] where there is no such process any more."""
+def _fields(whose: int | str) -> list[str]:
+    """Of its file ``stat``, from the state on; [] where there is no such process any more."""
     try:
-        return _PROC.joinpath(f"{pid}/stat").read_text().rpartition(")")[2].split()
+        return _PROC.joinpath(f"{whose}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 

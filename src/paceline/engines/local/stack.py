@@ -1,11 +1,15 @@
 """Where in its program a member is, asked from outside while it hangs.
 
-    launcher --signal--> member: its frames, written by a handler in C --> file --> words
+    launcher --signal--> member: between two instructions of Python    --> file --> words
+             --signal-->         no answer: by a handler in C, at once
 
-The handler runs also while other C code holds the interpreter's lock, so a member that hangs in a
-library still shows the line that called it; a stopped process runs nothing, and the kernel says
-so. By another signal a member that is busy by itself is asked to look what there is to do. This
-module must not know why somebody asks.
+The second runs also while other C code holds the interpreter's lock, so a member that hangs in a
+library still shows the line that called it. But frames that change while they are read end a
+process: one in some hundred that computes in Python would die of the question. So it is asked only
+where the first was heard and no frame can change: the thread sleeps, or has used the processor
+since without coming back from C. A stopped process runs nothing, and the kernel says so. By a third
+signal a member that is busy by itself is asked to look what there is to do. This module must not
+know why somebody asks.
 """
 
 import contextlib
@@ -20,11 +24,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from ...system.vitals import ProcessState, catches, read_vitals
+from ...system.vitals import ProcessState, catches, read_thread, read_vitals
 
-_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (9 if hasattr(signal, "SIGRTMIN") else 0)
-"""One that neither the C library nor batch systems use."""
-_HURRY = _SIGNAL + 1 if hasattr(signal, "SIGRTMIN") else None
+_FIRST = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
+"""From here on neither the C library nor batch systems use one."""
+_WHERE = signal.SIGUSR2 if _FIRST is None else _FIRST
+"""The one that Python answers."""
+_WHERE_IN_C = None if _FIRST is None else _FIRST + 1
+_HURRY = None if _FIRST is None else _FIRST + 2
 """The one by which a member is asked to look what there is to do."""
 _HALF_DONE = os.path.join("torch", "optim")
 """In there schedulers and optimizers are between two states."""
@@ -32,6 +39,8 @@ _PACKAGE = Path(__file__).parents[2]
 _CALLS, _IS_SCRIPT = os.path.join("local", "process.py"), "trainer.py"
 """Files of Paceline's own: the one that calls a script, and one that is as good as a script."""
 _ANSWER_S = 0.3
+_IN_C_S = 0.05
+"""Seconds of the processor: Python comes to its next instruction in less."""
 _MOST_ASKED, _BETWEEN_LINES = 3, "???"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>\S+)')
 
@@ -48,7 +57,6 @@ class StackProbe:
         self.pid = 0
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 closed with the member
         self.fd = self._file.fileno()
-        self._seen = 0
 
     def describe(self, does: str = "is") -> str:
         """Where it is: ``it sleeps at data.py:88 in __getitem__``; asks and waits a moment.
@@ -66,7 +74,7 @@ class StackProbe:
         if vitals.state is ProcessState.DISK:
             return str(ProcessState.DISK.value)
         for _ in range(_MOST_ASKED):
-            frames = self._ask() if self.pid and catches(self.pid, _SIGNAL) else []
+            frames = self._ask()
             if not frames:
                 return "it does not answer" if does == "is" else f"it {does}, and does not answer"
             file, line, name = next((one for one in frames if not is_foreign(one[0])), frames[0])
@@ -76,27 +84,40 @@ class StackProbe:
 
     def _ask(self) -> list[tuple[str, str, str]]:
         """Its frames, innermost first."""
-        try:
-            os.kill(self.pid, _SIGNAL)
-        except (ProcessLookupError, PermissionError):
-            return []
+        before = read_thread(self.pid)
+        text = self._answer(_WHERE)
+        if not text and _WHERE_IN_C is not None:
+            now = read_thread(self.pid)
+            if now.is_asleep or now.cpu_s >= before.cpu_s + _IN_C_S:
+                text = self._answer(_WHERE_IN_C)
+        return [(one["file"], one["line"], one["name"]) for one in _FRAME.finditer(text)]
+
+    def _answer(self, number: int) -> str:
+        """What it says to this signal, in a moment; "": nothing."""
+        seen = 0 if self._file.closed else os.fstat(self.fd).st_size  # of questions before
+        if not self._send(number):
+            return ""
         end_s = time.monotonic() + _ANSWER_S
         text, before = b"", b"?"
         while time.monotonic() < end_s and not (text and text == before):
             time.sleep(0.01)
-            text, before = os.pread(self.fd, 1 << 16, self._seen), text
-        self._seen += len(text)
-        return [
-            (one["file"], one["line"], one["name"])
-            for one in _FRAME.finditer(text.decode(errors="replace"))
-        ]
+            text, before = os.pread(self.fd, 1 << 16, seen), text
+        return text.decode(errors="replace")
+
+    def _send(self, number: int) -> bool:
+        """Whether there is a member that this signal does not end."""
+        if not self.pid or self._file.closed or not catches(self.pid, number):
+            return False
+        try:
+            os.kill(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def hurry(self) -> None:
         """Let it look what there is to do, where its script's own code runs."""
-        is_there = bool(self.pid) and not self._file.closed
-        if _HURRY is not None and is_there and catches(self.pid, _HURRY):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, _HURRY)
+        if _HURRY is not None:
+            self._send(_HURRY)
 
     def close(self) -> None:
         """It has ended; may be called twice."""
@@ -104,8 +125,15 @@ class StackProbe:
 
 
 def show_standing(descriptor: int) -> None:
-    """In a member: answer the question where it is, on this descriptor, from now on."""
-    faulthandler.register(_SIGNAL, file=descriptor, all_threads=False)
+    """In a member's main thread: answer where it is, on this descriptor, from now on."""
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        faulthandler.dump_traceback(file=descriptor, all_threads=False)
+
+    signal.signal(_WHERE, answer)
+    signal.siginterrupt(_WHERE, False)  # else a library's read or wait fails
+    if _WHERE_IN_C is not None:
+        faulthandler.register(_WHERE_IN_C, file=descriptor, all_threads=False)
 
 
 def look_when_hurried(look: Callable[[], None]) -> None:

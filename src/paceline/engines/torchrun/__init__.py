@@ -7,7 +7,7 @@
                queue "up" |  | queue "down/K"                post.py       a few messages an epoch
                           |  v
     rank K   main     StoreExchange -> PeerRounds            member.py     words, lines, the store
-                          lines: one all-gather a round
+                          lines: once a round                along.py      with the last bucket
                           bytes: all-reduce, or a schedule   averaging.py  while the backward pass
                                                              buckets.py    computes, part by part
                                                              group.py      gloo between CPUs, NCCL

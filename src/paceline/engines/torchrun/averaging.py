@@ -1,7 +1,7 @@
 """The mean over ranks, on its way while the backward pass still computes.
 
-    backward   layer 3 | layer 2 | layer 1 | step: lines | wait | optimizer
-    group              [bucket 0 ][bucket 1 ][bucket 2]
+    backward   layer 3 | layer 2 | layer 1 | step | wait         | optimizer
+    group              [bucket 0 ][bucket 1 ]     [lines, bucket 2]
 
 A bucket is a stretch of the mean, the last layers' first. Gradients stay where torch makes them: a
 hook multiplies each, still warm, by this rank's share of the mean, as the last round had it, into
@@ -15,6 +15,8 @@ it says so beside its line. Where one has, or somebody's share was another one, 
 anew from what they push. A compressed bucket is encoded where an uncompressed one is multiplied;
 what its first try has left over counts as little as the sum does.
 
+Between CPUs the last bucket, whose gradients are there just before the push, waits for it and takes
+the lines of all along (along.py): a small model's whole sum takes as long as another collective.
 There is no search for unused parameters: their bucket begins at the push. Source: as of buckets.py.
 This module must not know protocols.
 """
@@ -36,6 +38,7 @@ from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
 from ...exchange.scheduled import along
 from ...replica.own_gradients import OwnGradients
+from .along import LinesAlong
 from .buckets import Bucket, make_buckets
 from .group import RankGroup
 from .member import GatheredLines
@@ -77,7 +80,8 @@ class RankAveraging(DistributedAveraging):
             self._buckets = make_buckets(copy.replica.layout.parameters, copy.replica.device)
         super().__init__(copy, barrier, hooks, Route(collective=collective))
         if self._overlaps:
-            self._mean = torch.zeros_like(self._mean)
+            self._along = self._take_lines_along()
+            self._mean = torch.zeros_like(self._mean) if self._along is None else self._along.mean
             places = self._replica.layout.parameters.places
             self._views = [place.view(self._mean) for place in places]
             self._bucket_of = {
@@ -87,6 +91,16 @@ class RankAveraging(DistributedAveraging):
             self._own_grads = OwnGradients(self._replica)
             self._replica.leave_to(self._own_grads)
             self.come_back()
+
+    def _take_lines_along(self) -> LinesAlong | None:
+        """Where lines and gradients become one sum; None: they do not."""
+        if not self._buckets or self._replica.device.type != "cpu" or self._compressed is not None:
+            return None
+        num_bytes, last = self._lines.num_bytes, self._buckets[-1].span
+        if not LinesAlong.fits(num_bytes, last):
+            return None
+        self._lines.take_along = self._bring_lines
+        return LinesAlong(num_bytes, last, len(self._mean))
 
     def _make_group(self, route: Route) -> MemberGroup:
         return along(route.collective, self._ranks, is_apart=True)
@@ -114,6 +128,8 @@ class RankAveraging(DistributedAveraging):
         self._num_edits = self._own_grads.num_edits
         self._sums: list[Tensor] = []
         """Of each bucket of the mean."""
+        self._last_share: float | None = None
+        """Of the bucket that takes the lines along, from the push until then."""
 
     def _arrived(self, number: int) -> None:
         """A backward pass has left this gradient."""
@@ -123,10 +139,15 @@ class RankAveraging(DistributedAveraging):
             return
         self._multiply(number, self._share)
         self._missing[index] -= 1
-        while len(self._under_way) < len(self._buckets):
+        while len(self._under_way) < self._num_alone:
             if self._missing[len(self._under_way)] > 0:
                 return
             self._begin(self._share)
+
+    @property
+    def _num_alone(self) -> int:
+        """How many buckets begin as soon as they can."""
+        return len(self._buckets) - (self._along is not None)
 
     def _multiply(self, number: int, share: float) -> None:
         gradient = self._replica.parameters[number].grad
@@ -155,8 +176,20 @@ class RankAveraging(DistributedAveraging):
         """The sum of a bucket that nothing compresses; looked at while the next ones come."""
         if not has_part:
             part.zero_()
-        yield AllReduce(part)
+        is_last = len(self._under_way) == self._num_alone
+        yield AllReduce(self._along.whole if self._along is not None and is_last else part)
         self._sums.append(part.sum())
+
+    def _bring_lines(self, mine: Tensor, every: Tensor) -> bool:
+        """With the last bucket, where this is the end of a round; see ``GatheredLines``."""
+        if self._along is None or self._last_share is None:
+            return False
+        self._along.put(self._seat, mine)
+        self._begin(self._last_share)
+        self._last_share = None
+        self._under_way.finish()
+        self._along.read(every)
+        return True
 
     def _is_sent(self, number: int) -> bool:
         """Whether the mean's place has a share of the gradient as it is now."""
@@ -197,8 +230,10 @@ class RankAveraging(DistributedAveraging):
             share = weight / self._total if self._total else 1.0
             if share != self._share:
                 self._sent.clear()
-        while len(self._under_way) < len(self._buckets):
+        while len(self._under_way) < self._num_alone:
             self._begin(share if weight else 0.0)
+        if self._along is not None:
+            self._last_share = share if weight else 0.0
         self._lines.show_share(_OLD if is_old else share if weight or has_begun else 0.0)
 
     def _numbers_under_way(self) -> Iterator[int]:
@@ -207,7 +242,7 @@ class RankAveraging(DistributedAveraging):
 
     def update(self, lines: Sequence[Line]) -> None:
         if self._overlaps:
-            self._finish()
+            self._under_way.finish()
             self._total = sum(line.weight for line in lines)
             shares = [line.weight / self._total if self._total else 0.0 for line in lines]
             self._must_redo = shares != self._lines.shares()
@@ -237,21 +272,6 @@ class RankAveraging(DistributedAveraging):
         for number in range(len(self._views)):
             self._multiply(number, 1.0)
 
-    def _reduce_buffers(self, weight: float) -> None:
-        """Those of one type of numbers together."""
-        kinds: dict[torch.dtype, list[Tensor]] = {}
-        for one in self._replica.buffers:
-            kinds.setdefault(one.dtype, []).append(one)
-        for dtype, buffers in kinds.items():
-            together = torch.cat([one.reshape(-1) for one in buffers])
-            self._reduce(together, weight if dtype.is_floating_point else None)
-            parts = torch.split(together, [one.numel() for one in buffers])
-            for one, part in zip(buffers, parts, strict=True):
-                one.copy_(part.view(one.shape))
-
-    def _finish(self) -> None:
-        self._under_way.finish()
-
     def _are_finite(self, runs: Sequence[Tensor]) -> bool:
         has_looked = self._overlaps and self._compressed is None and not self._must_redo
         return (has_looked and are_finite(self._sums)) or super()._are_finite(runs)
@@ -269,7 +289,7 @@ class RankAveraging(DistributedAveraging):
     def _end_round(self) -> None:
         """What is under way ends; from now on gradients go nowhere."""
         if self._overlaps:
-            self._finish()
+            self._under_way.finish()
             self._own_grads.arrived = None
 
     def _give_back(self) -> None:

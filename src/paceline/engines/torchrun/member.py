@@ -2,16 +2,18 @@
 
     LAYOUT         main: its words and its block -> broadcast -> all others
     ONCE           main: a key of the meeting place        others look for it
-    lines          one all-gather a round: a rank's numbers, its loss scale, which gradients it has,
-                   and what its schedulers have come to
+    lines          once a round: a rank's numbers, its loss scale, which gradients it has, and what
+                   its schedulers have come to; with the last bucket of gradients, where there is
+                   one (averaging.py), else by an all-gather
     ALARM, SNAPSHOT   rank 0's page is the controller's, too; all others read them in its line
 
-An all-gather ends when all have come, so it is the barrier; what nobody has shown anything for is
+Either ends when all have come, so it is the barrier; what nobody has shown anything for is
 none. Members never write into each other's memory, so all that a second barrier guards elsewhere is
 safe here. This module must not know messages or protocols.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -149,7 +151,14 @@ class RankCarrier:
 
 
 class GatheredLines(Barrier):
-    """The lines of one run, as the rank at ``seat`` shows and reads them."""
+    """The lines of one run, as the rank at ``seat`` shows and reads them.
+
+    Attributes:
+        take_along: brings all lines to all by something that is under way anyhow: is given this
+            rank's, and where all go, both bytes; whether it has done so. All ranks answer alike.
+    """
+
+    take_along: Callable[[Tensor, Tensor], bool] | None = None
 
     def __init__(
         self, control: Control, seat: int, clock: Clock, group: RankGroup, carrier: RankCarrier
@@ -193,26 +202,35 @@ class GatheredLines(Barrier):
         """Show what is new, and have what all others show; returns when all have come."""
         start = time.perf_counter()
         self._has_shown = False
-        present = self._carrier.present(self._seat)
-        self._make_room(len(present))
+        present = self._make_room()
         at = 0
         for part in self._parts:
             size = part.stop - part.start
             self._own[at : at + size] = self._page[part]
             at += size
         self._own[at : at + len(present)] = present
-        self._group.all_gather(self._mine, self._all).wait()
+        if self.take_along is None or not self.take_along(self._mine, self._all):
+            self._group.all_gather(self._mine, self._all).wait()
         self._take()
         self._clock.wait_s += time.perf_counter() - start
         return 0
 
-    def _make_room(self, num_present: int) -> None:
-        size = -(-(self._num_lines + num_present) // WORD_BYTES) * WORD_BYTES
+    @property
+    def num_bytes(self) -> int:
+        """Of the lines of all."""
+        self._make_room()
+        return len(self._all)
+
+    def _make_room(self) -> memoryview:
+        """For lines as they are now; which gradients this rank has."""
+        present = self._carrier.present(self._seat)
+        size = -(-(self._num_lines + len(present)) // WORD_BYTES) * WORD_BYTES
         if size != self._size:
             self._size = size
             self._mine = torch.zeros(size, dtype=torch.uint8)
             self._all = torch.zeros(self._control.num_seats * size, dtype=torch.uint8)
             self._own, self._every = (_view(one) for one in (self._mine, self._all))
+        return present
 
     def _take(self) -> None:
         control, size = self._control, self._size

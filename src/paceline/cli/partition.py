@@ -1,0 +1,119 @@
+"""``paceline partition``: where to cut a model for n workers; the table of splits of ``plan``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from .flags import Json, parse_memory, say, show, writable
+
+if TYPE_CHECKING:
+    from ..predict.split_models import SplitQuestion
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CutFlags:
+    """What is cut, and for whom.
+
+    Parameters
+    ----------
+    workers
+        n: a part for each; also -n.
+    memory
+        Of each worker, as 512MiB or 2GiB [default: no limit].
+    speeds
+        Of each worker beside this machine, as 1,1,0.5 [default: all alike].
+    micro_batches
+        That a batch is divided into.
+    batch_size
+        Samples an update [default: the task's; 32].
+    schedule
+        In which order workers compute micro-batches.
+    input
+        Of a model of your own, once for each input: sizes with the batch first, as 1,3,32,32 or
+        1,128:int64.
+    """
+
+    workers: int
+    memory: str | None = None
+    speeds: str | None = None
+    micro_batches: int = 8
+    batch_size: int | None = None
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    input: list[str] | None = None
+
+
+def partition(
+    task: str,
+    /,
+    *,
+    asked: CutFlags,
+    plot: Annotated[Path | None, Parameter(help="Write the picture to this SVG file.")] = None,
+    json: Json = False,
+) -> None:
+    """Cut a model into n parts by what its layers take here; beside the even cut and the best.
+
+    Example: paceline partition alexnet -n 4 --micro-batches 8
+
+    Parameters
+    ----------
+    task
+        A built-in task, package.module:task, or package.module:function that returns a model.
+    """
+    from ..predict.splitting import partition as cut
+    from ..report.splits import draw_partition, render_partition
+
+    writable(plot)
+    say("measuring")
+    found = cut(_question(task, asked))
+    if plot is not None:
+        plot.write_text(draw_partition(found))
+    show(json, found.to_json, lambda: render_partition(found))
+
+
+def planned_splits(task: str, asked: CutFlags, json: bool) -> bool:
+    """Print the table of splits, if memory is asked about or the model is large; whether it was."""
+    from ..predict.splitting import plan_splits, wants_splits
+    from ..report.splits import render_splits
+
+    question = _question(task, asked)
+    if asked.memory is None and not wants_splits(question):
+        return False
+    say("measuring")
+    report = plan_splits(question)
+    show(json, report.to_json, lambda: render_splits(report))
+    return True
+
+
+def _question(task: str, asked: CutFlags) -> "SplitQuestion":
+    """The flags as a question.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    from ..exports.subject import parse_input
+    from ..predict.split_models import SplitQuestion
+
+    return SplitQuestion(
+        spec=task, num_workers=asked.workers,
+        inputs=tuple(parse_input(one) for one in asked.input or ()),
+        memory_bytes=None if asked.memory is None else parse_memory(asked.memory),
+        speeds=() if asked.speeds is None else parse_speeds(asked.speeds),
+        micro_batches=asked.micro_batches, batch_size=asked.batch_size, schedule=asked.schedule,
+    )  # fmt: skip
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """``1,1,0.5``.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    from ..errors import ConfigError
+
+    try:
+        return tuple(float(one) for one in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--speeds {text!r} must read as 1,1,0.5") from None

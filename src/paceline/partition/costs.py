@@ -1,0 +1,62 @@
+"""What the prices of splits are made from.
+
+This module must not know how any of it was measured.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .graph import ChannelPair, WorkGraph
+from .pipeline import Pipeline
+
+LARGE_MODEL = 500_000_000
+"""Parameters from which on one copy for each worker is questioned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCosts:
+    """What prices are made from.
+
+    Args:
+        graph_at: the model's costs at a batch size, with ``threads``.
+        alone_s: forward and backward of the whole batch, by one process on all cores.
+        pipeline: the workers, what is between them, the micro-batches.
+        all_reduce_s: of so many bytes between so many of them.
+        cores, threads: that all share; of each worker.
+        pairs: layers that can be split over channels.
+        largest_bytes: of the parameters that `shard-3` gathers at a time.
+        process_bytes: what a worker holds besides the model.
+        num_parameters: of the whole; from `LARGE_MODEL` on none holds all of them.
+    """
+
+    graph_at: Callable[[float], WorkGraph]
+    alone_s: float
+    batch_size: int
+    pipeline: Pipeline
+    all_reduce_s: Callable[[int, int], float]
+    cores: float = float("inf")
+    threads: int = 1
+    pairs: tuple[ChannelPair, ...] = ()
+    largest_bytes: int = 0
+    process_bytes: int = 0
+    num_parameters: int = 0
+
+    @property
+    def num_workers(self) -> int:
+        return self.pipeline.num_parts
+
+    @property
+    def sharing(self) -> float:
+        """How many times longer what all do at once takes than where each has its own cores."""
+        return max(1.0, self.num_workers * self.threads / self.cores)
+
+    @property
+    def slowest(self) -> float:
+        """The least speed."""
+        return min(one.speed for one in self.pipeline.workers)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the smallest worker may hold for the model; None: no limit."""
+        limits = [one.memory_bytes for one in self.pipeline.workers if one.memory_bytes is not None]
+        return min(limits) if limits else None

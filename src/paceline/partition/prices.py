@@ -1,0 +1,285 @@
+"""All ways to split a model over n workers, each with its price, and the advised one.
+
+    none      one worker, the whole batch                  no bytes
+    data      each a share of the batch                    gradients, all-reduced
+    network   each some of the layers, M micro-batches     what crosses the borders, both ways
+    layer     each some of the channels of pairs of        sums of what pairs give, and of the
+              layers, the whole batch                      gradients of what they take
+    shard-1   data, and each a share of the optimizer's    gradients reduce-scattered, parameters
+              state                                        all-gathered: as many bytes as data
+    shard-2   and of the gradients                         likewise
+    shard-3   and of the parameters                        and gathered again: half as much more
+    AxB       A parts of the network, B replicas           both
+
+Seconds are of an update: all computing, then what is sent, then the optimizer; what a run hides
+behind computing makes it shorter. n processes of t threads on c cores share them: where n t > c
+everything that all do at once takes n t / c times as long. Bytes are what the worker that sends
+most sends; memory counts parameters, gradients, optimizer state, and what is kept for the backward
+pass, of the worker that holds most.
+
+Sources: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", SC 2020 (shards 1, 2, 3 and their bytes); M. Shoeybi et al., "Megatron-LM", arXiv
+1909.08053, 2019 (pairs of layers over channels); A. Krizhevsky, "One weird trick for parallelizing
+convolutional neural networks", arXiv 1404.5997, 2014 (each split where it is worth it).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..errors import ConfigError
+from .costs import LARGE_MODEL, SplitCosts
+from .graph import WorkGraph
+from .pipeline import Pipeline, PipelineWorker
+from .placement import Placement, even_cut, is_allowed, pipeline_step
+from .search import FoundPlacement, find_placement
+
+NONE = "none"
+_WHOLE_COPIES = (NONE, "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPrice:
+    """One row of the table.
+
+    Args:
+        name: ``none``, ``data``, ``network``, ``layer``, ``shard-1`` to 3, ``AxB``.
+        step_s: of an update; None: it cannot be split so.
+        sent_bytes: an update, by the worker that sends most.
+        memory_bytes: of the worker that holds most, without ``process_bytes``.
+        balance: the mean of what workers compute over the most; 1 is even.
+        fits: into the memory of each.
+        why: why it cannot, or what is to be known.
+        placement: its cut.
+    """
+
+    name: str
+    step_s: float | None
+    sent_bytes: int = 0
+    memory_bytes: int = 0
+    balance: float = 1.0
+    fits: bool = True
+    why: str = ""
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitTable:
+    """All prices, and the advised one.
+
+    Args:
+        advised: the fastest of those that fit; the smallest where none does.
+        reason: why, in one sentence.
+    """
+
+    prices: tuple[SplitPrice, ...]
+    advised: SplitPrice
+    reason: str
+
+
+def price_splits(costs: SplitCosts) -> SplitTable:
+    """The table of all ways."""
+    prices = tuple(_prices(costs))
+    possible = [one for one in prices if one.step_s is not None]
+    fitting = [one for one in possible if one.fits]
+    if not fitting:
+        least = min(possible, key=lambda one: one.memory_bytes)
+        reason = (
+            "nothing fits the memory; this comes nearest: give more workers, or a smaller batch"
+        )
+        return SplitTable(prices=prices, advised=least, reason=reason)
+    dividing = [one for one in fitting if one.name not in _WHOLE_COPIES]
+    if costs.num_parameters >= LARGE_MODEL and dividing:
+        best = min(dividing, key=lambda one: one.step_s or 0.0)
+        reason = f"from {LARGE_MODEL:,} parameters on no worker holds a whole copy with its state"
+        return SplitTable(prices=prices, advised=best, reason=f"{reason}; this is the fastest so")
+    best = min(fitting, key=lambda one: one.step_s or 0.0)
+    return SplitTable(prices=prices, advised=best, reason=_reason(best, prices, costs))
+
+
+def _reason(best: SplitPrice, prices: tuple[SplitPrice, ...], costs: SplitCosts) -> str:
+    alone = prices[0]
+    assert best.step_s is not None
+    assert alone.step_s is not None
+    if best.name == NONE:
+        others = [one for one in prices[1:] if one.step_s is not None and one.fits]
+        if not others:
+            return "do not split: nothing else fits"
+        next_best = min(others, key=lambda one: one.step_s or 0.0)
+        slower = (next_best.step_s or 0.0) / best.step_s
+        why = ""
+        if costs.num_workers * costs.threads > costs.cores:
+            why = f", since {costs.num_workers} processes share {costs.cores:g} cores"
+        return f"do not split: {next_best.name}, the next, takes {slower:.2f} times as long{why}"
+    if not alone.fits:
+        return "one worker alone has too little memory; of what fits, this is the fastest"
+    return f"{alone.step_s / best.step_s:.2f} times as fast as one worker alone"
+
+
+def _prices(costs: SplitCosts) -> Iterator[SplitPrice]:
+    yield _alone(costs)
+    if costs.num_workers == 1:
+        return
+    yield _data(costs)
+    yield network_price(costs, "network", costs.num_workers, 1)
+    yield _layer(costs)
+    yield from (_shard(costs, stage) for stage in (1, 2, 3))
+    for parts in range(2, costs.num_workers):
+        replicas, rest = divmod(costs.num_workers, parts)
+        if not rest:
+            yield network_price(costs, f"{parts}x{replicas}", parts, replicas)
+
+
+def _priced(costs: SplitCosts, name: str, step_s: float, sent: float, held: float) -> SplitPrice:
+    """A split in which all workers do the same."""
+    speeds = [one.speed for one in costs.pipeline.workers]
+    mean_s = sum(1.0 / speed for speed in speeds) / len(speeds)
+    return SplitPrice(
+        name=name,
+        step_s=step_s,
+        sent_bytes=round(sent),
+        memory_bytes=round(held),
+        balance=1.0 if name == NONE else mean_s * costs.slowest,
+        fits=_fits(costs, held),
+    )
+
+
+def _fits(costs: SplitCosts, held: float) -> bool:
+    return costs.memory_bytes is None or held <= costs.memory_bytes
+
+
+def _alone(costs: SplitCosts) -> SplitPrice:
+    graph = costs.graph_at(costs.batch_size)
+    fastest = max(one.speed for one in costs.pipeline.workers)
+    step_s = (costs.alone_s + graph.parameter_bytes * costs.pipeline.update_s_per_byte) / fastest
+    held = (2 + costs.pipeline.state_copies) * graph.parameter_bytes + graph.activation_bytes
+    return _priced(costs, NONE, step_s, 0.0, held + _buffers(graph))
+
+
+def _buffers(graph: WorkGraph) -> int:
+    return sum(node.buffer_bytes for node in graph.nodes)
+
+
+def _update_s(costs: SplitCosts, parameter_bytes: float) -> float:
+    return parameter_bytes * costs.pipeline.update_s_per_byte / costs.slowest * costs.sharing
+
+
+def _data(costs: SplitCosts) -> SplitPrice:
+    num = costs.num_workers
+    if costs.batch_size < num:
+        return SplitPrice(
+            name="data", step_s=None, why=f"{costs.batch_size} samples are fewer than {num} workers"
+        )
+    graph = costs.graph_at(costs.batch_size / num)
+    size = graph.parameter_bytes
+    step_s = graph.work_s / costs.slowest * costs.sharing
+    step_s += costs.all_reduce_s(size, num) + _update_s(costs, size)
+    held = (2 + costs.pipeline.state_copies) * size + graph.activation_bytes + _buffers(graph)
+    return _priced(costs, "data", step_s, 2 * (num - 1) / num * size, held)
+
+
+def _shard(costs: SplitCosts, stage: int) -> SplitPrice:
+    """ZeRO 1, 2, 3: an all-reduce is a reduce-scatter and an all-gather, each half of its time."""
+    num, name = costs.num_workers, f"shard-{stage}"
+    if costs.batch_size < num:
+        return SplitPrice(
+            name=name, step_s=None, why=f"{costs.batch_size} samples are fewer than {num} workers"
+        )
+    graph = costs.graph_at(costs.batch_size / num)
+    size, copies = graph.parameter_bytes, costs.pipeline.state_copies
+    halves = 3 if stage == 3 else 2
+    step_s = graph.work_s / costs.slowest * costs.sharing
+    step_s += halves / 2 * costs.all_reduce_s(size, num) + _update_s(costs, size / num)
+    whole, shared = {1: (2, copies), 2: (1, 1 + copies), 3: (0, 2 + copies)}[stage]
+    held = size * (whole + shared / num) + graph.activation_bytes + _buffers(graph)
+    held += costs.largest_bytes if stage == 3 else 0
+    return _priced(costs, name, step_s, halves * (num - 1) / num * size, held)
+
+
+def _layer(costs: SplitCosts) -> SplitPrice:
+    if not costs.pairs:
+        return SplitPrice(name="layer", step_s=None, why="no two layers in a row to split")
+    num, graph = costs.num_workers, costs.graph_at(costs.batch_size)
+    split = {node for pair in costs.pairs for node in pair.nodes}
+    tied = sum(tie.num_bytes for tie in graph.ties)
+
+    def held(value: Callable[[int], float]) -> float:
+        return sum(value(i) / (num if i in split else 1) for i in range(len(graph)))
+
+    sums = [size for pair in costs.pairs for size in (pair.in_bytes, pair.out_bytes) if size]
+    parameter_bytes = held(lambda i: graph.nodes[i].parameter_bytes) + tied
+    step_s = held(lambda i: graph.nodes[i].work_s) / costs.slowest * costs.sharing
+    step_s += sum(costs.all_reduce_s(size, num) for size in sums)
+    step_s += _update_s(costs, parameter_bytes)
+    memory = (2 + costs.pipeline.state_copies) * parameter_bytes
+    memory += held(lambda i: graph.nodes[i].activation_bytes) + _buffers(graph)
+    return _priced(costs, "layer", step_s, 2 * (num - 1) / num * sum(sums), memory)
+
+
+def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -> SplitPrice:
+    """So many parts, in so many replicas; workers of a replica stand side by side."""
+    group = _slowest_group(costs, num_parts)
+    pipeline = costs.pipeline.of(group)
+    if why := uneven(costs.batch_size, pipeline.micro_batches * replicas):
+        return SplitPrice(name=name, step_s=None, why=why)
+    micro_batch = costs.batch_size / replicas / pipeline.micro_batches
+    try:
+        cut = best_cut(
+            costs.graph_at(micro_batch), pipeline, costs.cores / costs.threads / replicas
+        )
+    except ConfigError as error:
+        return SplitPrice(name=name, step_s=None, why=str(error))
+    found = cut.placement
+    step_s = pipeline_step(found, pipeline, costs.cores / costs.threads / replicas).seconds
+    step_s += max(one.update_s for one in found.parts) * costs.sharing
+    sent = [_sent(found, number) * pipeline.micro_batches for number in range(num_parts)]
+    if replicas > 1:
+        sizes = [one.parameter_bytes for one in found.parts]
+        step_s += max(costs.all_reduce_s(size, replicas) for size in sizes)
+        sent = [a + 2 * (replicas - 1) / replicas * b for a, b in zip(sent, sizes, strict=True)]
+    return SplitPrice(
+        name=name, step_s=step_s, sent_bytes=round(max(sent)), memory_bytes=found.memory_bytes,
+        balance=found.balance, placement=found,
+    )  # fmt: skip
+
+
+def uneven(batch_size: int, micro_batches: int) -> str:
+    """Why a batch cannot be so many micro-batches of one size; empty: it can.
+
+    Example:
+        >>> uneven(100, 8)
+        '100 samples cannot be 8 equal micro-batches; 5 are possible'
+    """
+    if batch_size % micro_batches == 0:
+        return ""
+    fewer = next(num for num in range(micro_batches, 0, -1) if batch_size % num == 0)
+    return (
+        f"{batch_size} samples cannot be {micro_batches} equal micro-batches; {fewer} are possible"
+    )
+
+
+def best_cut(graph: WorkGraph, pipeline: Pipeline, cores: float) -> FoundPlacement:
+    """The cut that was searched; or the even one, where its schedule happens to be shorter.
+
+    Raises:
+        ConfigError: there are more parts than nodes, or no cut fits the memory.
+    """
+    found = find_placement(graph, pipeline)
+    even = even_cut(graph, pipeline)
+    if is_allowed(even, pipeline):
+        cuts = (found.placement, even)
+        best = min(cuts, key=lambda one: pipeline_step(one, pipeline, cores).seconds)
+        return replace(found, placement=best)
+    return found
+
+
+def _slowest_group(costs: SplitCosts, num_parts: int) -> tuple[PipelineWorker, ...]:
+    """The replica that all others wait for."""
+    workers = costs.pipeline.workers
+    groups = [workers[i : i + num_parts] for i in range(0, len(workers), num_parts)]
+    return min(groups, key=lambda group: sum(one.speed for one in group))
+
+
+def _sent(placement: Placement, number: int) -> float:
+    """By a part, of a micro-batch: over the border behind it forward, before it back."""
+    back = placement.parts[number - 1].gradient_bytes if number else 0
+    return placement.parts[number].out_bytes + back

@@ -1,0 +1,238 @@
+"""What a model's splits cost on this machine: the model found, traced, measured; messages timed.
+
+A model that does not fit this machine's memory stays on the meta device: its operations are
+counted, not run. Between two batches that are measured, and beyond them, costs are on a straight
+line. Processes that share cores get threads so that all together have as many as there are cores.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from ..collectives.base import LinkCost
+from ..collectives.choose import choose
+from ..collectives.host import HostCost, at
+from ..collectives.transfers import Action
+from ..errors import ConfigError
+from ..exports.subject import Subject
+from ..partition.costs import SplitCosts
+from ..partition.graph import WorkGraph
+from ..partition.pipeline import Pipeline, workers
+from ..plan import format_bytes
+from ..run.collective import SECTION, read_measured
+from ..splits.channels import find_pairs
+from ..splits.clocks import threads
+from ..splits.loopback import measure_loopback
+from ..splits.measuring import MeasuredModel, measure
+from ..splits.tracing import TracedModel, trace
+from ..system.ceilings import read_ceilings
+from ..system.processors import num_cores
+from .split_models import SplitQuestion, find_model, is_too_large, on_meta
+
+_USUAL_BATCH = 32
+"""Of a model that no task trains."""
+_MEASURED_S = 0.4
+"""About how long the larger of the two batches that are measured may take for a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model that was measured, and what it is split for.
+
+    Args:
+        link_source: where the cost of messages is from, in words.
+        is_counted: its operations were counted, not measured.
+        load: of the machine before it was measured, as processes that compute.
+    """
+
+    subject: Subject
+    traced: TracedModel
+    costs: SplitCosts
+    link_source: str
+    is_counted: bool
+    load: float
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(one.numel() for one in self.subject.model.parameters())
+
+
+def prepare(question: SplitQuestion) -> PreparedModel:
+    """The model, traced and measured.
+
+    Raises:
+        ConfigError: there is no such model, or it does not run.
+    """
+    load = os.getloadavg()[0]
+    process_bytes = psutil.Process().memory_info().rss
+    memory_bytes = _left_bytes(question.memory_bytes, process_bytes)
+    light = on_meta(question)
+    is_counted = light is not None and is_too_large(light.model)
+    subject = light if light is not None and is_counted else find_model(question)
+    model = subject.model.train()
+    batch_size = question.batch_size or (subject.task.batch_size if subject.task else _USUAL_BATCH)
+    cores = num_cores()
+    own_threads = max(1, cores // question.num_workers)
+    update_s_per_byte, state_copies = _update(subject, is_counted)
+    link, source, reduce_s = _messages(question.num_workers, cores / own_threads)
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        given = subject.inputs(batch)
+        return tuple(one.to("meta") for one in given) if is_counted else given
+
+    wanted = (max(1, batch_size // question.micro_batches), batch_size)
+    traced, small, large, alone_s = _measured(model, inputs, wanted, own_threads)
+    graph_at = _between(small, large)
+    costs = SplitCosts(
+        graph_at=graph_at, alone_s=alone_s, batch_size=batch_size,
+        pipeline=Pipeline(
+            workers=workers(question.num_workers, memory_bytes, question.speeds), link=link,
+            micro_batches=question.micro_batches, schedule=question.schedule,
+            state_copies=state_copies, update_s_per_byte=update_s_per_byte,
+        ),
+        all_reduce_s=reduce_s, cores=cores, threads=own_threads,
+        pairs=find_pairs(traced, graph_at(batch_size)),
+        largest_bytes=max(node.parameter_bytes for node in large.graph.nodes),
+        process_bytes=process_bytes,
+        num_parameters=sum(one.numel() for one in model.parameters()),
+    )  # fmt: skip
+    return PreparedModel(
+        subject=subject, traced=traced, costs=costs, link_source=source, is_counted=is_counted,
+        load=load,
+    )  # fmt: skip
+
+
+def _left_bytes(memory_bytes: int | None, process_bytes: int) -> int | None:
+    """What a worker's memory leaves to the model."""
+    if memory_bytes is None:
+        return None
+    if memory_bytes <= process_bytes:
+        raise ConfigError(
+            f"--memory {format_bytes(memory_bytes)} is less than what Python and torch take "
+            f"themselves: {format_bytes(process_bytes)}"
+        )
+    return memory_bytes - process_bytes
+
+
+def _between(small: MeasuredModel, large: MeasuredModel) -> Callable[[float], WorkGraph]:
+    """The costs at any batch, from those at two."""
+
+    @functools.cache
+    def graph_at(batch: float) -> WorkGraph:
+        if small.batch_size == large.batch_size:
+            return large.graph
+        return small.graph.at(batch, small.batch_size, large.graph, large.batch_size)
+
+    return graph_at
+
+
+def _measured(
+    model: nn.Module,
+    inputs: Callable[[int], tuple[Tensor, ...]],
+    wanted: tuple[int, int],
+    own_threads: int,
+) -> tuple[TracedModel, MeasuredModel, MeasuredModel, float]:
+    """The operations; the costs of two batches with a worker's threads; and one alone with all.
+
+    Args:
+        wanted: a micro-batch and the whole batch; smaller ones where these would take too long.
+    """
+    batch_size = wanted[1]
+    least = min(batch_size, 2)  # batch norm wants two
+    traced = trace(model, inputs(least))
+    first = measure(traced, inputs(least))
+    a_sample_s = (first.forward_s + first.backward_s) / least
+    most = batch_size
+    if not first.is_counted:
+        most = min(batch_size, max(4 * least, int(_MEASURED_S / max(a_sample_s, 1e-9))))
+    sizes = (max(least, min(wanted[0], most // 2)), most)
+    measured, alone = [], []
+    for size in sizes:
+        traced = _traced_for(traced, model, inputs(size))
+        alone.append(measure(traced, inputs(size)))
+        if own_threads == torch.get_num_threads():
+            measured.append(alone[-1])
+        else:
+            with threads(own_threads):
+                measured.append(measure(traced, inputs(size)))
+    # More threads are not always faster: of a small model, or where others compute here.
+    small_s, large_s = (
+        min(one.forward_s + one.backward_s for one in pair)
+        for pair in zip(alone, measured, strict=True)
+    )
+    alone_s = large_s
+    if sizes[0] < sizes[1]:
+        slope_s = max(0.0, large_s - small_s) / (sizes[1] - sizes[0])
+        alone_s += slope_s * (batch_size - sizes[1])
+    return traced, measured[0], measured[1], alone_s
+
+
+def _traced_for(traced: TracedModel, model: nn.Module, inputs: Sequence[Tensor]) -> TracedModel:
+    """torch.export fixes the sizes that it has seen; all other ways leave them open."""
+    if traced.how != "torch.export":
+        return traced
+    again = trace(model, inputs)
+    return again if len(again.pieces) == len(traced.pieces) else traced
+
+
+def _update(subject: Subject, is_counted: bool) -> tuple[float, int]:
+    """Seconds for a byte of parameters of the optimizer's step, and its copies of them."""
+    parameters = [one for one in subject.model.parameters() if one.requires_grad]
+    size = sum(one.nbytes for one in parameters)
+    if not size:
+        return 0.0, 0
+    if is_counted:
+        parameters = [nn.Parameter(torch.zeros(1 << 20))]
+        size = 1 << 22
+    if subject.task is not None:
+        optimizer = subject.task.optimizer(parameters, subject.task.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    took_s = []
+    for _ in range(3):
+        start_s = time.perf_counter()
+        optimizer.step()
+        took_s.append(time.perf_counter() - start_s)
+    state = [
+        one for held in optimizer.state.values() for one in held.values()
+        if isinstance(one, Tensor) and one.ndim
+    ]  # fmt: skip
+    for one in parameters:
+        one.grad = None
+    return min(took_s[1:]) / size, round(sum(one.nbytes for one in state) / size)
+
+
+def _messages(num_workers: int, places: float) -> tuple[LinkCost, str, Callable[[int, int], float]]:
+    """What a message takes here, where that is from, and what an all-reduce takes.
+
+    Args:
+        places: workers that compute at the same time; more of them take turns.
+    """
+    known = read_measured(num_workers, *read_ceilings(SECTION)) if num_workers > 1 else None
+    cost: HostCost | None = known.cost if known is not None else None
+    if cost is not None:
+        (small, small_s), *_, (large, large_s) = cost.rounds["alone", Action.COPY]
+        slope = max(0.0, large_s - small_s) / (large - small)
+        link = LinkCost(latency_s=max(0.0, small_s - small * slope), s_per_byte=slope)
+        source = f"measured between {num_workers} processes here, {known.day}" if known else ""
+    else:
+        link = measure_loopback()
+        source = "loopback, measured now; paceline bench collectives measures processes"
+
+    @functools.cache
+    def all_reduce_s(num_bytes: int, num: int) -> float:
+        if num == 1 or not num_bytes:
+            return 0.0
+        if cost is not None and num == num_workers and cost.native_s:
+            return at(cost.native_s, num_bytes)
+        return choose(num_bytes, num, link, names=["ring"]).seconds * max(1.0, num / places)
+
+    return link, source, all_reduce_s

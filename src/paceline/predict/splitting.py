@@ -1,0 +1,137 @@
+"""How a model is split over n workers of this machine: where to cut it, and all ways in one table.
+
+spec -> split_costs.prepare -> SplitCosts -> best_cut, even_cut, try_all_cuts -> PartitionReport
+                                    `------> price_splits --------------------> SplitReport
+"""
+
+import time
+
+from ..collectives.base import LinkCost
+from ..errors import ConfigError
+from ..partition.brute_force import MOST_NODES, try_all_cuts
+from ..partition.costs import LARGE_MODEL, SplitCosts
+from ..partition.placement import Placement, even_cut, is_allowed, pipeline_step
+from ..partition.prices import best_cut, price_splits, uneven
+from ..plan import format_bytes
+from ..report.splits import CutRow, PartitionReport, SplitReport
+from .split_costs import PreparedModel, prepare
+from .split_models import SplitQuestion, is_too_large, on_meta
+
+
+def partition(question: SplitQuestion) -> PartitionReport:
+    """The cut for so many workers, beside the even one and the best of all.
+
+    Raises:
+        ConfigError: there is no such model, it has fewer pieces, or nothing fits.
+    """
+    made = prepare(question)
+    costs = made.costs
+    if why := uneven(costs.batch_size, question.micro_batches):
+        raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
+    micro_batch = costs.batch_size / question.micro_batches
+    graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
+    start_s = time.perf_counter()
+    found = best_cut(graph, pipeline, costs.cores / costs.threads)
+    took_s = time.perf_counter() - start_s
+    cuts = {"best": found.placement, "even": even_cut(graph, pipeline)}
+    if len(graph) <= MOST_NODES:
+        tried = try_all_cuts(graph, pipeline)
+        assert tried is not None
+        cuts["of all cuts"] = tried
+    rows = tuple(_row(costs, name, cut) for name, cut in cuts.items())
+    table = price_splits(costs)
+    return PartitionReport(
+        about=_about(question, made),
+        graph=graph,
+        schedule=pipeline.schedule,
+        rows=rows,
+        alone_s=table.prices[0].step_s or 0.0,
+        is_exact=found.is_exact,
+        num_borders=found.num_borders,
+        search_s=took_s,
+    )
+
+
+def _row(costs: SplitCosts, name: str, cut: Placement) -> CutRow:
+    pipeline, cores = costs.pipeline, costs.cores / costs.threads
+    other = "gpipe" if pipeline.schedule == "1f1b" else "1f1b"
+    return CutRow(
+        name=name,
+        placement=cut,
+        run=pipeline_step(cut, pipeline, cores),
+        other=pipeline_step(cut, pipeline, cores, other),
+        update_s=max(one.update_s for one in cut.parts) * costs.sharing,
+        fits=is_allowed(cut, pipeline),
+    )
+
+
+def plan_splits(question: SplitQuestion) -> SplitReport:
+    """The table of all ways to split.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    made = prepare(question)
+    notes = []
+    if made.num_parameters >= LARGE_MODEL:
+        notes.append(
+            f"{made.num_parameters:,} parameters: from {LARGE_MODEL:,} on, shards or a cut"
+        )
+    table = price_splits(made.costs)
+    for name in ("none", "data"):
+        row = next((one for one in table.prices if one.name == name), None)
+        if row is not None and not row.fits:
+            held = format_bytes(row.memory_bytes + made.costs.process_bytes)
+            notes.append(f"one copy does not fit: {name} takes {held} of each worker")
+            break
+    return SplitReport(about=_about(question, made), table=table, notes=tuple(notes))
+
+
+def wants_splits(question: SplitQuestion) -> bool:
+    """Whether a model is so large that how it is split comes before anything else."""
+    made = on_meta(question)
+    if made is None:
+        return False
+    num_parameters = sum(one.numel() for one in made.model.parameters())
+    return num_parameters >= LARGE_MODEL or is_too_large(made.model)
+
+
+def _about(question: SplitQuestion, made: PreparedModel) -> tuple[tuple[str, str], ...]:
+    """What was measured and how, in rows of a label and its text."""
+    traced, costs = made.traced, made.costs
+    rows = [
+        ("model", f"{made.subject.name}: {made.num_parameters:,} parameters, "
+                  f"{len(traced.pieces)} pieces by {traced.how}"),
+        ("batch", f"{costs.batch_size} samples an update, {question.micro_batches} micro-batches"),
+        ("workers", f"{costs.num_workers} of {costs.threads} thread{'s' * (costs.threads > 1)} on "
+                    f"{costs.cores:g} cores"),
+        ("messages", f"{costs.pipeline.link.latency_s * 1e6:.0f} us and "
+                     f"{_rate(costs.pipeline.link)} ({made.link_source})"),
+    ]  # fmt: skip
+    if question.speeds:
+        rows.append(("speeds", ", ".join(f"{one:g}" for one in question.speeds)))
+    if question.memory_bytes is not None:
+        own = format_bytes(costs.process_bytes)
+        rows.append(
+            ("memory", f"{format_bytes(question.memory_bytes)} a worker, of which {own} are "
+                       f"Python's and torch's own")
+        )  # fmt: skip
+    if made.is_counted:
+        rows.append(("costs", "counted, not measured: this model is larger than the memory here"))
+    if made.load > costs.cores / 2:
+        rows.append(
+            ("note", f"others compute here (load {made.load:.1f}): all times are longer than alone")
+        )
+    rows += [("kept whole", f"{one.name}: {one.why}") for one in traced.kept]
+    if traced.batch_statistics:
+        names = traced.batch_statistics
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        rows.append(
+            ("batch norm", f"{', '.join(names[:3])}{more} look at the whole batch: micro-batches "
+                           f"or shares of it compute something else")
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _rate(link: LinkCost) -> str:
+    return f"{1e-6 / link.s_per_byte:,.0f} MB/s" if link.s_per_byte else "no limit of bytes"

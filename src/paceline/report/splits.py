@@ -1,0 +1,294 @@
+"""A cut, and all ways to split a model: as text, and the cut as a picture.
+
+    inputs -> [ 0 .. 3 ] ==2.1 MiB=> [ 4 .. 8 ] ==1.2 MiB=> [ 9 .. 12 ] -> outputs
+
+This module must not know how anything was measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..partition.graph import WorkGraph
+from ..partition.placement import Placement
+from ..partition.prices import SplitPrice, SplitTable
+from ..partition.schedules import FORWARD, ScheduleRun
+from ..plan import format_bytes
+from .chart import COLOURS, FAINT, LEFT, RIGHT, WIDTH, head, nice_ticks, rule, text
+from .text import table, three_figures
+
+_ROW, _BAR = 34, 22
+"""Pixels of a worker in the picture, and of its bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRow:
+    """A cut and what it takes.
+
+    Args:
+        run: by the schedule that was asked for; other: by the other one.
+        update_s: behind it, of the part that takes longest.
+        fits: each part its worker's memory.
+    """
+
+    name: str
+    placement: Placement
+    run: ScheduleRun
+    other: ScheduleRun
+    update_s: float
+    fits: bool
+
+    @property
+    def step_s(self) -> float:
+        return self.run.seconds + self.update_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionReport:
+    """The cut of a model.
+
+    Args:
+        about: rows of a label and its text.
+        graph: of a micro-batch.
+        rows: the cut that was found first, then those beside it.
+        alone_s: a step of one worker without any cut.
+    """
+
+    about: tuple[tuple[str, str], ...]
+    graph: WorkGraph
+    schedule: str
+    rows: tuple[CutRow, ...]
+    alone_s: float
+    is_exact: bool
+    num_borders: int
+    search_s: float
+
+    @property
+    def found(self) -> CutRow:
+        return self.rows[0]
+
+    @property
+    def verdict(self) -> str:
+        """Whether to cut at all."""
+        step_s = self.found.step_s
+        if step_s < self.alone_s:
+            return f"{self.alone_s / step_s:.2f} times as fast as one worker alone"
+        ratio = step_s / self.alone_s
+        return f"do not split for speed: this takes {ratio:.2f} times as long as one worker alone"
+
+    def to_json(self) -> dict[str, object]:
+        """Names, numbers and bytes of each part, and all cuts' steps."""
+        placement = self.found.placement
+        return {
+            "about": dict(self.about),
+            "schedule": self.schedule,
+            "parts": [
+                {
+                    "worker": one.worker,
+                    "layers": [self.graph.nodes[i].name for i in one.nodes],
+                    "parameter_bytes": one.parameter_bytes,
+                    "forward_s": one.forward_s,
+                    "backward_s": one.backward_s,
+                    "activation_bytes": one.activation_bytes,
+                    "memory_bytes": one.memory_bytes,
+                    "out_bytes": one.out_bytes,
+                    "shared_parameters": list(one.cut_ties),
+                }
+                for one in placement.parts
+            ],
+            "balance": placement.balance,
+            "cut_bytes": placement.cut_bytes,
+            "bubble": self.found.run.bubble,
+            "step_s": {row.name: row.step_s for row in self.rows},
+            "alone_s": self.alone_s,
+            "is_exact": self.is_exact,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """The table of all ways to split a model."""
+
+    about: tuple[tuple[str, str], ...]
+    table: SplitTable
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """A row a split, and the advised one."""
+        return {
+            "about": dict(self.about),
+            "notes": list(self.notes),
+            "splits": [
+                {
+                    "split": one.name, "step_s": one.step_s, "sent_bytes": one.sent_bytes,
+                    "memory_bytes": one.memory_bytes, "balance": one.balance, "fits": one.fits,
+                    "why": one.why,
+                }
+                for one in self.table.prices
+            ],
+            "advised": self.table.advised.name,
+            "reason": self.table.reason,
+        }  # fmt: skip
+
+
+def render_partition(report: PartitionReport) -> list[str]:
+    """The cut, drawn; its parts; the cuts beside it; whether to cut at all."""
+    lines = [*_labelled(report.about), "", *_drawn(report), "", *_parts(report), ""]
+    rows = [
+        (
+            row.name, three_figures(row.step_s), f"{row.run.bubble:.0%}",
+            f"{row.placement.balance:.2f}", format_bytes(row.placement.cut_bytes),
+            format_bytes(row.placement.memory_bytes) + ("" if row.fits else " (too much)"),
+            three_figures(row.other.seconds + row.update_s),
+        )
+        for row in report.rows
+    ]  # fmt: skip
+    other = "gpipe" if report.schedule == "1f1b" else "1f1b"
+    names = ("cut", "a step", "bubble", "balance", "bytes over it", "memory", f"by {other}")
+    lines += table(names, [*rows, ("none", three_figures(report.alone_s), *["-"] * 5)])
+    searched = "all cuts" if report.is_exact else "the cuts along the order of computing"
+    return [
+        *lines,
+        "",
+        f"best of {searched} ({report.num_borders} borders, {three_figures(report.search_s)}); "
+        f"steps predicted for {report.schedule}",
+        report.verdict,
+    ]
+
+
+def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(label) for label, _ in rows)
+    return [f"{label:<{width}}  {words}" for label, words in rows]
+
+
+def _drawn(report: PartitionReport) -> Iterator[str]:
+    """Parts in a row, as many to a line as go on it, and what flows over each border."""
+    parts = report.found.placement.parts
+    line = "inputs -> "
+    for number, one in enumerate(parts):
+        piece = f"[ {_names(report.graph, one.nodes)} ]"
+        piece += (
+            " -> outputs" if number == len(parts) - 1 else f" ={format_bytes(one.out_bytes)}=> "
+        )
+        if len(line) + len(piece) > 100:
+            yield line.rstrip()
+            line = "   "
+        line += piece
+    yield line
+
+
+def _names(graph: WorkGraph, nodes: Sequence[int]) -> str:
+    first, last = graph.nodes[nodes[0]].name, graph.nodes[nodes[-1]].name
+    return first.split(" .. ")[0] if first == last else f"{first.split(' .. ')[0]} .. {last}"
+
+
+def _parts(report: PartitionReport) -> list[str]:
+    parts = report.found.placement.parts
+    rows = [
+        (
+            f"{number} on worker {one.worker}",
+            f"{sum(report.graph.nodes[i].num_layers for i in one.nodes)}",
+            format_bytes(one.parameter_bytes), three_figures(one.forward_s),
+            three_figures(one.backward_s), format_bytes(one.activation_bytes), f"{one.live}",
+            format_bytes(one.memory_bytes), format_bytes(one.out_bytes),
+        )
+        for number, one in enumerate(parts)
+    ]  # fmt: skip
+    names = ("part", "layers", "parameters", "forward", "backward", "kept", "alive", "memory", "on")
+    shared = {
+        name: [str(number) for number, one in enumerate(parts) if name in one.cut_ties]
+        for name in dict.fromkeys(name for one in parts for name in one.cut_ties)
+    }
+    return [
+        *table(names, rows),
+        "forward, backward, kept, on: of one micro-batch; alive: micro-batches at most at a time",
+        *(f"parts {' and '.join(who)} share {name}" for name, who in shared.items()),
+    ]
+
+
+def render_splits(report: SplitReport) -> list[str]:
+    """The table, the advice and why."""
+    rows = [_row(one) for one in report.table.prices]
+    impossible = [one for one in report.table.prices if one.step_s is None]
+    advised = report.table.advised
+    what = "do not split" if advised.name == "none" else f"--split {advised.name}"
+    reason = report.table.reason.removeprefix("do not split: ")
+    return [
+        *_labelled(report.about),
+        *(f"note: {one}" for one in report.notes),
+        "",
+        *table(("split", "a step", "bytes an update", "memory a worker", "balance", ""), rows),
+        *(f"{one.name}: {one.why}" for one in impossible),
+        "",
+        f"advice: {what}",
+        f"why: {reason}",
+    ]
+
+
+def _row(one: SplitPrice) -> tuple[str, ...]:
+    if one.step_s is None:
+        return (one.name, "-", "-", "-", "-", "not possible")
+    return (
+        one.name, three_figures(one.step_s), format_bytes(one.sent_bytes),
+        format_bytes(one.memory_bytes), f"{one.balance:.2f}", "" if one.fits else "too much memory",
+    )  # fmt: skip
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+
+def draw_partition(report: PartitionReport) -> str:
+    """The text of an SVG file: each piece in its part, then who computes when."""
+    rows = {one.action.rank for one in report.found.run.spans}
+    height = 150 + _ROW * len(rows) + 80
+    parts = head(f"A cut into {len(rows)} parts", height)
+    parts.append(text(LEFT, 44, dict(report.about)["model"]))
+    parts += _pieces_drawn(report, 84.0)
+    parts += _timeline(report, 170.0)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _pieces_drawn(report: PartitionReport, top: float) -> Iterator[str]:
+    """Pieces as wide as they take time, in the colour of their part."""
+    part_of = report.found.placement.part_of()
+    order = sorted(part_of, key=lambda node: (part_of[node], node))
+    whole_s = report.graph.work_s or 1.0
+    x = float(LEFT)
+    yield text(
+        LEFT, top - 12, "pieces, as wide as they take time; one colour a part", weight="bold"
+    )
+    for node in order:
+        width = report.graph.nodes[node].work_s / whole_s * (WIDTH - LEFT - RIGHT)
+        colour = COLOURS[part_of[node] % len(COLOURS)]
+        yield (
+            f'<rect x="{x:.1f}" y="{top:.0f}" width="{width:.2f}" height="{_BAR}" fill="{colour}" '
+            f'stroke="#ffffff" stroke-width="0.5"/>'
+        )
+        x += width
+
+
+def _timeline(report: PartitionReport, top: float) -> Iterator[str]:
+    """A row a worker: forward dark, backward pale."""
+    run = report.found.run
+    scale = (WIDTH - LEFT - RIGHT) / (run.seconds or 1.0)
+    yield text(
+        LEFT, top - 14, f"{report.schedule}: forward dark, backward pale, bubble {run.bubble:.0%}",
+        weight="bold",
+    )  # fmt: skip
+    ranks = sorted({one.action.rank for one in run.spans})
+    for rank in ranks:
+        yield text(LEFT - 8, top + _ROW * rank + 16, f"part {rank}", anchor="end")
+    for action, start_s, stop_s in run.spans:
+        colour = COLOURS[action.rank % len(COLOURS)]
+        opacity = "1" if action.kind == FORWARD else "0.45"
+        yield (
+            f'<rect x="{LEFT + start_s * scale:.1f}" y="{top + _ROW * action.rank:.0f}" '
+            f'width="{(stop_s - start_s) * scale:.2f}" height="{_BAR}" fill="{colour}" '
+            f'fill-opacity="{opacity}" stroke="#ffffff" stroke-width="0.5"/>'
+        )
+    bottom = top + _ROW * len(ranks)
+    yield rule(LEFT, bottom, WIDTH - RIGHT, bottom, FAINT)
+    for tick in nice_ticks(0.0, run.seconds * 1e3, 6):
+        if tick <= run.seconds * 1e3 * 1.001:
+            yield text(LEFT + tick * 1e-3 * scale, bottom + 18, f"{tick:g}", anchor="middle")
+    yield text((LEFT + WIDTH - RIGHT) / 2, bottom + 38, "ms of a step", anchor="middle")

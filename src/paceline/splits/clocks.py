@@ -1,0 +1,96 @@
+"""What something takes, forward and backward: by the clock, or counted where there are no numbers.
+
+A model on torch's meta device has no numbers and takes no time: its floating-point operations and
+bytes are counted, and divided by what a large product of matrices reaches here, and a copy.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+_ENOUGH_S = 0.02
+"""A piece is run again until it has taken that long, or has run ``_MOST_RUNS`` times."""
+_MOST_RUNS = 5
+_MATRIX = 768
+_COPIED_BYTES = 1 << 26
+
+
+class TimedClock:
+    """By the clock: after a first run the least of a few, since what else runs here adds to it."""
+
+    def both(self, forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
+        """Seconds forward and backward."""
+        taken: list[tuple[float, float]] = []
+        self._once(forward, module)
+        while not taken or (len(taken) < _MOST_RUNS and sum(map(sum, taken)) < _ENOUGH_S):
+            taken.append(self._once(forward, module))
+        forward_s, backward_s = (min(one) for one in zip(*taken, strict=True))
+        return forward_s, backward_s
+
+    def _once(self, forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
+        module.zero_grad(set_to_none=True)
+        start_s = time.perf_counter()
+        outputs = _differentiable(forward())
+        middle_s = time.perf_counter()
+        ones = [torch.ones_like(one) for one in outputs]
+        begin_s = time.perf_counter()
+        if outputs:
+            torch.autograd.backward(outputs, ones)
+        return middle_s - start_s, time.perf_counter() - begin_s
+
+
+class CountedClock:
+    """By what is counted, and what this machine reaches."""
+
+    def __init__(self) -> None:
+        matrix = torch.ones(_MATRIX, _MATRIX)
+        self._s_per_flop = _least_s(lambda: matrix @ matrix) / (2 * _MATRIX**3)
+        source, target = torch.ones(_COPIED_BYTES // 4), torch.empty(_COPIED_BYTES // 4)
+        self._s_per_byte = _least_s(lambda: target.copy_(source)) / (2 * _COPIED_BYTES)
+
+    def both(self, forward: Callable[[], Any], module: nn.Module) -> tuple[float, float]:
+        """Seconds forward and backward, of which the second is said to move twice the bytes."""
+        with FlopCounterMode(display=False) as first:
+            outputs = forward()
+        num_bytes = sum(one.nbytes for one in tensors_in(outputs))
+        num_bytes += sum(one.nbytes for one in module.parameters())
+        with FlopCounterMode(display=False) as second:
+            if results := _differentiable(outputs):
+                torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+        return (
+            first.get_total_flops() * self._s_per_flop + num_bytes * self._s_per_byte,
+            second.get_total_flops() * self._s_per_flop + 2 * num_bytes * self._s_per_byte,
+        )
+
+
+def _least_s(work: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(4):
+        start_s = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start_s)
+    return min(taken)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    return [one for one in torch.utils._pytree.tree_leaves(values) if isinstance(one, Tensor)]
+
+
+def _differentiable(values: Any) -> list[Tensor]:
+    return [one for one in tensors_in(values) if one.requires_grad]
+
+
+@contextmanager
+def threads(num: int) -> Iterator[None]:
+    """So many of torch's threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

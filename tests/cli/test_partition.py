@@ -1,0 +1,69 @@
+"""``paceline partition``, and the table of splits of ``paceline plan``."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Say = Callable[[str], tuple[int, str, str]]
+MODEL = """
+from torch import nn
+
+def layers():
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+"""
+SMALL = "--input 1,8 --batch-size 8 --micro-batches 2"
+
+
+@pytest.fixture(autouse=True)
+def _model(tmp_path: Path) -> None:
+    (tmp_path / "five_small_layers.py").write_text(MODEL)
+
+
+def test_a_model_is_cut_and_drawn(say: Say, tmp_path: Path) -> None:
+    line = f"partition five_small_layers:layers -n 4 {SMALL}"
+    code, out, err = say(f"{line} --plot cut.svg")
+    assert code == 0, err
+    assert "layers: 360 parameters, 5 pieces by torch.fx" in out
+    assert (tmp_path / "cut.svg").read_text().startswith("<svg")
+    code, out, err = say(f"{line} --json --speeds 1,1,1,0.5 --schedule gpipe")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [len(one["layers"]) for one in found["parts"]].count(2) == 1
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline partition`")[1].split("\n## ")[0]
+    for name in (*found, *found["parts"][0]):
+        assert f"`{name}`" in section, name
+
+
+def test_memory_asks_plan_for_the_table_of_splits(say: Say) -> None:
+    code, out, err = say(f"plan five_small_layers:layers -n 2 --memory 8GiB {SMALL} --json")
+    assert code == 0, err
+    found = json.loads(out)
+    names = [one["split"] for one in found["splits"]]
+    assert names == ["none", "data", "network", "layer", "shard-1", "shard-2", "shard-3"]
+    assert found["advised"] in names
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline plan TASK --memory`")[1].split("\n## ")[0]
+    for name in (*found, *found["splits"][0]):
+        assert f"`{name}`" in section, name
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("-n 6", "6 parts are wanted, but this model has only 5 pieces"),
+        ("-n 2 --memory 2", "--memory '2' must read as 512MiB or 2GiB"),
+        ("-n 2 --speeds 1,x", "--speeds '1,x' must read as 1,1,0.5"),
+        ("-n 2 --speeds 1", "--speeds needs one for each of 2 workers, got 1"),
+        ("-n 2 --speeds 1,0", "the speed of a worker must be > 0, got 0"),
+        ("-n 0", "-n must be >= 1, got 0"),
+        ("-n 2 --memory 1KiB", "--memory 1.0 KiB is less than what Python and torch take"),
+        ("-n 2 --plot no/where.svg", "no is no folder"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(say: Say, flags: str, message: str) -> None:
+    code, out, err = say(f"partition five_small_layers:layers {SMALL} {flags}")
+    assert (code, out) == (2, "")
+    assert message in err

@@ -1,0 +1,62 @@
+"""A member is asked where it is: whoever computes lives on, however often."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.engines.local import stack
+from paceline.engines.local.stack import StackProbe
+
+MEMBER = """
+import collections, ctypes, itertools, sys, time
+from paceline.engines.local.stack import show_standing
+show_standing(int(sys.argv[1]))
+print("ready", flush=True); time.sleep(0.2)
+{does}
+"""
+COMPUTES = "[None for _ in iter(lambda: time.time() < 0, True)]"  # calls, and nothing but calls
+WAITS_IN_C = "while True: ctypes.PyDLL(None).sleep(600)"
+COMPUTES_IN_C = "collections.deque(itertools.repeat(0), maxlen=0)"
+
+
+@pytest.fixture
+def asked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StackProbe]:
+    """Of a process that does this."""
+    (tmp_path / "member.py").write_text(MEMBER.format(does=request.param))
+    probe = StackProbe()
+    member = subprocess.Popen(
+        [sys.executable, tmp_path / "member.py", str(probe.fd)],
+        pass_fds=[probe.fd], stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert member.stdout is not None
+    member.stdout.readline()
+    time.sleep(0.5)
+    probe.pid = member.pid
+    yield probe
+    assert member.poll() is None
+    member.kill()
+    member.communicate()
+    probe.close()
+
+
+@pytest.mark.parametrize("asked", [COMPUTES], indirect=True)
+def test_who_computes_in_python_outlives_five_thousand_questions(
+    asked: StackProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler in C that reads the frames at any moment ends it after some two hundred."""
+    with monkeypatch.context() as patch:
+        patch.setattr(stack, "_ANSWER_S", 0.0)
+        for _ in range(5000):
+            asked.describe()
+    assert asked.describe().startswith("it is at member.py:6 in ")
+
+
+@pytest.mark.parametrize("asked", [WAITS_IN_C, COMPUTES_IN_C], indirect=True)
+def test_who_is_in_c_code_that_holds_the_lock_is_at_the_line_that_called_it(
+    asked: StackProbe,
+) -> None:
+    assert asked.describe("hangs") == "it hangs at member.py:6 in <module>"

@@ -1,0 +1,89 @@
+"""Graphs of work, and the cuts of them that are given."""
+
+import pytest
+
+from paceline.collectives.base import LinkCost
+from paceline.errors import ConfigError
+from paceline.partition.graph import INPUT, TiedParameter, WorkEdge, WorkGraph, WorkNode, chain
+from paceline.partition.pipeline import Pipeline, workers
+from paceline.partition.placement import even_cut, even_parts, place
+
+NODES = tuple(WorkNode(name=name, forward_s=1.0, parameter_bytes=10) for name in "abc")
+
+
+def test_an_edge_leads_to_larger_numbers() -> None:
+    for edge in (
+        WorkEdge(name="e", source=1, targets=(0,), num_bytes=1),
+        WorkEdge(name="e", source=2, targets=(4,), num_bytes=1),
+    ):
+        with pytest.raises(ConfigError, match="number nodes in the order"):
+            WorkGraph(nodes=NODES, edges=(edge,))
+    with pytest.raises(ConfigError, match="without a single operation"):
+        WorkGraph(nodes=())
+
+
+def test_what_is_live_at_a_border_is_made_within_and_read_without() -> None:
+    edges = (
+        WorkEdge(name="x", source=INPUT, targets=(0, 2), num_bytes=1),
+        WorkEdge(name="a", source=0, targets=(1,), num_bytes=2),
+        WorkEdge(name="b", source=1, targets=(2, 3), num_bytes=3),
+    )
+    graph = WorkGraph(nodes=NODES, edges=edges)
+    live = [[one.name for one in graph.crossing(border)] for border in (0, 0b1, 0b11, 0b111)]
+    assert live == [[], ["x", "a"], ["x", "b"], []]
+
+
+def test_costs_of_another_batch_lie_on_the_line_through_two() -> None:
+    small = chain("ab", seconds=[1.0, 2.0], num_bytes=10)
+    large = chain("ab", seconds=[5.0, 2.0], num_bytes=50)
+    found = small.at(3, 1, large, 5)
+    assert [node.work_s for node in found.nodes] == pytest.approx([3.0, 2.0])
+    assert [edge.num_bytes for edge in found.edges] == [30, 30, 30]
+    assert small.at(0.5, 1, large, 5).nodes[0].work_s == pytest.approx(0.5)
+
+
+def test_the_even_cut_counts_layers_with_parameters() -> None:
+    nodes = tuple(WorkNode(name=f"n{i}", num_layers=int(i % 2 == 0)) for i in range(8))
+    assert even_parts(WorkGraph(nodes=nodes), 2) == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert even_parts(WorkGraph(nodes=nodes), 6) == (0, 0, 1, 1, 2, 3, 4, 5)
+
+
+def test_a_parameter_that_is_cut_apart_is_held_twice_and_added_up_each_update() -> None:
+    tie = TiedParameter(name="w", num_bytes=100, nodes=(0, 2))
+    graph = WorkGraph(nodes=NODES, ties=(tie,))
+    pipeline = Pipeline(
+        workers=workers(3), link=LinkCost(latency_s=0.0, s_per_byte=0.01), micro_batches=4
+    )
+    found = place(graph, pipeline, (0, 1, 2))
+    assert [one.parameter_bytes for one in found.parts] == [110, 10, 110]
+    assert [one.cut_ties for one in found.parts] == [("w",), (), ("w",)]
+    assert found.loads_s == pytest.approx((1.5, 1.0, 1.5))  # 2 x 100 x 0.01 s over 4 micro-batches
+    assert graph.parameter_bytes == 130
+
+
+def test_a_part_holds_its_parameters_with_their_state_and_its_live_micro_batches() -> None:
+    nodes = tuple(
+        WorkNode(name=name, parameter_bytes=10, activation_bytes=100, buffer_bytes=1)
+        for name in "ab"
+    )
+    edge = WorkEdge(name="e", source=0, targets=(1,), num_bytes=7, gradient_bytes=7)
+    graph = WorkGraph(nodes=nodes, edges=(edge,))
+    for schedule, live in (("gpipe", (8, 8)), ("1f1b", (2, 1))):
+        pipeline = Pipeline(workers=workers(2), micro_batches=8, schedule=schedule, state_copies=2)
+        found = even_cut(graph, pipeline)
+        wanted = [40 + 1 + live[0] * 100, 40 + 1 + live[1] * 107]
+        assert [one.memory_bytes for one in found.parts] == wanted
+
+
+def test_a_cut_that_is_none_is_refused() -> None:
+    edge = WorkEdge(name="e", source=0, targets=(1,), num_bytes=7)
+    graph = WorkGraph(nodes=NODES, edges=(edge,))
+    pipeline = Pipeline(workers=workers(2))
+    with pytest.raises(ConfigError, match="e leads back to an earlier part"):
+        place(graph, pipeline, (1, 0, 0))
+    with pytest.raises(ConfigError, match="says a part for each of 3 nodes"):
+        place(graph, pipeline, (0, 0, 0))
+    with pytest.raises(ConfigError, match="--speeds needs one for each of 3 workers, got 2"):
+        workers(3, speeds=(1.0, 0.5))
+    with pytest.raises(ConfigError, match="unknown schedule 'zigzag'"):
+        Pipeline(workers=workers(2), schedule="zigzag")

@@ -1,0 +1,123 @@
+"""Prices of all ways to split, and the advice."""
+
+import pytest
+
+from paceline.collectives.base import LinkCost
+from paceline.partition.costs import SplitCosts
+from paceline.partition.graph import ChannelPair, WorkGraph, chain
+from paceline.partition.pipeline import Pipeline, workers
+from paceline.partition.prices import SplitPrice, price_splits
+
+LAYERS = 8
+PARAMETERS = LAYERS * 1000
+
+
+def model_at(batch: float) -> WorkGraph:
+    """Eight equal layers, 3 s a sample in each."""
+    return chain(
+        [f"l{i}" for i in range(LAYERS)], seconds=[3.0 * batch] * LAYERS,
+        num_bytes=round(4 * batch), parameter_bytes=1000,
+    )  # fmt: skip
+
+
+def costs(num: int, **changes: object) -> SplitCosts:
+    link = changes.pop("link", LinkCost(latency_s=0.0, s_per_byte=0.0))
+    pipeline = Pipeline(
+        workers=changes.pop("workers", workers(num)), link=link, micro_batches=4, state_copies=1
+    )
+    given = {
+        "graph_at": model_at, "alone_s": 3.0 * 16 * LAYERS, "batch_size": 16, "pipeline": pipeline,
+        "all_reduce_s": lambda size, num: 2 * (num - 1) / num * size * link.s_per_byte,
+    }  # fmt: skip
+    return SplitCosts(**{**given, **changes})
+
+
+def by_name(asked: SplitCosts) -> dict[str, SplitPrice]:
+    return {one.name: one for one in price_splits(asked).prices}
+
+
+def test_all_ways_are_in_the_table() -> None:
+    assert [one.name for one in price_splits(costs(4)).prices] == [
+        "none", "data", "network", "layer", "shard-1", "shard-2", "shard-3", "2x2",
+    ]  # fmt: skip
+    assert [one.name for one in price_splits(costs(1)).prices] == ["none"]
+
+
+def test_where_nothing_costs_anything_to_send_all_work_is_shared() -> None:
+    found = by_name(costs(4))
+    alone_s = 3.0 * 16 * LAYERS
+    assert found["none"].step_s == pytest.approx(alone_s)
+    assert found["data"].step_s == pytest.approx(alone_s / 4)
+    assert found["network"].step_s == pytest.approx(alone_s / 4 * (4 + 3) / 4)  # M + P - 1 of M
+    assert found["2x2"].step_s == pytest.approx(alone_s / 4 * (4 + 1) / 4)
+
+
+def test_bytes_and_memory_are_those_of_the_formulas() -> None:
+    found = by_name(costs(4))
+    assert found["data"].sent_bytes == round(2 * 3 / 4 * PARAMETERS)
+    assert found["shard-1"].sent_bytes == found["data"].sent_bytes
+    assert found["shard-3"].sent_bytes == round(3 * 3 / 4 * PARAMETERS)
+    assert found["data"].memory_bytes == 3 * PARAMETERS  # parameter, gradient, momentum
+    assert found["shard-1"].memory_bytes == 2 * PARAMETERS + PARAMETERS // 4
+    assert found["shard-2"].memory_bytes == PARAMETERS + 2 * PARAMETERS // 4
+    assert found["shard-3"].memory_bytes == 3 * PARAMETERS // 4
+    assert by_name(costs(4, largest_bytes=500))["shard-3"].memory_bytes == 3 * PARAMETERS // 4 + 500
+    a_border = 4 * 4  # a micro-batch of 4 samples, 4 bytes each; forward, and back
+    assert found["network"].sent_bytes == 4 * 2 * a_border
+
+
+def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
+    link = LinkCost(latency_s=0.0, s_per_byte=0.001)
+    pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
+    found = by_name(costs(2, pairs=pairs, link=link))["layer"]
+    layer_s = 3.0 * 16
+    assert found.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + 96 * 0.001)
+    assert found.sent_bytes == 96
+    assert by_name(costs(2))["layer"].step_s is None
+
+
+def test_a_small_model_is_answered_do_not_split() -> None:
+    table = price_splits(costs(2, link=LinkCost(latency_s=1000.0, s_per_byte=0.1)))
+    assert table.advised.name == "none"
+    assert table.reason.startswith("do not split: ")
+
+
+def test_processes_that_share_cores_do_not_gain() -> None:
+    """Four of one thread on two cores, where one alone has both of them."""
+    table = price_splits(costs(4, cores=2, alone_s=3.0 * 16 * LAYERS / 2))
+    assert table.advised.name == "none"
+    assert "4 processes share 2 cores" in table.reason
+    found = by_name(costs(4, cores=2))
+    assert found["data"].step_s == pytest.approx(3.0 * 16 * LAYERS / 2)
+
+
+def test_what_does_not_fit_is_not_advised() -> None:
+    table = price_splits(costs(4, workers=workers(4, memory_bytes=3 * PARAMETERS - 1)))
+    fits = {one.name: one.fits for one in table.prices}
+    assert not fits["none"]
+    assert not fits["data"]
+    assert fits["shard-3"]
+    assert table.advised.fits
+    assert table.reason.startswith("one worker alone has too little memory")
+    nothing = price_splits(costs(2, workers=workers(2, memory_bytes=10)))
+    assert nothing.reason.startswith("nothing fits the memory")
+    assert nothing.advised.memory_bytes == min(
+        one.memory_bytes for one in nothing.prices if one.step_s is not None
+    )
+
+
+def test_a_slow_worker_slows_equal_shares_and_gets_fewer_layers() -> None:
+    found = by_name(costs(2, workers=workers(2, speeds=(1.0, 1.0 / 3.0))))
+    assert found["data"].step_s == pytest.approx(3.0 * 8 * LAYERS * 3)
+    assert found["data"].balance == pytest.approx(2.0 / 3.0)
+    placement = found["network"].placement
+    assert placement is not None
+    assert sorted(len(one.nodes) for one in placement.parts) == [2, 6]
+    assert found["network"].balance == pytest.approx(1.0)
+
+
+def test_too_few_samples_are_said() -> None:
+    found = by_name(costs(4, batch_size=3, alone_s=9.0))
+    assert found["data"].step_s is None
+    assert found["data"].why == "3 samples are fewer than 4 workers"
+    assert found["network"].why == "3 samples cannot be 4 equal micro-batches; 3 are possible"

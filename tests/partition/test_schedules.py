@@ -1,0 +1,104 @@
+"""Pipeline schedules: complete, free of waiting for themselves, as long as their formulas."""
+
+import pytest
+
+from paceline.errors import ConfigError, ProtocolError
+from paceline.partition.schedules import (
+    BACKWARD,
+    FORWARD,
+    SCHEDULES,
+    PipelineAction,
+    StageTimes,
+    gpipe,
+    interleaved,
+    live_micro_batches,
+    one_f_one_b,
+    run_schedule,
+)
+
+SIZES = [(1, 1), (2, 3), (2, 8), (3, 2), (4, 4), (4, 16), (8, 8)]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
+def test_every_stage_computes_every_micro_batch_once_each_way(
+    name: str, ranks: int, micro_batches: int
+) -> None:
+    stages_per_rank = 2 if name == "interleaved" else 1
+    if name == "interleaved" and micro_batches % ranks:
+        with pytest.raises(ConfigError, match="no multiple"):
+            list(SCHEDULES[name](ranks, micro_batches, stages_per_rank))
+        return
+    actions = list(SCHEDULES[name](ranks, micro_batches, stages_per_rank))
+    stages = ranks * stages_per_rank
+    wanted = {
+        (kind, stage, number)
+        for kind in (FORWARD, BACKWARD)
+        for stage in range(stages)
+        for number in range(micro_batches)
+    }
+    assert len(actions) == len(wanted)
+    assert {one[1:] for one in actions} == wanted
+    assert all(one.stage % ranks == one.rank for one in actions)
+    run_schedule(actions, [StageTimes(1.0, 1.0)] * stages)  # does not wait for itself
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
+def test_equal_stages_take_as_long_as_the_formula(
+    name: str, ranks: int, micro_batches: int
+) -> None:
+    """(M + P - 1) (f + b), and a bubble of (P - 1) / (M + P - 1)."""
+    found = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
+    assert found.seconds == pytest.approx(3.0 * (micro_batches + ranks - 1))
+    assert found.bubble == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
+def test_interleaving_divides_the_bubble_by_the_stages_of_a_rank(
+    ranks: int, micro_batches: int
+) -> None:
+    """(P - 1) (f + b) / v of waiting: Narayanan et al., 2021, section 2.2.2."""
+    for each in (1, 2, 4):
+        stages = [StageTimes(1.0 / each, 2.0 / each)] * (ranks * each)
+        found = run_schedule(interleaved(ranks, micro_batches, each), stages)
+        assert found.seconds == pytest.approx(3.0 * micro_batches + 3.0 * (ranks - 1) / each)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
+def test_as_many_micro_batches_are_alive_as_is_said(
+    name: str, ranks: int, micro_batches: int
+) -> None:
+    found = run_schedule(SCHEDULES[name](ranks, micro_batches, 1), [StageTimes(1.0, 2.0)] * ranks)
+    said = [live_micro_batches(name, stage, ranks, micro_batches) for stage in range(ranks)]
+    assert list(found.peak_live) == said
+
+
+def test_ranks_that_share_cores_take_what_all_their_work_takes() -> None:
+    stages = [StageTimes(1.0, 2.0)] * 3
+    alone = run_schedule(one_f_one_b(3, 64), stages)
+    shared = run_schedule(one_f_one_b(3, 64), stages, cores=2)
+    assert alone.seconds == pytest.approx(3.0 * 66)
+    assert shared.seconds == pytest.approx(3 * 64 * 3.0 / 2, rel=0.03)
+    assert run_schedule(gpipe(3, 4), stages, cores=1).seconds == pytest.approx(3 * 4 * 3.0)
+
+
+def test_the_slowest_stage_hands_out_the_micro_batches() -> None:
+    """What a cut is chosen by is what gpipe takes; 1f1b hides what lies behind the slowest."""
+    stages = [StageTimes(1.0, 1.0), StageTimes(2.0, 2.0), StageTimes(1.0, 1.0)]
+    assert run_schedule(gpipe(3, 10), stages).seconds == pytest.approx(8.0 + 9 * 4.0)
+    assert run_schedule(one_f_one_b(3, 10), stages).seconds == pytest.approx(10 * 4.0 + 2.0)
+
+
+def test_a_schedule_that_waits_for_itself_is_no_schedule() -> None:
+    actions = [PipelineAction(0, BACKWARD, 0, 0), PipelineAction(0, FORWARD, 0, 0)]
+    with pytest.raises(ProtocolError, match="waits for itself"):
+        run_schedule(actions, [StageTimes(1.0, 1.0)])
+
+
+def test_what_does_not_fit_a_schedule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="7 are no multiple of 2; write --micro-batches 8"):
+        list(interleaved(2, 7))
+    with pytest.raises(ConfigError, match="gpipe has one stage for each worker"):
+        list(gpipe(2, 4, 2))

@@ -1,0 +1,172 @@
+"""The cut that is found is the best one."""
+
+import itertools
+import random
+
+import pytest
+
+from paceline.collectives.base import LinkCost
+from paceline.errors import ConfigError
+from paceline.partition.brute_force import try_all_cuts
+from paceline.partition.graph import WorkEdge, WorkGraph, WorkNode, chain
+from paceline.partition.pipeline import Pipeline, workers
+from paceline.partition.placement import Placement, even_cut, is_allowed, place
+from paceline.partition.search import all_borders, find_placement
+from work_graphs import random_graph, random_pipeline
+
+LINK = LinkCost(latency_s=0.1, s_per_byte=0.001)
+
+
+def found_or_none(graph: WorkGraph, pipeline: Pipeline) -> Placement | None:
+    try:
+        return find_placement(graph, pipeline).placement
+    except ConfigError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_cut_of_a_random_graph_is_the_best_of_all_and_never_worse_than_even(seed: int) -> None:
+    draw = random.Random(seed)
+    num_parts = draw.choice([2, 3, 4])
+    graph = random_graph(draw, draw.randrange(num_parts, 13))
+    pipeline = random_pipeline(draw, num_parts)
+    best, found = try_all_cuts(graph, pipeline), found_or_none(graph, pipeline)
+    if best is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.step_s == pytest.approx(best.step_s, rel=1e-9)
+    assert is_allowed(found, pipeline)
+    even = even_cut(graph, pipeline)
+    if is_allowed(even, pipeline):
+        assert found.step_s <= even.step_s * (1 + 1e-9)
+
+
+def test_the_random_graphs_are_of_all_kinds() -> None:
+    """Else the test above would say less than it seems to."""
+    outcomes = set()
+    for seed in range(200):
+        draw = random.Random(seed)
+        num_parts = draw.choice([2, 3, 4])
+        graph = random_graph(draw, draw.randrange(num_parts, 13))
+        pipeline = random_pipeline(draw, num_parts)
+        found = found_or_none(graph, pipeline)
+        outcomes.add((graph.is_chain(), bool(graph.ties), len(set(pipeline.workers)) > 1))
+        outcomes.add(found is None)
+        if found is not None:
+            outcomes.add(found.step_s < even_cut(graph, pipeline).step_s * 0.99)
+    assert {True, False} <= outcomes
+    assert {one for one in outcomes if isinstance(one, tuple)} >= {
+        (False, tied, uneven) for tied in (True, False) for uneven in (True, False)
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_in_a_row_are_all_parts_that_do_not_need_each_other(seed: int) -> None:
+    """Every way to give nodes to parts without a circle between parts is one of a row."""
+    draw = random.Random(1000 + seed)
+    graph = random_graph(draw, draw.randrange(3, 7))
+    needs = graph.needs()
+    borders = all_borders(graph)
+    assert borders is not None
+    sets = {
+        frozenset(
+            frozenset(i for i in range(len(graph)) if (b & ~a) >> i & 1)
+            for a, b in itertools.pairwise((0, one, other, graph.whole))
+        )
+        for one in borders
+        for other in borders
+        if 0 != one != other != graph.whole and one & other == one
+    }
+    free = set()
+    for parts in itertools.product(range(3), repeat=len(graph)):
+        arrows = {
+            (parts[j], parts[i])
+            for i in range(len(graph))
+            for j in range(i)
+            if needs[i] >> j & 1 and parts[i] != parts[j]
+        }
+        orders = itertools.permutations(range(3))
+        in_a_row = any(all(o.index(a) < o.index(b) for a, b in arrows) for o in orders)
+        if len(set(parts)) == 3 and in_a_row:
+            free.add(
+                frozenset(
+                    frozenset(i for i, part in enumerate(parts) if part == p) for p in range(3)
+                )
+            )
+    assert sets == free
+
+
+def test_a_slow_worker_gets_fewer_layers() -> None:
+    graph = chain([f"l{i}" for i in range(10)], seconds=[1.0] * 10, num_bytes=0)
+    pipeline = Pipeline(workers=workers(3, speeds=(1.0, 1.0, 0.5)), micro_batches=16)
+    found = find_placement(graph, pipeline).placement
+    sizes = {one.worker: len(one.nodes) for one in found.parts}
+    assert sizes == {0: 4, 1: 4, 2: 2}
+
+
+def test_a_slow_worker_may_stand_at_any_place() -> None:
+    """Only in the middle is a part that is short enough."""
+    graph = chain("abc", seconds=[4.0, 1.0, 4.0], num_bytes=0)
+    pipeline = Pipeline(workers=workers(3, speeds=(0.25, 1.0, 1.0)), micro_batches=4)
+    assert [one.worker for one in find_placement(graph, pipeline).placement.parts][1] == 0
+
+
+def test_the_cut_goes_where_few_bytes_cross() -> None:
+    nodes = tuple(WorkNode(name=name, forward_s=1.0, backward_s=2.0) for name in "abcd")
+    sizes = (1000, 10, 1000)
+    edges = tuple(
+        WorkEdge(name=f"e{i}", source=i, targets=(i + 1,), num_bytes=n, gradient_bytes=n)
+        for i, n in enumerate(sizes)
+    )
+    pipeline = Pipeline(workers=workers(2), link=LINK, micro_batches=4)
+    found = find_placement(WorkGraph(nodes=nodes, edges=edges), pipeline).placement
+    assert [one.nodes for one in found.parts] == [(0, 1), (2, 3)]
+    assert found.cut_bytes == 2 * 10 * 4
+
+
+def test_what_crosses_two_borders_is_handed_on() -> None:
+    nodes = tuple(WorkNode(name=name, forward_s=1.0) for name in "abc")
+    edges = (
+        WorkEdge(name="skip", source=0, targets=(1, 2), num_bytes=7, gradient_bytes=7),
+        WorkEdge(name="short", source=1, targets=(2,), num_bytes=5, gradient_bytes=5),
+    )
+    found = place(WorkGraph(nodes=nodes, edges=edges), Pipeline(workers=workers(3)), (0, 1, 2))
+    assert [one.out_bytes for one in found.parts] == [7, 12, 0]
+
+
+def test_a_part_that_does_not_fit_is_said_with_what_it_lacks() -> None:
+    graph = chain("ab", seconds=[1.0, 1.0], num_bytes=0, parameter_bytes=3 * 1024)
+    pipeline = Pipeline(workers=workers(2, memory_bytes=5 * 1024))
+    with pytest.raises(ConfigError, match=r"part 0 needs 6.0 KiB.*has 5.0 KiB: 1.0 KiB too many"):
+        find_placement(graph, pipeline)
+
+
+def test_more_parts_than_layers_are_refused() -> None:
+    graph = chain("abc", seconds=[1.0] * 3, num_bytes=0)
+    with pytest.raises(ConfigError, match="4 parts are wanted, but this model has only 3 pieces"):
+        find_placement(graph, Pipeline(workers=workers(4)))
+
+
+def test_a_hundred_blocks_over_eight_workers_are_cut() -> None:
+    """More borders than are all looked at: along the order, and not worse than even."""
+    draw = random.Random(7)
+    nodes, edges = [], []
+    for block in range(100):
+        for inner in range(16):
+            at = 16 * block + inner
+            nodes.append(
+                WorkNode(
+                    name=f"b{block}.{inner}", forward_s=draw.random(), backward_s=draw.random()
+                )
+            )
+            targets = (at + 1, 16 * block + 15) if inner == 0 else (at + 1,)
+            edges.append(
+                WorkEdge(name=f"e{at}", source=at, targets=targets, num_bytes=64, gradient_bytes=64)
+            )
+    graph = WorkGraph(nodes=tuple(nodes), edges=tuple(edges))
+    pipeline = Pipeline(workers=workers(8), link=LINK, micro_batches=16)
+    found = find_placement(graph, pipeline)
+    assert not found.is_exact
+    assert found.placement.step_s < even_cut(graph, pipeline).step_s
+    assert found.placement.balance > 0.98

@@ -1,0 +1,126 @@
+"""From a model to its cut and its table: measured here, small."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.exports.subject import InputShape
+from paceline.predict import split_costs
+from paceline.predict.split_models import SplitQuestion
+from paceline.predict.splitting import partition, plan_splits, wants_splits
+from paceline.report.splits import draw_partition, render_partition, render_splits
+
+FLOATS = (InputShape((16,), torch.float32),)
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+
+
+def branching() -> nn.Module:
+    from hard_to_cut import Branching
+
+    return Branching(16)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def huge() -> nn.Module:
+    """510 million parameters in ten layers."""
+    return nn.Sequential(*(nn.Linear(7141, 7141, bias=False) for _ in range(10)))
+
+
+def broken() -> nn.Module:
+    raise ValueError("no weights here")
+
+
+def question(name: str, num_workers: int, **changes: object) -> SplitQuestion:
+    given = {"inputs": FLOATS, "micro_batches": 4, "batch_size": 16}
+    return SplitQuestion(spec=f"{__name__}:{name}", num_workers=num_workers, **(given | changes))
+
+
+def test_a_small_model_is_cut_best_and_answered_do_not_split() -> None:
+    report = partition(question("chain", 3))
+    placement = report.found.placement
+    assert sum(len(one.nodes) for one in placement.parts) == 6
+    steps = {row.name: row.placement.step_s for row in report.rows}
+    assert steps["best"] == pytest.approx(steps["of all cuts"], rel=1e-9)
+    assert steps["best"] <= steps["even"] * (1 + 1e-9)
+    assert report.is_exact
+    assert report.verdict.startswith("do not split for speed")
+    assert plan_splits(question("chain", 3)).table.advised.name == "none"
+    json.dumps(report.to_json())
+
+
+def test_the_text_names_parts_borders_and_the_cuts_beside_it() -> None:
+    report = partition(question("chain", 2))
+    text = "\n".join(render_partition(report))
+    assert "6 pieces by torch.fx" in text
+    assert "inputs -> [ 0" in text
+    assert "5 ] -> outputs" in text
+    for name in ("best", "even", "of all cuts", "none"):
+        assert f"\n{name} " in text
+    picture = draw_partition(report)
+    assert picture.count("<rect") == 1 + 6 + 2 * 2 * 4  # ground, pieces, F and B of 4 in 2 parts
+
+
+def test_the_table_has_all_splits_and_what_does_not_fit() -> None:
+    report = plan_splits(question("chain", 4))
+    names = [one.name for one in report.table.prices]
+    assert names == ["none", "data", "network", "layer", "shard-1", "shard-2", "shard-3", "2x2"]
+    text = "\n".join(render_splits(report))
+    assert "advice: " in text
+    json.dumps(report.to_json())
+
+
+def test_a_model_that_branches_is_said_with_its_line() -> None:
+    with pytest.raises(ConfigError, match="2 parts are wanted, but this model has only 1 piece"):
+        partition(question("branching", 2))
+    report = plan_splits(question("branching", 2))
+    kept = dict(report.about)["kept whole"]
+    assert "hard_to_cut.py:" in kept
+    network = next(one for one in report.table.prices if one.name == "network")
+    assert network.step_s is None
+
+
+def test_batch_norm_is_named() -> None:
+    about = dict(plan_splits(question("normed", 2)).about)
+    assert about["batch norm"].startswith("1 look at the whole batch")
+
+
+def test_a_large_model_asks_for_the_table_by_itself_and_is_advised_a_shard_or_a_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is made of it but its shapes."""
+    wide = (InputShape((7141,), torch.float32),)
+    asked = question("huge", 4, inputs=wide)
+    assert wants_splits(asked)
+    assert not wants_splits(question("chain", 4))
+    monkeypatch.setattr(split_costs, "is_too_large", lambda model: True)
+    report = plan_splits(asked)
+    assert report.notes[0].startswith("509,938,810 parameters: from 500,000,000 on")
+    assert report.table.advised.name not in ("none", "data")
+    assert dict(report.about)["costs"].startswith("counted, not measured")
+    tight = plan_splits(question("huge", 4, inputs=wide, memory_bytes=4 << 30))
+    assert any(one.startswith("one copy does not fit") for one in tight.notes)
+    assert tight.table.advised.fits
+
+
+def test_what_is_wrong_is_said_in_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"7 parts are wanted, but .* 6 pieces .* write -n 6"):
+        partition(question("chain", 7))
+    with pytest.raises(ConfigError, match="2 samples cannot be 4 equal micro-batches; 2 are"):
+        partition(question("chain", 2, batch_size=2))
+    with pytest.raises(ConfigError, match=r"--memory 1.0 MiB is less than what Python and torch"):
+        partition(question("chain", 2, memory_bytes=1 << 20))
+    with pytest.raises(ConfigError, match="a model of your own needs the shape"):
+        partition(question("chain", 2, inputs=()))
+    with pytest.raises(ConfigError, match=r"could not be made: .*no weights here .*py:\d+"):
+        partition(question("broken", 2))
+    with pytest.raises(ConfigError, match="--micro-batches must be >= 1, got 0"):
+        question("chain", 2, micro_batches=0)

@@ -1,0 +1,110 @@
+"""What pieces take and keep."""
+
+import pytest
+import torch
+from torch import nn
+
+import hard_to_cut as nets
+from paceline.partition.graph import INPUT
+from paceline.splits.channels import find_pairs
+from paceline.splits.clocks import threads
+from paceline.splits.measuring import measure
+from paceline.splits.tracing import trace
+from paceline.workloads.images import build_alexnet
+
+
+def mlp(width: int = 16) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, width), nn.Tanh())
+
+
+def test_all_pieces_together_take_what_the_whole_takes() -> None:
+    found = measure(trace(mlp(), (torch.randn(8, 16),)), (torch.randn(8, 16),))
+    assert sum(node.forward_s for node in found.graph.nodes) == pytest.approx(found.forward_s)
+    assert sum(node.backward_s for node in found.graph.nodes) == pytest.approx(found.backward_s)
+    assert not found.is_counted
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    inputs = (torch.randn(8, 16),)
+    graph = measure(trace(mlp(), inputs), inputs).graph
+    assert [node.parameter_bytes for node in graph.nodes] == [
+        4 * (16 * 32 + 32), 0, 4 * (32 * 16 + 16), 0,
+    ]  # fmt: skip
+    assert graph.parameter_bytes == sum(one.nbytes for one in mlp().parameters())
+    hidden, narrow = 4 * 8 * 32, 4 * 8 * 16
+    flowing = [(edge.source, edge.num_bytes, edge.gradient_bytes) for edge in graph.edges]
+    assert flowing == [
+        (INPUT, narrow, 0), (0, hidden, hidden), (1, hidden, hidden), (2, narrow, narrow),
+        (3, narrow, narrow),
+    ]  # fmt: skip
+
+
+def test_what_is_kept_is_what_autograd_keeps_each_once() -> None:
+    """The inputs (for the first weight's gradient), ReLU's output, Tanh's."""
+    model, inputs = mlp(), (torch.randn(8, 16),)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if not any(
+            tensor.untyped_storage()._cdata == one.untyped_storage()._cdata
+            for one in model.parameters()
+        ):
+            kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = model(*inputs)
+    graph = measure(trace(model, inputs), inputs).graph
+    assert graph.activation_bytes == sum(kept.values())
+    assert outputs.requires_grad
+
+
+def test_tied_parameters_are_ties_and_buffers_are_counted() -> None:
+    words = torch.tensor([[1, 2, 3], [4, 5, 0]])
+    graph = measure(trace(nets.TiedEnds(), (words,)), (words,)).graph
+    (tie,) = graph.ties
+    assert (tie.name, tie.num_bytes) == ("tokens.weight", 4 * 11 * 6)
+    assert tie.nodes == (0, len(graph) - 1)
+    images = (torch.ones(2, 2, 5, 5),)
+    graph = measure(trace(nets.Normed(), images), images).graph
+    assert sum(node.buffer_bytes for node in graph.nodes) == 4 * 8 + 8
+
+
+def test_gradients_and_buffers_are_as_before() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    inputs = (torch.randn(6, 4),)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    measure(trace(model, inputs), inputs)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+
+
+def test_a_model_without_numbers_is_counted() -> None:
+    with torch.device("meta"):
+        model, inputs = mlp(512), (torch.empty(64, 512),)
+    found = measure(trace(model, inputs), inputs)
+    assert found.is_counted
+    first, second, third, _ = found.graph.nodes
+    assert first.forward_s > 0.0
+    assert third.parameter_bytes == 4 * (32 * 512 + 512)
+    assert first.backward_s > first.forward_s
+    assert second.work_s < first.work_s
+
+
+def test_alexnets_pairs_are_split_over_channels() -> None:
+    with torch.device("meta"):
+        model, inputs = build_alexnet(), (torch.empty(2, 1, 28, 28),)
+    traced = trace(model.eval(), inputs)
+    graph = measure(traced, inputs).graph
+    pairs = find_pairs(traced, graph)
+    names = [(graph.nodes[one.nodes[0]].name, graph.nodes[one.nodes[-1]].name) for one in pairs]
+    assert names == [("1", "4"), ("7", "9"), ("11", "16"), ("19", "21")]
+    assert pairs[0].in_bytes == 0  # nobody wants the gradient of an image
+    assert pairs[1].in_bytes == 2 * 192 * 13 * 13 * 4
+
+
+def test_threads_are_afterwards_as_before() -> None:
+    before = torch.get_num_threads()
+    with threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
