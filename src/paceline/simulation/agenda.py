@@ -155,7 +155,7 @@ class Agenda:
     ) -> None:
         """These members go to work; ``is_updated``: with a version that is only now made."""
         fresh: list[Entry] = []
-        next_number = self.next_number
+        next_number, boundary_s = self.next_number, self._all_done_s
         if self._sum is not None and (tickets or is_updated):
             at_s = self._sum.ready_s(at_s, is_updated=is_updated)
         for ticket, steps in zip(tickets, num_steps, strict=True):
@@ -164,7 +164,7 @@ class Agenda:
             begun_s = at_s if self._lanes is None else self._lanes[0].there_s(at_s)
             if self._queues is None:
                 if self._overlap_steps and is_updated and ticket[1]:
-                    begun_s, done_s = self._overlapped(member, steps, begun_s)
+                    begun_s, done_s = self._overlapped(member, steps, (boundary_s, begun_s))
                 else:
                     finish, done_s = self.finishers[member], begun_s
                     for _ in range(steps):
@@ -238,17 +238,20 @@ class Agenda:
             self._all_done_s = max(self._all_done_s, done_s)
         return WorkDone(member, ticket)
 
-    def _overlapped(self, member: int, steps: int, there_s: float) -> tuple[float, float]:
+    def _overlapped(
+        self, member: int, steps: int, on_its_way_s: tuple[float, float]
+    ) -> tuple[float, float]:
         """When work begins and is done that goes on while its version is on its way.
 
         Args:
-            there_s: when that has come.
+            on_its_way_s: when all had computed what it is made of, and when it has come.
 
         Returns:
             The first as if it had waited before, and not in the midst of it.
         """
         finish, waited_s = self.finishers[member], 0.0
-        begun_s = done_s = self._all_done_s
+        begun_s, there_s = on_its_way_s
+        done_s = begun_s
         for number in range(1, steps + 1):
             done_s = finish(done_s)
             if number == min(steps, self._overlap_steps):
