@@ -1,0 +1,38 @@
+"""What an exchange adds to steps of 10 ms, where so many of the next ones may hide it."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.predict.simulation import World, forecast
+from paceline.simulation.agenda import Agenda
+
+UPDATES = 200
+WORLD = World(delay=("10ms",), link="1ms,100MB/s", num_bytes="1MB")
+"""A push takes 11 ms, and so does a pull."""
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize(
+    ("protocol", "update_s"),
+    [
+        ("local-sgd:8+fragments:4", 0.042),  # two steps, and 22 ms
+        ("local-sgd:8+fragments:4,1", 0.032),  # 22 ms from the boundary on, and the second step
+        ("local-sgd:8+fragments:2,3", 0.040),  # hidden: four steps
+        ("local-sgd:4+fragments:1,2", 0.042),  # two steps hide 20 ms of it
+    ],
+)
+def test_of_an_exchange_what_the_steps_do_not_hide(
+    tmp_path: Path, protocol: str, update_s: float, is_traced: bool
+) -> None:
+    run_dir = tmp_path / "run" if is_traced else None
+    found = forecast(protocol, 4, WORLD, UPDATES, run_dir=run_dir)
+    assert found.time_per_update_s == pytest.approx(update_s, rel=0.01)
+
+
+def test_what_a_measured_exchange_would_hide_nobody_knows() -> None:
+    conditions = WORLD.conditions(2)
+    object.__setattr__(conditions, "machine", object())
+    with pytest.raises(ConfigError, match="--overlap 1 with --like and --link"):
+        Agenda(conditions, 1)
