@@ -240,13 +240,17 @@ def even_parts(graph: WorkGraph, num_parts: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_parts(graph: WorkGraph, num_parts: int) -> None:
-    """Raises ConfigError where there are more parts than nodes."""
+def check_parts(graph: WorkGraph, num_parts: int, why: str = "") -> None:
+    """Raises ConfigError where there are more parts than nodes.
+
+    Args:
+        why: they are no more.
+    """
     if num_parts > len(graph):
         s = "s" * (len(graph) != 1)
         raise ConfigError(
             f"{num_parts} parts are wanted, but this model has only {len(graph)} piece{s} that can "
-            f"be apart; write -n {len(graph)}, or split the data"
+            f"be apart{f' ({why})' if why else ''}; write -n {len(graph)}, or split the data"
         )
 
 

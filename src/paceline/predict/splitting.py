@@ -10,7 +10,7 @@ from ..collectives.base import LinkCost
 from ..errors import ConfigError
 from ..partition.brute_force import MOST_NODES, try_all_cuts
 from ..partition.costs import LARGE_MODEL, SplitCosts
-from ..partition.placement import Placement, even_cut, is_allowed, pipeline_step
+from ..partition.placement import Placement, check_parts, even_cut, is_allowed, pipeline_step
 from ..partition.prices import best_cut, price_splits, uneven
 from ..plan import format_bytes
 from ..report.splits import CutRow, PartitionReport, SplitReport
@@ -30,6 +30,8 @@ def partition(question: SplitQuestion) -> PartitionReport:
         raise ConfigError(f"{why} (--micro-batches), or give another --batch-size")
     micro_batch = costs.batch_size / question.micro_batches
     graph, pipeline = costs.graph_at(micro_batch), costs.pipeline
+    kept = [f"{one.name} is kept whole: {one.why}" for one in made.traced.kept]
+    check_parts(graph, pipeline.num_parts, "; ".join(kept[:2]))
     start_s = time.perf_counter()
     found = best_cut(graph, pipeline, costs.cores / costs.threads)
     took_s = time.perf_counter() - start_s

@@ -70,6 +70,8 @@ class PartitionReport:
     def verdict(self) -> str:
         """Whether to cut at all."""
         step_s = self.found.step_s
+        if len(self.found.placement.parts) == 1:
+            return "one worker alone, whose batch comes in micro-batches"
         if step_s < self.alone_s:
             return f"{self.alone_s / step_s:.2f} times as fast as one worker alone"
         ratio = step_s / self.alone_s

@@ -56,7 +56,7 @@ class Fragments:
         if num_fragments > count:
             raise ConfigError(
                 f"{num_fragments} fragments are of whole parameters, and the model has {count}; "
-                f"use --fragments {count} or less"
+                "use --fragments F, at most as many, of which the local steps are a multiple"
             )
         self.whole = Fragment(0, count, section.start, section.stop, b"\1" * count)
         firsts = cut([one.num_bytes for one in places], num_fragments)
