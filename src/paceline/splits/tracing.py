@@ -14,6 +14,7 @@ in; the module is left as it was.
 import contextlib
 import inspect
 import io
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,8 +123,7 @@ def _operations(
             followed = KeptWhole("", "torch.fx follows it to another result")
         elif not followed[1]:
             return followed[0], "torch.fx", []
-    # What it cannot export it prints, page by page.
-    with contextlib.suppress(Exception), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.suppress(Exception), _quiet():
         exported = torch.export.export(module, tuple(inputs), strict=False)
         made = exported.module(check_guards=False)
         if isinstance(made, fx.GraphModule) and _computes_the_same(module, made, inputs):
@@ -135,6 +135,18 @@ def _operations(
     if row is not None and all(_computes_the_same(module, row, one) for one in _others(inputs)):
         return row, "children", kept
     return _as_one(module, len(inputs)), "whole", kept
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch.export cannot export it prints and logs, page by page."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 class _Tracer(fx.Tracer):
