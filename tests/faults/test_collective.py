@@ -6,7 +6,7 @@ import pytest
 
 from dying import Fault, with_fault
 from paceline.errors import AllGone
-from paceline.trace.records import Resumed
+from paceline.trace.records import Rerouted, Resumed
 from reference import differ, plain_loop
 from runs import assert_each_sample_once, train
 from tiny import EPOCHS, NUM_SAMPLES, TASK
@@ -47,3 +47,17 @@ def test_inside_a_schedule_the_run_ends_in_words(tmp_path: Path) -> None:
     chosen = {"workers": 4, "protocol": "full-sync", "collective": "ring"}
     with pytest.raises(AllGone, match=r"a worker died inside an all-reduce, .*--respawn goes on"):
         train(with_fault(TASK, INSIDE), tmp_path, **chosen)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("protocol", ["full-sync", "local-sgd:2"])
+def test_who_comes_back_meets_the_others_anew(tmp_path: Path, protocol: str) -> None:
+    """A process group that has lost a member is of no use: the next epoch's is another one."""
+    run = train(
+        TASK, tmp_path, epochs=10, workers=2, protocol=protocol, path="collective", respawn=True,
+        delay=("60ms",), fault=("kill worker 1 at update 4", "kill worker 0 at update 16"),
+    )  # fmt: skip
+    paths = [one.path for one in run.records if isinstance(one, Rerouted)]
+    assert paths == ["collective", "store", "collective", "store", "collective"]
+    assert run.num_epochs_ended() == 10
+    assert_each_sample_once(run, NUM_SAMPLES, 10)

@@ -139,7 +139,7 @@ LAID = said.Laid(
 IN, OVER = ScriptPlace(position=0), ScriptPlace(position=1, began=1)
 ARRIVE, REST = said.Arrive(0, None, None, "", IN), said.Rested(1, OVER)
 OPEN = said.OpenEpoch(
-    epoch=0, by_peers=False, updates_left=-1, phase=0, seats=(0, 1), began_for_s=0.0
+    epoch=0, by_peers=False, updates_left=-1, phase=0, seats=(0, 1), began_for_s=0.0, newest=1
 )
 GRANTS = [
     Grant(Ticket(member=0, serial=0, version=0), (Lease(id=0, epoch=0, start=0, stop=2),)),

@@ -28,7 +28,7 @@ ALL_WORK: Final = 2**63 - 2
 """To `Engine.cancel`: whatever a member works on."""
 
 RENDEZVOUS = "rendezvous"
-"""The file beside the logs by which members of one life of a run find each other."""
+"""How the files beside the logs begin by which members of one life of a run find each other."""
 
 
 class ProcessStarted(NamedTuple):

@@ -46,13 +46,20 @@ class Route(NamedTuple):
     """How a member was told that the gradients of its peers come together.
 
     Attributes:
-        rendezvous: path of a file that no other run has, where members may find each other.
+        rendezvous: path of a file that nobody else has, where these members may find each other.
         collective: ``shared``: in memory that all see; ``native``: torch.distributed's own
             all-reduce; or a schedule as `collectives.parse` reads it.
+        newest: number of the member that joined last: with another one they are other members.
     """
 
     rendezvous: str = ""
     collective: str = "shared"
+    newest: int = 0
+
+    @property
+    def meeting(self) -> str:
+        """Path of the file where these very members find each other, and no others have."""
+        return f"{self.rendezvous}-{self.newest}"
 
 
 AVERAGINGS: Final = {
@@ -68,11 +75,11 @@ def make_averaging(
     copy: "ModelCopy",
     barrier: "Barrier",
     hooks: "ScriptHooks",
-    collective: str,
+    route: Route,
 ) -> "Averaging":
     """How this member averages with its peers, see `Averaging`."""
     module, _, kind = AVERAGINGS.get(path, AVERAGINGS["peers"]).partition(":")
     averaging: Averaging = getattr(importlib.import_module(module), kind)(
-        copy, barrier, hooks, Route(rendezvous, collective)
+        copy, barrier, hooks, route._replace(rendezvous=rendezvous)
     )
     return averaging

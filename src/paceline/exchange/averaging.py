@@ -224,5 +224,4 @@ def only_first(weights: Sequence[float]) -> list[float]:
     return [float(seat == first) for seat in range(len(weights))]
 
 
-MakeAveraging: TypeAlias = Callable[[ModelCopy, Barrier, ScriptHooks, str], Averaging]
-"""The last: what sums, see ``Route.collective``."""
+MakeAveraging: TypeAlias = Callable[[ModelCopy, Barrier, ScriptHooks, Route], Averaging]

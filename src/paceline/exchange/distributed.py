@@ -9,7 +9,6 @@ those of peers in shared memory. A death inside an all-reduce cannot be mended h
 or begins again from a checkpoint. This module must not know protocols.
 """
 
-import cmath
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from ..errors import AllGone, ConfigError, WorkerError
 from ..store.clip import Clip
 from ..store.control import ALARM
 from ..store.optimizer import Updater
-from ..store.sums import wide
+from ..store.sums import are_finite, norm_of
 from . import Route
 from .averaging import Averaging, only_first
 from .base import ScriptHooks, Work
@@ -69,7 +68,8 @@ class DistributedAveraging(Averaging):
     def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""
         seats, device = self._store.control.num_seats, self._replica.device
-        group = start_group(route.rendezvous, self._seat, seats, device)
+        with self._told_of_deaths():
+            group = start_group(route.meeting, self._seat, seats, device)
         return along(route.collective, group, is_apart=self._copy.own.overlap_steps > 0)
 
     @property
@@ -79,6 +79,10 @@ class DistributedAveraging(Averaging):
     def step_aside(self) -> None:
         """The store gets what the next epoch is compared with, and what state_dict() reads."""
         self._finish_late()
+        self._give_to_store()
+
+    def _give_to_store(self) -> None:
+        """Not the buffers: those of the version that stands are kept elsewhere."""
         layout, block = self._replica.layout, self._store.blocks[self.block]
         for section in (layout.parameters, layout.state):
             section.of(block).copy_(section.of(self._own))
@@ -246,13 +250,16 @@ class DistributedAveraging(Averaging):
         """A connection that breaks is a member that has died."""
         try:
             yield
-        except RuntimeError:
+        except RuntimeError as error:
             end_s = time.monotonic() + _TOLD_S
             while time.monotonic() < end_s:
                 if self._store.control[ALARM]:
                     raise AllGone(_DIED_INSIDE) from None
                 time.sleep(0.01)
-            raise
+            raise WorkerError(
+                f"worker {self._seat}: an all-reduce broke, and no worker is known to have died: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
 
     def _undo_if_bad(self) -> bool:
         """All members saw the same mean and left everything as it was."""
@@ -282,18 +289,8 @@ class DistributedAveraging(Averaging):
         super().give_up(work, is_updating=is_updating)
 
     def hand_over(self) -> None:
-        """Hand the whole state to the store; every member's copy is the same."""
+        """Every member's copy is the same."""
         self._finish_late()
         if self._compressed is not None:
             self._compressed.part()
-        self._store.blocks[self.block].copy_(self._own)
-
-
-def are_finite(sums: Sequence[Tensor]) -> bool:
-    """Whether nothing that went into these sums is inf or nan."""
-    return all(cmath.isfinite(one.item()) for one in sums)
-
-
-def norm_of(runs: Sequence[Tensor]) -> float:
-    """Of all together."""
-    return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))
+        self._give_to_store()

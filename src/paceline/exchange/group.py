@@ -15,6 +15,7 @@ tensors are.
 import abc
 import datetime
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -189,9 +190,22 @@ def plain(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+_met_at = ""
+"""Where the members of the default group have met; empty: it is not of `start_group`."""
+
+
 def start_group(rendezvous: str, seat: int, num_seats: int, device: torch.device) -> TorchGroup:
-    """All members of the run, by their seats; where there is a default group already, that."""
+    """All members of the run, by their seats; where the script has a default group already, that.
+
+    Args:
+        rendezvous: path of a file that other members have not met at.
+    """
+    global _met_at
+    if _met_at not in ("", rendezvous) and dist.is_initialized():
+        dist.destroy_process_group()  # one of them has died
+        Path(_met_at).unlink(missing_ok=True)
     if not dist.is_initialized():
+        _met_at = rendezvous
         dist.init_process_group(
             "gloo" if device.type == "cpu" else None,
             init_method=f"file://{rendezvous}",

@@ -19,6 +19,7 @@ from ..events import Grant, Lease, Ticket
 from ..store.control import ALARM, SNAPSHOT, VERSION
 from ..store.versions import NO_OVERFLOW
 from ..wire import messages as said
+from . import Route
 from .averaging import Averaging, MakeAveraging
 from .base import Stopped, Work
 from .lockstep import DIED_TOGETHER, Lockstep, Stage
@@ -39,6 +40,7 @@ class PeerRounds:
     def __init__(self, member: MemberSide, make: MakeAveraging | None) -> None:
         self._member, self._make = member, make
         self._barrier = member.barrier
+        self._newest = -1
         self.lockstep = Lockstep(member, self._barrier)
 
     @property
@@ -62,12 +64,18 @@ class PeerRounds:
         self._round = 0
         self._told = RoundsTold(member.channel, member.num_workers)
         self._first_version = member.store.version
+        if self.are_on and opened.newest != self._newest:
+            self.close()  # one has died since, and another joined: they have to meet
         if not self.are_on:
             member.copy.pull(0)  # the first member may have loaded other weights since
             assert self._make is not None, "the coordinator opens such epochs where members can"
             member.averaging = self._make(
-                member.copy, self._barrier, member.hooks, member.collective
+                member.copy,
+                self._barrier,
+                member.hooks,
+                Route("", member.collective, opened.newest),
             )
+            self._newest = opened.newest
         else:
             self._averaging.come_back()
         member.opened(opened)

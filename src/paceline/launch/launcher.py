@@ -310,7 +310,9 @@ def _ends_of_asked(engine: Engine) -> tuple[type[BaseException], ...]:
 def _make_logs(place: OpenFolder, settings: RunSettings) -> None:
     """The files for what workers print; where one cannot be, that is said before they begin."""
     with closing(place.make_inner("logs")) as logs:
-        logs.remove_file(RENDEZVOUS)  # of a life that was cut off: who comes now would wait for it
+        for name in logs.names():
+            if name.startswith(RENDEZVOUS):  # of a life that was cut off: who comes now would wait
+                logs.remove_file(name)
         for seat in range(settings.workers if settings.engine == "local" else 0):
             os.close(logs.append(f"worker-{seat}.log"))
 

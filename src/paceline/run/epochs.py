@@ -276,7 +276,7 @@ class EpochBorders:
         run.streams.open(epoch)
         run.opened = opened = OpenEpoch(
             epoch, by_peers, run.updates_left, phase, seats, run.began_for_s,
-            position or 0, first_id, self._publishing.end(), run.protocol.num_short,
+            position or 0, first_id, self._publishing.end(), run.protocol.num_short, max(live),
         )  # fmt: skip
         run.tell_all(opened)
         if by_peers:

@@ -11,6 +11,8 @@ changed, so that another member can go on where one has died. This module must n
 members or optimizers.
 """
 
+import cmath
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -213,3 +215,13 @@ def split(run: Stretch) -> list[Stretch]:
         Stretch(run.dtype, start, min(start + CHUNK_BYTES, run.stop))
         for start in range(run.start, run.stop, CHUNK_BYTES)
     ]
+
+
+def are_finite(sums: Sequence[Tensor]) -> bool:
+    """Whether nothing that went into these sums is inf or nan."""
+    return all(cmath.isfinite(one.item()) for one in sums)
+
+
+def norm_of(runs: Sequence[Tensor]) -> float:
+    """Of all stretches together."""
+    return math.hypot(*(float(torch.linalg.vector_norm(run, dtype=wide(run))) for run in runs))

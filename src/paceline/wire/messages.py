@@ -453,6 +453,7 @@ class OpenEpoch(NamedTuple):
         first_id: of the first lease from there on.
         is_published: weights were published since the last one, and the store has them.
         num_short: rounds between peers that have one step, before all others.
+        newest: number of the member that joined last: with it peers meet anew.
     """
 
     epoch: int
@@ -465,6 +466,7 @@ class OpenEpoch(NamedTuple):
     first_id: int = 0
     is_published: bool = False
     num_short: int = 0
+    newest: int = 0
 
 
 class ReadStream(NamedTuple):

@@ -32,12 +32,13 @@ from ...errors import ConfigError
 from ...exchange import Route
 from ...exchange.base import ScriptHooks, Work
 from ...exchange.compressed import CompressedGradient, GroupLink, Span
-from ...exchange.distributed import DistributedAveraging, are_finite
+from ...exchange.distributed import DistributedAveraging
 from ...exchange.group import MemberGroup
 from ...exchange.model_copy import ModelCopy
 from ...exchange.rounds import Barrier, Line
 from ...exchange.scheduled import along
 from ...replica.own_gradients import OwnGradients
+from ...store.sums import are_finite
 from .along import LinesAlong
 from .buckets import Bucket, make_buckets
 from .group import RankGroup
@@ -70,7 +71,7 @@ class RankAveraging(DistributedAveraging):
         copy: ModelCopy,
         barrier: Barrier,
         hooks: ScriptHooks,
-        collective: str,
+        route: Route,
     ) -> None:
         assert isinstance(barrier, GatheredLines)  # the carrier's own (member.py)
         self._lines, self._ranks = barrier, group
@@ -78,7 +79,7 @@ class RankAveraging(DistributedAveraging):
         self._buckets = list[Bucket]()
         if self._overlaps:
             self._buckets = make_buckets(copy.replica.layout.parameters, copy.replica.device)
-        super().__init__(copy, barrier, hooks, Route(collective=collective))
+        super().__init__(copy, barrier, hooks, route)
         if self._overlaps:
             self._along = self._take_lines_along()
             self._mean = torch.zeros_like(self._mean) if self._along is None else self._along.mean
