@@ -7,12 +7,15 @@ from paceline.collectives.crossings import Crossing, find_crossings, grid
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
 
-def line(fixed_s: float, s_per_byte: float) -> dict[int, float]:
-    return {size: fixed_s + size * s_per_byte for size in SIZES}
+def line(fixed_s: float, s_per_byte: float) -> dict[int, list[float]]:
+    """Three blocks, of which one was disturbed."""
+    return {
+        size: [noise * (fixed_s + size * s_per_byte) for noise in (1, 1.5, 1)] for size in SIZES
+    }
 
 
 def found(
-    times: dict[str, dict[int, float]], costs: dict[str, tuple[float, float]]
+    times: dict[str, dict[int, list[float]]], costs: dict[str, tuple[float, float]]
 ) -> list[Crossing]:
     def predicted(name: str, size: int) -> float:
         fixed_s, s_per_byte = costs[name]
@@ -48,6 +51,13 @@ def test_what_is_not_clear_at_both_ends_is_no_crossing() -> None:
     assert found({"one": line(100e-6, 1e-9), "other": line(105e-6, 0.9e-9)}, costs) == []
     assert found({"one": line(100e-6, 1e-9), "other": line(300e-6, 1e-9)}, costs) == []
     assert found({"one": line(100e-6, 1e-9)}, costs) == []
+
+
+def test_what_one_block_says_otherwise_is_chance() -> None:
+    """Of two that send the same messages one is always faster in the middle."""
+    one, other = line(100e-6, 4e-9), line(300e-6, 1e-9)
+    one[SIZES[0]][2] = 400e-6
+    assert found({"one": one, "other": other}, {"one": (1e-4, 4e-9), "other": (3e-4, 1e-9)}) == []
 
 
 def test_the_grid_is_even_and_of_whole_elements() -> None:

@@ -115,17 +115,17 @@ class MeasuredCollectives(Measured):
             "crossings": [one._asdict() for one in self.crossings()],
         }
 
-    def times(self) -> dict[str, dict[int, float]]:
-        """Of ours: seconds by collective and size."""
-        found: dict[str, dict[int, float]] = {}
+    def blocks(self) -> dict[str, dict[int, tuple[float, ...]]]:
+        """Of ours: seconds by collective and size, block by block."""
+        found: dict[str, dict[int, tuple[float, ...]]] = {}
         for row in self.rows:
             if row.predicted_s is not None:
-                found.setdefault(row.name, {})[row.num_bytes] = row.timing.median_s
+                found.setdefault(row.name, {})[row.num_bytes] = row.timing.samples_s
         return found
 
     def crossings(self) -> list[Crossing]:
         """Where one takes over from another, from small sizes to large ones."""
-        found = find_crossings(self.times(), self.predicted_s)
+        found = find_crossings(self.blocks(), self.predicted_s)
         return sorted(found, key=lambda one: one.measured_bytes)
 
     def predicted_s(self, name: str, num_bytes: int) -> float:
@@ -345,7 +345,11 @@ def _messages(cost: HostCost) -> Iterator[str]:
 
 def _fastest(found: MeasuredCollectives) -> Iterator[str]:
     """What the fastest by prediction takes, over the fastest that was measured."""
-    times, worst = found.times(), 1.0
+    worst = 1.0
+    times = {
+        name: {size: statistics.median(one) for size, one in blocks.items()}
+        for name, blocks in found.blocks().items()
+    }
     if len(times) < 2:
         return
     for size in sorted(next(iter(times.values()))):
@@ -362,6 +366,7 @@ def _crossings(found: MeasuredCollectives) -> Iterator[str]:
     """The table of crossings, and how many were predicted within a factor of 2."""
     crossings = found.crossings()
     if not crossings:
+        yield "none clearly takes over from another between these sizes"
         return
     rows = [
         (

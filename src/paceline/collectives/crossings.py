@@ -7,22 +7,26 @@
       |            .-'  `- tree
       +-------------|--------- log bytes
 
-Two cross where each is clearly the faster one at one end of the sizes. This module must not know
-how times came about.
+Two cross where each is clearly the faster one at one end of the sizes: in every block, since two
+that send the same messages differ by chance alone, and of many pairs some by a lot. This module
+must not know how times came about.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, permutations
 from typing import NamedTuple
 
 _CLEAR = 1.1
-"""So much faster at an end of the sizes is not by chance."""
+"""So much faster at an end of the sizes is worth a word."""
 _BEYOND, _STEP = 16.0, 2.0**0.25
 """How far beyond the measured sizes a predicted crossing is looked for, and how finely."""
 _NEAR = 2.0
 
 Seconds = Callable[[str, int], float]
+Blocks = Mapping[str, Mapping[int, Sequence[float]]]
+"""By collective and bytes, the same sizes for all: seconds of blocks that took turns."""
 
 
 class Crossing(NamedTuple):
@@ -45,20 +49,18 @@ class Crossing(NamedTuple):
         return 1 / _NEAR <= self.predicted_bytes / self.measured_bytes <= _NEAR
 
 
-def find_crossings(
-    times: Mapping[str, Mapping[int, float]], predicted: Seconds
-) -> Iterator[Crossing]:
+def find_crossings(blocks: Blocks, predicted: Seconds) -> Iterator[Crossing]:
     """All that are clear in measured times, each beside its prediction.
 
     Args:
-        times: by collective: seconds by bytes, the same sizes for all.
         predicted: seconds of a collective at a size.
     """
-    for below, above in permutations(times, 2):
-        sizes = sorted(times[below])
-        ratios = [times[below][size] / times[above][size] for size in sizes]
-        if ratios[0] > 1 / _CLEAR or ratios[-1] < _CLEAR:
+    for below, above in permutations(blocks, 2):
+        sizes = sorted(blocks[below])
+        pairs = [(blocks[below][size], blocks[above][size]) for size in sizes]
+        if not (_is_clear(*pairs[0]) and _is_clear(*reversed(pairs[-1]))):
             continue
+        ratios = [statistics.median(one) / statistics.median(other) for one, other in pairs]
         wide = grid(sizes[0] / _BEYOND, sizes[-1] * _BEYOND)
         found = [predicted(below, size) / predicted(above, size) for size in wide]
         measured_bytes = _where(sizes, ratios)
@@ -69,6 +71,12 @@ def find_crossings(
             measured_bytes=measured_bytes,
             predicted_bytes=_where(wide, found),
         )
+
+
+def _is_clear(fast: Sequence[float], slow: Sequence[float]) -> bool:
+    """Whether one is faster than the other, beyond chance."""
+    is_far = statistics.median(slow) >= _CLEAR * statistics.median(fast)
+    return is_far and all(one < other for one, other in zip(fast, slow, strict=True))
 
 
 def grid(least: float, most: float) -> list[int]:
