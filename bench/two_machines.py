@@ -65,6 +65,7 @@ class Row:
     Attributes:
         batch: over both machines.
         every: local steps of an update.
+        most_steps: where each takes seconds.
     """
 
     name: str
@@ -72,15 +73,16 @@ class Row:
     network: str = "mlp488k"
     batch: int = 256
     every: int = 1
+    most_steps: int = 1000
 
     @property
     def num_fragments(self) -> int:
         return int(self.settings.get("fragments", "1"))
 
     def whole(self, num_steps: int) -> int:
-        """At least so many steps, in which each fragment is exchanged as often as any other."""
+        """About so many steps, in which each fragment is exchanged as often as any other."""
         cycle = self.every * self.num_fragments
-        return -(-num_steps // cycle) * cycle
+        return -(-min(num_steps, self.most_steps) // cycle) * cycle
 
 
 SLOW_LOCAL = {"protocol": "local-sgd:8"}
@@ -101,7 +103,7 @@ ROWS = (
         settings={**STREAMED, "fragments": "4", "overlap": "7"}, every=8),
     Row(name="DiLoCo:32, fragments 4, overlap 7, int4",
         settings={**STREAMED, "fragments": "4", "overlap": "7", "compress": "int4"}, every=8),
-    *(Row(name=f"full-sync, overlapped, {size}", network="deep", batch=size)
+    *(Row(name=f"full-sync, overlapped, {size}", network="deep", batch=size, most_steps=LEAST_STEPS)
       for size in (8192, 16384)),
 )  # fmt: skip
 """The first of a network and batch is what the others of it are worth it against."""
@@ -422,7 +424,7 @@ def main() -> None:
             f"Wanted: predicted within {WITHIN:.0%}, and whether it is worth it predicted rightly; "
             f"of the overlapped rows what is exposed at most {OVERLAP_AT_MOST:.0%} of what is when "
             f"the sum begins after the backward pass. {overlap} On this link {said}. One rank a "
-            f"machine (a network namespace), {options.steps} steps a row. {note}",
+            f"machine (a network namespace), {options.steps} steps a row ({LEAST_STEPS} on deep). {note}",
         )  # fmt: skip
 
 
@@ -435,7 +437,9 @@ def run_rows(rows: Sequence[Row], link: LinkCost, steps: int) -> tuple[list[list
         of_row = row.whole(max(LEAST_STEPS, steps))
         key = (row.network, row.batch)
         if key not in apart:
-            apart[key] = measure("alone", row, of_row), measure("bare", row, of_row)[0]
+            pushes = max(one.every for one in rows if (one.network, one.batch) == key)
+            alone = measure("alone", row, max(of_row, 2 * pushes))
+            apart[key] = alone, measure("bare", row, of_row)[0]
         (alone, bare), (pace,) = apart[key], measure("pace", row, of_row)
         alone_s = slower_s(alone, row.every)
         found = Found(
