@@ -424,7 +424,8 @@ def main() -> None:
             f"Wanted: predicted within {WITHIN:.0%}, and whether it is worth it predicted rightly; "
             f"of the overlapped rows what is exposed at most {OVERLAP_AT_MOST:.0%} of what is when "
             f"the sum begins after the backward pass. {overlap} On this link {said}. One rank a "
-            f"machine (a network namespace), {options.steps} steps a row ({LEAST_STEPS} on deep). {note}",
+            f"machine (a network namespace), {options.steps} steps a row ({LEAST_STEPS} on deep). "
+            f"{note}",
         )  # fmt: skip
 
 
