@@ -1,7 +1,8 @@
 """For all tests: live runs of one test process share a fork server, so that torch is imported once;
 a test process computes in one thread, as there are several of them.
 
-How a run begins by itself is tested where runs are commands: tests/cli, tests/faults.
+How a run begins by itself is tested where runs are commands: tests/cli, tests/faults. Ranks and
+scripts are forked likewise, where a test asks for their result: tests/support/forked.py.
 """
 
 import gc

@@ -80,6 +80,9 @@ class Forker:
     def _fork(self) -> None:
         line, _ = self._listener.accept()
         _, streams, _, _ = socket.recv_fds(line, 1, 2)
+        if not streams:  # who asked is gone
+            line.close()
+            return
         with line.makefile("rb") as file:
             request = json.load(file)
         pid = os.fork()
