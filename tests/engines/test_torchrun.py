@@ -1,6 +1,7 @@
 """Scripts among the ranks of torchrun, over real gloo: equal to the local engine, or refused.
 
-Each start costs seconds, so a test makes several claims about one. The script has all that an
+Ranks are forked (see tests/support/forked.py), but for one run that ends well and one that fails,
+which python begins. A test makes several claims about one run. The script has all that an
 equivalence must carry: tied weights, a frozen one, batch norm, two groups, a clip, a scheduler that
 is stepped in the loop, a last batch with fewer samples than ranks, or batch norm, which needs more.
 """
@@ -83,8 +84,11 @@ def test_a_script_comes_to_what_the_local_engine_does(
     protocol: str,
     chosen: dict[str, str],
 ) -> None:
-    run_them = run_ranks if "NORM" in chosen else run_by_mpirun  # one of them is enough by torchrun
-    ended = run_them(tmp_path, num_ranks, PACELINE_PROTOCOL=protocol, **chosen)
+    chosen = {"PACELINE_PROTOCOL": protocol, **chosen}
+    if "NORM" in chosen:  # one of them is enough by torchrun, and by python
+        ended = run_ranks(tmp_path, num_ranks, by_python=True, **chosen)
+    else:
+        ended = run_by_mpirun(tmp_path, num_ranks, **chosen)
     assert ended.code == 0, ended.said
     run = ended.run
     assert (run.path, run.num_epochs_ended()) == ("collective", 2)
@@ -140,7 +144,7 @@ def test_what_is_killed_goes_on_in_the_middle_of_an_epoch(
     ],
 )
 def test_an_end_has_one_cause(tmp_path: Path, mode: str, words: tuple[str, ...]) -> None:
-    ended = run_ranks(tmp_path, 3, MODE=mode)
+    ended = run_ranks(tmp_path, 3, by_python=mode == "raise", MODE=mode)
     assert_one_cause(ended, *words)
     assert ended.took_s < 60
 

@@ -1,12 +1,11 @@
 """The examples do what they say, small, as they lie there."""
 
 import difflib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from paceline.cli import app as command
 from paceline.config import NAMES
 from runs import nothing_left
@@ -31,10 +30,8 @@ def code_of(name: str) -> list[str]:
 
 
 def run(name: str, *args: str) -> str:
-    """Run an example by python; what it prints."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *args], capture_output=True, text=True, check=False
-    )
+    """Run an example as python does; what it prints."""
+    done = forked.run([EXAMPLES / name, *args])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

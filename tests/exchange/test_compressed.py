@@ -2,10 +2,10 @@
 
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import forked
 from compressing import example
 from dying import Fault, with_fault
 from paceline.collectives.base import LinkCost
@@ -79,7 +80,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float]:
         folder = tmp_path_factory.mktemp(model)
         (folder / "train.py").write_text(SCRIPT)
         env = {**os.environ, "MODEL": model, "PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run([sys.executable, "train.py"], cwd=folder, env=env, check=True)
+        forked.run(["train.py"], cwd=folder, env=env).check_returncode()
         found[model] = float(load_file(folder / "own-alone.safetensors")["loss"])
     return found
 
@@ -446,12 +447,11 @@ def test_the_formula_is_what_the_system_counts(tmp_path: Path, num_ranks: int) -
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     texts = list(map(example, COMPRESSORS))
     ranks = [
-        subprocess.Popen(
-            [sys.executable, tmp_path / "rank.py", tmp_path, str(rank), str(num_ranks), *texts],
-            stdout=subprocess.PIPE, env=env, text=True,
+        forked.Forked(
+            [tmp_path / "rank.py", tmp_path, rank, num_ranks, *texts], stdout=PIPE, env=env
         )
         for rank in range(num_ranks)
-    ]  # fmt: skip
+    ]
     for one in ranks:
         said, _ = one.communicate(timeout=80)
         assert one.returncode == 0

@@ -1,12 +1,13 @@
 """Schedules on tensors, between real processes: what torch's own all-reduce comes to."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
+from forked import Forked
 from paceline.collectives import parse
 from paceline.exchange.scheduled import ScheduledCollective
 
@@ -150,14 +151,9 @@ def run_ranks(folder: Path, text: str, num_ranks: int) -> list[tuple[int, str, s
     """A script in so many processes: of each how it ended, and what it said."""
     (folder / "rank.py").write_text(text)
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [folder / "rank.py", folder]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, folder / "rank.py", folder, str(rank), str(num_ranks)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
+        Forked([*words, rank, num_ranks], env=env, stdout=PIPE, stderr=PIPE)
         for rank in range(num_ranks)
     ]
     try:
@@ -165,7 +161,7 @@ def run_ranks(folder: Path, text: str, num_ranks: int) -> list[tuple[int, str, s
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.returncode, *words) for rank, words in zip(ranks, said, strict=True)]
+    return [(rank.wait(), *words) for rank, words in zip(ranks, said, strict=True)]
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])

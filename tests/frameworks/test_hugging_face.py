@@ -1,14 +1,13 @@
 """The subclass of transformers' Trainer trains as that does by itself and under its own DDP."""
 
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import forked
 from runs import Run, assert_each_sample_once, run_script
 
 pytest.importorskip("transformers")
@@ -26,10 +25,7 @@ def left_in(folder: Path) -> list[dict[str, Any]]:
 
 def by_python(folder: Path, *words: str, kind: str, batch: int) -> list[dict[str, Any]]:
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, *words, str(SCRIPT), str(folder), kind, str(batch)],
-        capture_output=True, text=True, cwd=folder,
-    )  # fmt: skip
+    done = forked.run([*words, SCRIPT, folder, kind, batch], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return left_in(folder)
 

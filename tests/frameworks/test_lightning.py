@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import forked
 from paceline.errors import ConfigError
 from runs import Run, assert_each_sample_once, run_script
 
@@ -28,10 +29,7 @@ def say(folder: Path, **options: Any) -> tuple[str, str]:
 
 def by_python(folder: Path, **options: Any) -> list[dict[str, Any]]:
     """What each worker came to: the script begins them itself."""
-    words = say(folder, **options)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, cwd=folder
-    )
+    done = forked.run([SCRIPT, *say(folder, **options)], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return left_in(folder)
 

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
+from forked import Forked
 from paceline.config import RunSettings
 from paceline.errors import ConfigError
 from paceline.launch.lives import claim
@@ -45,7 +47,7 @@ for epoch in pace.epochs(4):
 
 def command(*flags: str) -> list[str]:
     own = ["--engine", "inline", "--device", "cpu", "--threads", "1"]
-    return [sys.executable, "-m", "paceline", "launch", *own, *flags, "train.py"]
+    return ["-m", "paceline", "launch", *own, *flags, "train.py"]
 
 
 @pytest.fixture
@@ -53,19 +55,17 @@ def ended(say: Say) -> Ended:
     """A run from its beginning to its end, in this process: code, and what it said."""
 
     def run(*flags: str) -> tuple[int, str]:
-        code, out, err = say(" ".join(command(*flags)[3:]))
+        code, out, err = say(" ".join(command(*flags)[2:]))
         assert "Traceback" not in err
         return code, out + err
 
     return run
 
 
-def waiting(folder: Path, *flags: str, epoch: int = 0) -> "subprocess.Popen[str]":
+def waiting(folder: Path, *flags: str, epoch: int = 0) -> Forked:
     """A run that waits at the end of an epoch, until there is a file ``go``."""
     (folder / "train.py").write_text(LONG.replace("EPOCH", str(epoch)))
-    process = subprocess.Popen(
-        command(*flags), cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    process = Forked(command(*flags), cwd=folder, stdout=PIPE, stderr=PIPE)
     end_s = time.monotonic() + 60
     while not (folder / "waits").exists():
         assert process.poll() is None, process.communicate()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import forked
 import loops
 from reference import differ
 from runs import Run, assert_each_sample_once, run_script
@@ -131,10 +132,7 @@ def test_a_skipped_mini_batch_is_handed_out_again(tmp_path: Path, where: dict[st
 
 def test_a_skipped_mini_batch_is_handed_out_again_to_the_only_worker(tmp_path: Path) -> None:
     """By ``python train.py``, too: no launcher, no coordinator."""
-    import subprocess
-    import sys
-
-    subprocess.run([sys.executable, str(SCRIPT), "skipping", str(tmp_path)], check=True, timeout=60)
+    forked.run([SCRIPT, "skipping", tmp_path]).check_returncode()
     result = torch.load(tmp_path / "skipping-0.pt")
     run, (inline,) = _run("skipping", tmp_path / "inline", workers=1, engine="inline")
     assert_each_sample_once(run, NUM_SAMPLES, EPOCHS)

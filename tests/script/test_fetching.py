@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import fetching
-from each_alone import run_each_alone
+import forked
 from paceline.data.loader import LeasedLoader
 from paceline.events import Lease
 from runs import assert_each_sample_once, nothing_left, run_script
@@ -73,7 +73,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What each case leaves where the script is run by itself."""
     folder = tmp_path_factory.mktemp("alone")
     with nothing_left():
-        run_each_alone(SCRIPT, folder, ALONE)
+        for case in ALONE:
+            forked.run([SCRIPT, case, folder]).check_returncode()
     return folder
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import forked
 import leasing
 import loops
-from each_alone import run_each_alone
 from paceline.errors import ConfigError
 from paceline.protocols import parse
 from paceline.run.describe import Description, _notes
@@ -44,7 +44,8 @@ def _run(case: str, folder: Path, **settings: object) -> tuple[Run, list[dict[st
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What each case leaves where the script is run by itself."""
     folder = tmp_path_factory.mktemp("alone")
-    run_each_alone(SCRIPT, folder, leasing.CASES)
+    for case in leasing.CASES:
+        forked.run([SCRIPT, case, folder]).check_returncode()
     return folder
 
 

@@ -3,8 +3,6 @@
 The scale is data of a version: whoever executes an update brings it forward.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import forked
 import loops
 import scaling
 from paceline.errors import ConfigError
@@ -92,7 +91,7 @@ def test_workers_of_local_sgd_scale_for_themselves(tmp_path: Path) -> None:
 
 def test_one_worker_keeps_torchs_own_scaler(tmp_path: Path) -> None:
     """By ``python train.py`` and by a launcher, a scale that is set by hand included."""
-    subprocess.run([sys.executable, str(SCRIPT), "set by hand", str(tmp_path)], check=True)
+    forked.run([SCRIPT, "set by hand", tmp_path]).check_returncode()
     alone = torch.load(tmp_path / "set by hand-0.pt")
     _, (launched,) = _run("set by hand", tmp_path, workers=1)
     for result in (alone, launched):

@@ -2,9 +2,8 @@
 
 import copy
 import random
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hard_to_cut as nets
+from forked import Forked
 from paceline.errors import ConfigError
 from paceline.splits.parts import make_parts, run_parts
 from paceline.splits.tracing import trace
@@ -122,12 +122,9 @@ def test_torchs_own_pipeline_takes_the_parts_as_they_are(tmp_path: Path) -> None
     """Two processes, 1f1b, a tied weight in both parts: gradients and loss of the whole."""
     script = Path(__file__).parents[1] / "support" / "pipelined.py"
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), "2", str(tmp_path / "store")],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
+        Forked([script, rank, 2, tmp_path / "store"], stdout=PIPE, stderr=STDOUT)
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     for one in ranks:
         out, _ = one.communicate(timeout=100)
         assert one.returncode == 0, out

@@ -6,13 +6,14 @@ It must not know what a test claims.
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 
+from forked import Forked
 from paceline.report.summary import summarize
 from runs import Run
 
@@ -133,34 +134,40 @@ def environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def begin(folder: Path, num_ranks: int, *words: str, **settings: str) -> "subprocess.Popen[str]":
+def begin(
+    folder: Path, num_ranks: int, *words: str, by_python: bool = False, **settings: str
+) -> "Forked | Popen[str]":
     """Start torchrun on ``train.py``.
 
     Args:
         words: flags of torchrun, and ``-m MODULE ARGS`` in place of the script.
+        by_python: begin python for torchrun, which does so for its ranks; else all are forked.
         settings: variables of the environment.
     """
     (folder / "train.py").write_text(SCRIPT)
     what = () if "-m" in words else (str(folder / "train.py"),)
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone",
-         "--nproc-per-node", str(num_ranks), *words, *what],
-        cwd=folder, env=environment(folder, settings), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    all_words, env = [*torchrun, *words, *what], environment(folder, settings)
+    if not by_python:
+        return Forked(all_words, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT)
+    words_of_python = [sys.executable, *all_words]
+    return Popen(words_of_python, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, text=True)
 
 
-def end(process: "subprocess.Popen[str]", folder: Path, within_s: float = 100.0) -> Ended:
+def end(process: "Forked | Popen[str]", folder: Path, within_s: float = 100.0) -> Ended:
     start = time.monotonic()
     said, _ = process.communicate(timeout=within_s)
+    assert process.returncode is not None
     return Ended(folder=folder, code=process.returncode, said=said, took_s=time.monotonic() - start)
 
 
-def run_ranks(folder: Path, num_ranks: int, *words: str, **settings: str) -> Ended:
-    return end(begin(folder, num_ranks, *words, **settings), folder)
+def run_ranks(
+    folder: Path, num_ranks: int, *words: str, by_python: bool = False, **settings: str
+) -> Ended:
+    return end(begin(folder, num_ranks, *words, by_python=by_python, **settings), folder)
 
 
-def interrupt(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+def interrupt(process: "Forked | Popen[str]", number: signal.Signals) -> None:
     process.send_signal(number)
 
 
@@ -174,12 +181,11 @@ def run_alone(folder: Path, ranks: list[dict[str, str]]) -> list[Ended]:
     """Processes as srun or mpirun begins them, each with its own variables."""
     (folder / "train.py").write_text(SCRIPT)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "train.py"], cwd=folder, env=environment(folder, settings), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        Forked(
+            ["train.py"], cwd=folder, env=environment(folder, settings), stdout=PIPE, stderr=STDOUT
         )
         for settings in ranks
-    ]  # fmt: skip
+    ]
     return [end(one, folder) for one in processes]
 
 

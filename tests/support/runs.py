@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+import forked
 from paceline.config import RunSettings
 from paceline.engines import inline
 from paceline.engines.local import client
@@ -135,12 +136,13 @@ def _launch(program: Program, folder: Path, settings: dict[str, Any]) -> Run:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Assert that no process that was begun inside is alive afterwards, but a kept fork server."""
+    """Assert that no process that was begun inside is alive afterwards, but kept fork servers."""
     before = {one.pid for one in psutil.Process().children(recursive=True)}
     yield
     after = psutil.Process().children(recursive=True)
     if (spare := client.kept()) is not None:
         before.add(spare.pid)
+    before.update(one.pid for one in forked.forkers)
     assert [one for one in after if one.pid not in before] == []
 
 
