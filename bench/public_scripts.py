@@ -1,6 +1,7 @@
 """A public script with the lines that `--check` prints, beside the same script without them.
 
-    python bench/public_scripts.py FOLDER SCRIPT [--args "..."] [--cuts FILE] [--first MODULE]
+    python bench/public_scripts.py FOLDER SCRIPT [--main OTHER] [--args "..."] [--cuts FILE]
+                                   [--first MODULE]
 
 FOLDER holds the script as it was published, and what it imports. It is copied twice, one copy is
 patched by what `paceline launch --check` prints, both get the same cuts (FILE: a JSON object,
@@ -98,7 +99,8 @@ def _fix() -> None:
     torch.set_default_dtype(torch.float64)
     torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]
     Tensor.float = Tensor.double  # type: ignore[method-assign]
-    functional.dropout = lambda input, *args, **kwargs: input  # type: ignore[assignment]
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
+        setattr(functional, name, lambda input, *args, **kwargs: input)
     nn.modules.batchnorm._BatchNorm.forward = (  # type: ignore[method-assign]
         lambda self, x: functional.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
@@ -151,7 +153,7 @@ class Ended(NamedTuple):
 
 
 def run(folder: Path, script: str, call: list[str], args: list[str], **told: str) -> Ended:
-    """Run a copy of `folder`: `python SCRIPT` where `call` is empty, else by paceline."""
+    """Run it in a copy of `folder`: by python where `call` is empty, else by paceline."""
     with tempfile.TemporaryDirectory() as saved:
         place = Path(saved) / "run"
         shutil.copytree(folder, place)
@@ -170,7 +172,9 @@ def run(folder: Path, script: str, call: list[str], args: list[str], **told: str
         return Ended(ended.returncode, ended.stdout, held)
 
 
-def prepare(folder: Path, script: str, place: Path, cuts: dict[str, Any]) -> tuple[str, str]:
+def prepare(
+    folder: Path, script: str, main: str, place: Path, cuts: dict[str, Any]
+) -> tuple[str, str]:
     """Make `place`/plain and `place`/paced; what `--check` said, and lines added and changed."""
     for name in ("plain", "paced"):
         shutil.copytree(folder, place / name)
@@ -179,24 +183,28 @@ def prepare(folder: Path, script: str, place: Path, cuts: dict[str, Any]) -> tup
     told = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
     if told.returncode:
         return told.stdout + told.stderr, "refused"
-    subprocess.run(
-        ["patch", "-p0", "-s"], cwd=home, input=told.stdout, text=True, check=True
-    )
+    subprocess.run(["patch", "-p0", "-s"], cwd=home, input=told.stdout, text=True, check=True)
     texts = [(place / name / script).read_text() for name in ("plain", "paced")]
     for name, text in zip(("plain", "paced"), texts, strict=True):
         for old, new in cuts.get("both", []) + (cuts.get(name, [])):
             if old not in text:
                 print(f"{script}: no {old!r} to cut in {name}", file=sys.stderr)
             text = text.replace(old, new)
-        future = re.match(r"(?s).*^from __future__ [^\n]*\n", text, re.MULTILINE)
-        first = future.end() if future else 0
-        (place / name / script).write_text(text[:first] + BEGIN + text[first:] + END)
+        (place / name / script).write_text(text)
+        watch(place / name / main)
     return told.stderr, ", ".join(map(str, counted(*texts)))
+
+
+def watch(script: Path) -> None:
+    text = script.read_text()
+    future = re.match(r"(?s).*^from __future__ [^\n]*\n", text, re.MULTILINE)
+    first = future.end() if future else 0
+    script.write_text(text[:first] + BEGIN + text[first:] + END)
 
 
 def counted(old: str, new: str) -> tuple[int, int]:
     """Lines added, lines changed; indentation and empty lines not counted."""
-    olds, news = ([line.strip() for line in text.splitlines() if line.strip()] for text in (old, new))  # fmt: skip
+    olds, news = (list(filter(None, map(str.strip, text.splitlines()))) for text in (old, new))
     added = changed = 0
     for kind, a, b, c, d in difflib.SequenceMatcher(None, olds, news, False).get_opcodes():
         if kind != "equal":
@@ -228,26 +236,26 @@ def last_line(ended: Ended) -> str:
 
 def compare(place: Path, script: str, args: list[str], first: str) -> list[str]:
     """Four cells: one worker, full-sync, k-batch-async:2, local-sgd:4."""
-    watch = functools.partial(run, script=script, args=args, **{FIRST: first})
-    plain = watch(place / "plain", call=[])
+    go = functools.partial(run, script=script, args=args, **{FIRST: first})
+    plain = go(place / "plain", call=[])
     if not plain.is_done:
         return [f"plain {last_line(plain)}\n{plain.printed[-2000:]}"]
     cells = []
-    one = watch(place / "paced", call=[])
+    one = go(place / "paced", call=[])
     same = one.is_done and is_equal(plain.held[0], one.held[0])
     cells.append("equal" if same else "DIFFERS" if one.is_done else last_line(one))
     if one.is_done and not same:
         cells[-1] += f" by {apart(plain.held[0], one.held[0]):.1e}"
     for line in difflib.unified_diff(plain.printed.splitlines(), one.printed.splitlines(), n=0):
         print("   ", line[:160], file=sys.stderr)
-    fixed = watch(place / "plain", call=[], **{FIXED: "1"})
-    both = watch(place / "paced", call=[*WORKERS, "full-sync"], **{FIXED: "1"})
+    fixed = go(place / "plain", call=[], **{FIXED: "1"})
+    both = go(place / "paced", call=[*WORKERS, "full-sync"], **{FIXED: "1"})
     if fixed.is_done and both.is_done:
         cells.append(f"{max(apart(fixed.held[0], held) for held in both.held):.1e}")
     else:
         cells.append("; ".join(last_line(e) for e in (fixed, both) if not e.is_done))
     for protocol in ("k-batch-async:2", "local-sgd:4"):
-        ended = watch(place / "paced", call=[*WORKERS, protocol])
+        ended = go(place / "paced", call=[*WORKERS, protocol])
         if not ended.is_done:
             print(ended.printed[-1500:], file=sys.stderr)
         same = len(ended.held) == 2 and is_equal(*ended.held)
@@ -260,15 +268,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("script", help="its path in FOLDER")
+    parser.add_argument("--main", help="what is run, where it imports SCRIPT")
     parser.add_argument("--args", default="", help="what the script is called with")
     parser.add_argument("--cuts", type=Path, help="a JSON file")
     parser.add_argument("--first", default="", help="a module to import before the script")
     options = parser.parse_args()
     cuts = json.loads(options.cuts.read_text()) if options.cuts else {}
     with tempfile.TemporaryDirectory() as folder:
-        said, lines = prepare(options.folder, options.script, Path(folder), cuts)
+        main = options.main or options.script
+        said, lines = prepare(options.folder, options.script, main, Path(folder), cuts)
         cells = (
-            compare(Path(folder), options.script, shlex.split(options.args), options.first)
+            compare(Path(folder), main, shlex.split(options.args), options.first)
             if lines != "refused"
             else ["-"] * 4
         )

@@ -250,6 +250,25 @@ def test_a_second_loader_that_the_lines_leave_as_it_is_is_named() -> None:
     assert note.endswith("other = pace.prepare(other)")
 
 
+def test_the_copy_of_a_checkpoint_is_made_by_who_wrote_it() -> None:
+    """Another worker would copy a file that is not there yet, or a half of it."""
+    saved = TWO_LOADERS.replace("import torch\n", "import shutil\n\nimport torch\n", 1)
+    saved += (
+        "    torch.save(model.state_dict(), 'last.pt')\n"
+        "    if epoch == 1:\n"
+        "        shutil.copyfile('last.pt', 'best.pt')\n"
+    )
+    diff = judge(Source(saved), "train.py").diff
+    assert (
+        "+    if pace.is_main:\n"
+        "+        torch.save(model.state_dict(), 'last.pt')\n"
+        "     if epoch == 1:\n"
+        "-        shutil.copyfile('last.pt', 'best.pt')\n"
+        "+        if pace.is_main:\n"
+        "+            shutil.copyfile('last.pt', 'best.pt')\n"
+    ) in diff
+
+
 def test_clipping_behind_the_step_stays_torchs() -> None:
     diff = judge(Source(TWO_LOADERS), "train.py").diff
     assert "pace.clip_grad_norm_(model.parameters(), 1.0)" in diff

@@ -30,6 +30,8 @@ from .refusals import refuse_anywhere, refuse_loop
 from .tree import CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
+_REPEATABLE = ("mkdir", "makedirs", "shutil.copy", "shutil.copy2", "shutil.copyfile")
+"""Endings of what may be done again by each worker behind the first, before `prepare`."""
 
 
 def port(text: str) -> str:
@@ -259,7 +261,7 @@ def guard(
             continue
         is_download = text.endswith("download=True)")
         is_before = script.order[call] < script.order[before]
-        is_once = is_download or (text.split("(")[0].endswith(("mkdir", "makedirs")) and is_before)
+        is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
         is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
         if any(flow.around(call)):
             if is_download:
