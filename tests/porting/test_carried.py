@@ -52,13 +52,15 @@ ADDED = {
     "own_closure": 6,
     "streamed": 6,
     "trainer_class": 8,
+    "turns_of_two": 7,
     "two_modules": 10,
     "two_optimizers": 6,
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
     "accumulated", "by_iterator", "clamped_critic", "closure", "full_batch", "module_level",
-    "next_batch", "own_closure", "streamed", "trainer_class", "two_modules", "two_optimizers",
+    "next_batch", "own_closure", "streamed", "trainer_class", "turns_of_two", "two_modules",
+    "two_optimizers",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 

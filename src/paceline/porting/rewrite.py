@@ -169,7 +169,7 @@ def connect(script: SourceTree, edits: TreeEdits) -> None:
 def _updates(parts: Parts, edits: TreeEdits) -> None:
     """``pace.updates`` where a loop counts its steps."""
     script, loop = parts.script, parts.loop.node
-    count = count_of(parts.flow, loop, parts.training.steps[0][0])
+    count = count_of(parts.flow, loop, [call for call, _ in parts.training.steps])
     _draw_first(script, loop, edits)
     step(parts.loop, edits, _numbered(script, count, loop, edits))
     over = cst.parse_expression(f"pace.updates({count.total})")
@@ -192,16 +192,16 @@ def _numbered(script: SourceTree, count: TurnCount, loop: AnyLoop, edits: TreeEd
     if count.name is None:
         return ""
     if count.first == "0":
-        return f"{count.name} = pace.version"
+        return f"{count.name} = {count.place}"
     if not count.is_changed:
-        return f"{count.name} = {count.first} + pace.version"
+        return f"{count.name} = {count.first} + {count.place}"
     first = f"first_{count.name.rpartition('.')[2]}"
     if script.uses(first):
         raise CannotDerive
     edits.insert(
         script.block_line(script.statement(loop)), f"{first} = {count.name}", is_before=True
     )
-    return f"{count.name} = {first} + pace.version"
+    return f"{count.name} = {first} + {count.place}"
 
 
 def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:

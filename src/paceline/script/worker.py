@@ -236,6 +236,24 @@ class Pace:
         return self._exchange.version
 
     @property
+    def turn(self) -> int:
+        """Which of the n updates of ``pace.updates(n)`` this turn makes, or helps to make.
+
+        From 0 to n - 1, as the numbers of a loop ``for turn in range(n)`` in one process are: the
+        number that was drawn, over those that an update averages. Where a turn steps several times
+        (two optimizers, or one twice) and each step is a version, ``version`` runs ahead of it.
+
+        Raises:
+            ConfigError: there is a loader, or no loop yet.
+        """
+        if not hasattr(self, "_prepared") or self._prepared.numbers is None:
+            raise ConfigError(
+                "pace.turn is of a loop over pace.updates(n) without a loader; how far training is "
+                "says pace.version"
+            )
+        return self._updates.turn
+
+    @property
     def context(self) -> Context:
         """What this worker was told of the run when it began."""
         return self._context
