@@ -30,7 +30,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ import paceline
 
 FOLDER, FIXED, FIRST = "PUBLIC_FOLDER", "PUBLIC_FIXED", "PUBLIC_FIRST"
 """What a script that is watched is told: where to save, whether all is fixed, what comes first."""
-LIMIT_S = 120
+LIMIT_S, REFUSED = 120, "refused"
 BEGIN = "import public_scripts; public_scripts.begin()\n"
 END = "\npublic_scripts.end()\n"
 WORKERS = ["launch", "--workers", "2", "--protocol"]
@@ -97,13 +97,13 @@ def _seed(number: int) -> None:
 def _fix() -> None:
     """Nothing at random, nothing that looks at a whole batch, and rounding of float64."""
     torch.set_default_dtype(torch.float64)
-    torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]
+    torch.FloatTensor = torch.DoubleTensor  # type: ignore[assignment,misc]
     Tensor.float = Tensor.double  # type: ignore[method-assign]
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
         setattr(functional, name, lambda input, *args, **kwargs: input)
     nn.modules.batchnorm._BatchNorm.forward = (  # type: ignore[method-assign]
-        lambda self, x: functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        lambda self, input: functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
         )
     )
     _with(nn.RNNBase, "__init__", dropout=0.0)
@@ -152,24 +152,32 @@ class Ended(NamedTuple):
         return self.code == 0 and bool(self.held)
 
 
-def run(folder: Path, script: str, call: list[str], args: list[str], **told: str) -> Ended:
-    """Run it in a copy of `folder`: by python where `call` is empty, else by paceline."""
-    with tempfile.TemporaryDirectory() as saved:
-        place = Path(saved) / "run"
-        shutil.copytree(folder, place)
-        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | told | {FOLDER: saved, "PYTHONPATH": os.pathsep.join(paths)}
-        paced = ["-m", "paceline", *call] if call else []
-        command = [sys.executable, *paced, Path(script).name, *args]
-        try:
-            ended = subprocess.run(
-                command, cwd=(place / script).parent, env=environment, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            return Ended(124, str(late), [])
-        held = [torch.load(path) for path in sorted(Path(saved).glob("*.pt"))]
-        return Ended(ended.returncode, ended.stdout, held)
+class Watched(NamedTuple):
+    """A script that is asked what it holds: its path, its own arguments, what comes first."""
+
+    path: str
+    args: list[str]
+    first: str
+
+    def run(self, folder: Path, call: Sequence[str] = (), *, is_fixed: bool = False) -> Ended:
+        """Run it in a copy of ``folder``: by python where ``call`` is empty, else by paceline."""
+        with tempfile.TemporaryDirectory() as saved:
+            place = Path(saved) / "run"
+            shutil.copytree(folder, place)
+            paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+            told = {FOLDER: saved, FIRST: self.first, FIXED: "1" if is_fixed else ""}
+            environment = os.environ | told | {"PYTHONPATH": os.pathsep.join(paths)}
+            paced = ["-m", "paceline", *call] if call else []
+            command = [sys.executable, *paced, Path(self.path).name, *self.args]
+            try:
+                ended = subprocess.run(
+                    command, cwd=(place / self.path).parent, env=environment, text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as late:
+                return Ended(124, str(late), [])
+            held = [torch.load(path) for path in sorted(Path(saved).glob("*.pt"))]
+            return Ended(ended.returncode, ended.stdout, held)
 
 
 def prepare(
@@ -182,7 +190,7 @@ def prepare(
     command = [sys.executable, "-m", "paceline", "launch", "--check", Path(script).name]
     told = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
     if told.returncode:
-        return told.stdout + told.stderr, "refused"
+        return told.stdout + told.stderr, REFUSED
     subprocess.run(["patch", "-p0", "-s"], cwd=home, input=told.stdout, text=True, check=True)
     texts = [(place / name / script).read_text() for name in ("plain", "paced")]
     for name, text in zip(("plain", "paced"), texts, strict=True):
@@ -196,6 +204,7 @@ def prepare(
 
 
 def watch(script: Path) -> None:
+    """Put the first and the last line into a script."""
     text = script.read_text()
     future = re.match(r"(?s).*^from __future__ [^\n]*\n", text, re.MULTILINE)
     first = future.end() if future else 0
@@ -208,9 +217,8 @@ def counted(old: str, new: str) -> tuple[int, int]:
     added = changed = 0
     for kind, a, b, c, d in difflib.SequenceMatcher(None, olds, news, False).get_opcodes():
         if kind != "equal":
-            changed += min(b - a, d - c)
+            changed += b - a
             added += max(0, (d - c) - (b - a))
-            changed += max(0, (b - a) - (d - c))
     return added, changed
 
 
@@ -229,38 +237,37 @@ def is_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def last_line(ended: Ended) -> str:
-    lines = [line for line in ended.printed.splitlines() if line.strip()] or [""]
-    return f"ended with {ended.code}: {lines[-1].strip()[:300]}"
+def why(ended: Ended) -> str:
+    """How a run that was not done ended: the line that names an error, else the last one."""
+    lines = [line.strip() for line in ended.printed.splitlines() if line.strip()] or [""]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]
+    return f"ended with {ended.code}: {(named or lines)[-1][:400]}"
 
 
-def compare(place: Path, script: str, args: list[str], first: str) -> list[str]:
+def compare(place: Path, script: Watched) -> list[str]:
     """Four cells: one worker, full-sync, k-batch-async:2, local-sgd:4."""
-    go = functools.partial(run, script=script, args=args, **{FIRST: first})
-    plain = go(place / "plain", call=[])
+    plain, one = script.run(place / "plain"), script.run(place / "paced")
     if not plain.is_done:
-        return [f"plain {last_line(plain)}\n{plain.printed[-2000:]}"]
-    cells = []
-    one = go(place / "paced", call=[])
-    same = one.is_done and is_equal(plain.held[0], one.held[0])
-    cells.append("equal" if same else "DIFFERS" if one.is_done else last_line(one))
-    if one.is_done and not same:
-        cells[-1] += f" by {apart(plain.held[0], one.held[0]):.1e}"
+        print(plain.printed[-2000:], file=sys.stderr)
+        return [f"the plain one {why(plain)}"]
+    is_same = one.is_done and is_equal(plain.held[0], one.held[0])
+    cells = ["equal" if is_same else why(one)]
+    if one.is_done and not is_same:
+        cells = [f"DIFFERS by {apart(plain.held[0], one.held[0]):.1e}"]
     for line in difflib.unified_diff(plain.printed.splitlines(), one.printed.splitlines(), n=0):
         print("   ", line[:160], file=sys.stderr)
-    fixed = go(place / "plain", call=[], **{FIXED: "1"})
-    both = go(place / "paced", call=[*WORKERS, "full-sync"], **{FIXED: "1"})
+    fixed = script.run(place / "plain", is_fixed=True)
+    both = script.run(place / "paced", [*WORKERS, "full-sync"], is_fixed=True)
     if fixed.is_done and both.is_done:
         cells.append(f"{max(apart(fixed.held[0], held) for held in both.held):.1e}")
     else:
-        cells.append("; ".join(last_line(e) for e in (fixed, both) if not e.is_done))
+        cells.append("; ".join(why(one) for one in (fixed, both) if not one.is_done))
     for protocol in ("k-batch-async:2", "local-sgd:4"):
-        ended = go(place / "paced", call=[*WORKERS, protocol])
-        if not ended.is_done:
+        ended = script.run(place / "paced", [*WORKERS, protocol])
+        is_same = len(ended.held) == 2 and is_equal(*ended.held)
+        cells.append(why(ended) if not ended.is_done else "yes" if is_same else "UNEQUAL")
+        if cells[-1] != "yes":
             print(ended.printed[-1500:], file=sys.stderr)
-        same = len(ended.held) == 2 and is_equal(*ended.held)
-        cells.append("yes" if ended.is_done and same else
-                     "UNEQUAL" if ended.is_done else last_line(ended))  # fmt: skip
     return cells
 
 
@@ -277,11 +284,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         main = options.main or options.script
         said, lines = prepare(options.folder, options.script, main, Path(folder), cuts)
-        cells = (
-            compare(Path(folder), main, shlex.split(options.args), options.first)
-            if lines != "refused"
-            else ["-"] * 4
-        )
+        script = Watched(main, shlex.split(options.args), options.first)
+        cells = ["-"] * 4 if lines == REFUSED else compare(Path(folder), script)
     print(" | ".join([options.script, lines, *cells, " ".join(said.split())]))
 
 
