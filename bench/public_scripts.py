@@ -64,11 +64,21 @@ def begin() -> None:
     @functools.wraps(made)
     def noted(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        _optimizers.append(self)
+        if _is_the_scripts():
+            _optimizers.append(self)
 
     torch.optim.Optimizer.__init__ = noted  # type: ignore[method-assign]
     if os.environ.get(FIXED):
         _fix()
+
+
+def _is_the_scripts() -> bool:
+    """Whether an optimizer is made by no file of Paceline's, which may make one like it."""
+    frame = sys._getframe(2)
+    while str(frame.f_globals.get("__name__")).startswith("torch."):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return not str(frame.f_globals.get("__name__")).startswith("paceline.")
 
 
 def turns(numbers: range) -> Iterator[int]:
