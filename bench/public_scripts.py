@@ -44,7 +44,7 @@ import paceline
 
 FOLDER, FIXED, FIRST = "PUBLIC_FOLDER", "PUBLIC_FIXED", "PUBLIC_FIRST"
 """What a script that is watched is told: where to save, whether all is fixed, what comes first."""
-LIMIT_S, REFUSED = 120, "refused"
+LIMIT_S, REFUSED = 300, "refused"
 BEGIN = "import public_scripts; public_scripts.begin()\n"
 END = "\npublic_scripts.end()\n"
 WORKERS = ["launch", "--workers", "2", "--protocol"]
@@ -185,7 +185,7 @@ class Watched(NamedTuple):
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired as late:
-                return Ended(124, str(late), [])
+                return Ended(124, f"{late.stdout!r}\nlonger than {LIMIT_S} s", [])
             held = [torch.load(path) for path in sorted(Path(saved).glob("*.pt"))]
             return Ended(ended.returncode, ended.stdout, held)
 
