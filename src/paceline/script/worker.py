@@ -17,6 +17,7 @@ Above 300 lines because it is the script's one door, and half of it is what its 
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -78,6 +79,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_STARTED_BY = "PACELINE_STARTED_BY"
+"""Tells a process that a worker starts whose it is."""
 
 
 def start_context(
@@ -92,6 +95,8 @@ def start_context(
     """
     if context.deterministic and context.is_own_process:
         be_deterministic()
+    if context.is_own_process and exchange.num_workers > 1:
+        os.environ[_STARTED_BY] = f"worker {exchange.seat}"
     seed_generators(context.seed, seeds)
     _here.exchange, _here.context, _here.pace = exchange, context, None
 
@@ -136,6 +141,21 @@ def _refuse_other_launchers() -> None:
             f"the script was started with WORLD_SIZE={size} by another launcher, which has set no "
             "RANK and MASTER_ADDR, where all meet; set them, or start it with "
             f"paceline launch --workers {size} SCRIPT"
+        )
+
+
+def _refuse_inside_a_worker(exchange: Exchange) -> None:
+    """``torch.multiprocessing.spawn(train, ...)`` in a worker: it would train once for each."""
+    whose = os.environ.get(_STARTED_BY)
+    if (
+        whose
+        and isinstance(exchange, SoloExchange)
+        and multiprocessing.parent_process() is not None
+    ):
+        raise ConfigError(
+            f"prepare() was called in a process that {whose} has started by multiprocessing: it "
+            "would train by itself, once for each worker; paceline launch starts the workers: call "
+            "the function that trains directly, without spawn and without a flag that asks for it"
         )
 
 
@@ -375,6 +395,7 @@ class Pace:
         """
         fast = self._context.fast if fast is None else fast
         _check_choices(batch, fast)
+        _refuse_inside_a_worker(self._exchange)
         num_batches = self._context.accumulate or _number_of(accumulate)
         if num_batches > 1 and sticky:
             raise _beside_accumulation(num_batches, "prepare(sticky=True)")
