@@ -52,13 +52,15 @@ ADDED = {
     "own_closure": 6,
     "streamed": 6,
     "trainer_class": 8,
+    "turns_of_two": 7,
     "two_modules": 10,
     "two_optimizers": 6,
 }
 """Lines that are new or changed, ``if pace.is_main`` and a loader's ``.plain`` among them."""
 SAME_IN_PARTS = (
     "accumulated", "by_iterator", "clamped_critic", "closure", "full_batch", "module_level",
-    "next_batch", "own_closure", "streamed", "trainer_class", "two_modules", "two_optimizers",
+    "next_batch", "own_closure", "streamed", "trainer_class", "turns_of_two", "two_modules",
+    "two_optimizers",
 )  # fmt: skip
 """Neither dropout nor batch norm nor draws: two workers compute what one does."""
 
@@ -248,6 +250,25 @@ def test_a_second_loader_that_the_lines_leave_as_it_is_is_named() -> None:
     (note,) = judge(Source(TWO_LOADERS), "train.py").notes
     assert note.startswith("train.py:12 takes from other by next(), and these lines do not prepare")
     assert note.endswith("other = pace.prepare(other)")
+
+
+def test_the_copy_of_a_checkpoint_is_made_by_who_wrote_it() -> None:
+    """Another worker would copy a file that is not there yet, or a half of it."""
+    saved = TWO_LOADERS.replace("import torch\n", "import shutil\n\nimport torch\n", 1)
+    saved += (
+        "    torch.save(model.state_dict(), 'last.pt')\n"
+        "    if epoch == 1:\n"
+        "        shutil.copyfile('last.pt', 'best.pt')\n"
+    )
+    diff = judge(Source(saved), "train.py").diff
+    assert (
+        "+    if pace.is_main:\n"
+        "+        torch.save(model.state_dict(), 'last.pt')\n"
+        "     if epoch == 1:\n"
+        "-        shutil.copyfile('last.pt', 'best.pt')\n"
+        "+        if pace.is_main:\n"
+        "+            shutil.copyfile('last.pt', 'best.pt')\n"
+    ) in diff
 
 
 def test_clipping_behind_the_step_stays_torchs() -> None:

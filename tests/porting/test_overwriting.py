@@ -14,6 +14,9 @@ WRITES = [
     "frame.to_csv('a.csv')",
     "figure.savefig('a.png')",
     "os.makedirs('out')",
+    "shutil.copyfile('last.pt', 'best.pt')",
+    "os.replace('new.pt', 'last.pt')",
+    "os.remove('last.pt')",
     "Path('out').mkdir()",
     "datasets.MNIST('data', download=True)",
 ]
@@ -24,6 +27,7 @@ KEEPS = [
     "os.makedirs('out', exist_ok=True)",
     "open(f'log-{pace.worker}.txt', 'w')",
     "torch.save(x, f'part-{rank}.pt')",
+    "shutil.copyfile('last.pt', f'best-{rank}.pt')",
     "datasets.MNIST('data', download=False)",
     "pace.save('model.safetensors')",
 ]
@@ -37,7 +41,7 @@ GUARDS = [
     "def save():\n    if not pace.is_main:\n        return\n    {}\nsave()",
     "def save():\n    {}\nif pace.is_main:\n    save()",
 ]
-IMPORTS = "import os, torch\nimport numpy as np\nfrom pathlib import Path\n"
+IMPORTS = "import os, shutil, torch\nimport numpy as np\nfrom pathlib import Path\n"
 
 
 def note(text: str) -> str:

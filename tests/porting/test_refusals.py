@@ -136,6 +136,15 @@ REFUSED = {
         ((LOOP, DRAWS.replace("get_batch()", "data[it * 8 : it * 8 + 8]")),),
         "line 9 uses it, the number of a turn: where it chooses what is learnt write for number",
     ),
+    "turns that make no update": (
+        (
+            (
+                LOOP,
+                DRAWS.replace("    optimizer.step()", "    if it % 2:\n        optimizer.step()"),
+            ),
+        ),
+        "line 13 steps in some turns only, and pace.updates(n) counts updates: make a turn of them",
+    ),
     "a place that is counted up": (
         (
             ("model = ", "at = 0\nmodel = "),
@@ -260,7 +269,7 @@ def test_each_part_says_it_by_itself() -> None:
         refuse_loop(training)
     flow = Flow(SourceTree(SCRIPT.replace(LOOP, DRAWS)))
     training = Stepping(flow)
-    count = count_of(flow, training.loop.node, training.steps[0][0])
+    count = count_of(flow, training.loop.node, [call for call, _ in training.steps])
     assert (count.total, count.name) == ("100", None)
     assert is_for_accelerate(Source(ACCELERATED))
     assert "paceline.connect()" in leave_accelerate(ACCELERATED)[0]

@@ -101,3 +101,32 @@ def test_a_worker_whose_script_is_over_while_others_train_on_is_said(tmp_path: P
     )
     [note] = [one for one in run.notes if "is over" in one]
     assert note.startswith("worker 0's script is over, and others train on")
+
+
+SPAWNS = """
+import torch, paceline
+
+pace = paceline.connect()
+
+
+def train(_):
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in pace.updates(3):
+        with pace.step():
+            model(torch.ones(3)).sum().backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train)
+"""
+
+
+def test_a_worker_that_starts_processes_which_train_is_refused(tmp_path: Path) -> None:
+    """Each would train the whole of it by itself, and nobody would say so."""
+    (tmp_path / "train.py").write_text(SPAWNS)
+    with pytest.raises(WorkerError, match="failed at"):
+        run_script(tmp_path / "train.py", tmp_path, workers=2, has_ranks=False)
+    [said] = [one.read_text() for one in (tmp_path / "run" / "logs").glob("worker-*.error")]
+    assert "has started by multiprocessing: it would train by itself" in said

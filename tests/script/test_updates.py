@@ -151,6 +151,21 @@ def test_what_is_drawn_is_a_function_of_seed_and_number() -> None:
     assert drawn(1) != drawn(2)
 
 
+def test_a_turn_is_counted_once_where_each_of_its_steps_is_a_version() -> None:
+    pace = alone()
+    first, second = numbered.make(), numbered.make()
+    pace.prepare(*first, *second)
+    seen = []
+    for _ in pace.updates(4):
+        seen.append((pace.turn, pace.version))
+        with pace.step():
+            for model, optimizer in (first, second):
+                optimizer.zero_grad()
+                numbered.loss_of(model).backward()
+                optimizer.step()
+    assert seen == [(0, 0), (1, 2), (2, 4), (3, 6)]
+
+
 def test_a_pass_without_a_step_is_named_and_not_repeated_for_ever() -> None:
     pace = alone()
     pace.prepare(*numbered.make())
@@ -179,6 +194,8 @@ def test_what_cannot_be_is_one_sentence() -> None:
     pace.prepare(model, optimizer, DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2))
     with pytest.raises(ConfigError, match="for batch in pace"):
         pace.updates(4)
+    with pytest.raises(ConfigError, match=r"how far training is says pace\.version"):
+        _ = pace.turn
 
 
 OUTSIDE = """

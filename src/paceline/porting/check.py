@@ -186,7 +186,7 @@ def _notes_of_further_loaders(script: SourceTree, training: Stepping, name: str)
 def _notes_of_breaks(script: SourceTree, training: Stepping, name: str) -> Iterator[str]:
     """Where one worker leaves a loop of updates by what it alone sees."""
     loop = training.loop.node
-    counter = count_of(training.flow, loop, training.steps[0][0]).counter
+    counter = count_of(training.flow, loop, [call for call, _ in training.steps]).counter
     for node in (one for one in script.within(loop.body) if isinstance(one, cst.Break)):
         ups = list(script.up(node))
         if loop not in ups:

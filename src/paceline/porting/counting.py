@@ -3,13 +3,16 @@
     for it in range(n)                       ->  for it in pace.updates(n)
     while it < n, while True ... break       ->  for _ in pace.updates(n)
     what a turn's number is used for         ->  it = pace.version, if it says how far training is
+    where a turn steps several times         ->  it = pace.turn
 
 The number of a turn may choose what is learnt (then each worker must have another) or say how far
 training is, for a learning rate or a log (then all must have the same). It is made the version, so
-it is only let by where it is seen to say that. This module must not know how a tree is edited.
+it is only let by where it is seen to say that; where two optimizers or two steps of one make a turn
+several versions, the turn. This module must not know how a tree is edited.
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -32,6 +35,7 @@ class TurnCount(NamedTuple):
         first: the number of its first turn, as an expression.
         is_changed: whether that name is another at the loop's end, so that it is to be kept.
         counter: what the loop counts with.
+        place: what says there where training is.
     """
 
     total: str
@@ -39,18 +43,42 @@ class TurnCount(NamedTuple):
     first: str
     is_changed: bool = False
     counter: str = ""
+    place: str = "pace.version"
 
 
-def count_of(flow: Flow, loop: AnyLoop, step: cst.CSTNode) -> TurnCount:
+def count_of(flow: Flow, loop: AnyLoop, steps: Sequence[cst.Call]) -> TurnCount:
     """How many updates a loop makes.
 
+    Args:
+        steps: the calls that make one.
+
     Raises:
-        CannotDerive: it has no end that can be seen, or its number chooses what is learnt.
+        CannotDerive: it has no end that can be seen, or its number chooses what is learnt, or
+            which turns step at all.
     """
-    found = _of_for(flow, loop) if isinstance(loop, cst.For) else _of_while(flow, loop, step)
+    found = _of_for(flow, loop) if isinstance(loop, cst.For) else _of_while(flow, loop, steps[0])
+    if found.name is not None:
+        _refuse_turns_without_a_step(flow, found.name, steps)
+    if len(steps) > 1:
+        found = found._replace(place="pace.turn")
     if found.name is not None and _is_asked(flow, found.name, loop.body, set()):
         return found._replace(counter=found.name)
     return found._replace(name=None, counter=found.name or "")
+
+
+def _refuse_turns_without_a_step(flow: Flow, name: str, steps: Sequence[cst.Call]) -> None:
+    """``if (it + 1) % 4 == 0: optimizer.step()``"""
+    script = flow.script
+    for call in steps:
+        tests = [one.test for one in script.up(call) if isinstance(one, cst.If)]
+        if not any(name in script.inside(test) for test in tests):
+            return
+    line = script.line(steps[0])
+    raise CannotDerive(
+        f"line {line} steps in some turns only, and pace.updates(n) counts updates: make a turn of "
+        "them, with a loop over its batches: for number in pace.updates(n): with pace.step(): for "
+        "_ in range(k): ... backward(), then optimizer.step()"
+    )
 
 
 def _of_for(flow: Flow, loop: cst.For) -> TurnCount:

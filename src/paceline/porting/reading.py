@@ -18,9 +18,10 @@ _SAVES = (
     "torch.save", "numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt",
     "joblib.dump", "safetensors.torch.save_file", "write_text", "write_bytes", "to_csv",
     "to_parquet", "to_pickle", "savefig", "save_image", "save_pretrained", "SummaryWriter",
-    "shutil.rmtree",
+    "shutil.rmtree", "shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree",
+    "shutil.move", "os.rename", "os.replace", "os.remove", "os.unlink",
 )  # fmt: skip
-"""Endings of the names of what writes a file, or takes files away."""
+"""Endings of the names of what writes a file, copies one that was written, or takes it away."""
 _FOLDERS = ("os.mkdir", "os.makedirs", "mkdir")
 """Fail where another worker was faster, unless ``exist_ok=True``."""
 _GUARD = re.compile(

@@ -30,6 +30,8 @@ from .refusals import refuse_anywhere, refuse_loop
 from .tree import CannotDerive, SourceTree, TreeEdits, positional
 
 _INDEXED = re.compile(r"""['"](cuda|xpu):\d+['"]""")
+_REPEATABLE = ("mkdir", "makedirs", "shutil.copy", "shutil.copy2", "shutil.copyfile")
+"""Endings of what may be done again by each worker behind the first, before `prepare`."""
 
 
 def port(text: str) -> str:
@@ -167,7 +169,7 @@ def connect(script: SourceTree, edits: TreeEdits) -> None:
 def _updates(parts: Parts, edits: TreeEdits) -> None:
     """``pace.updates`` where a loop counts its steps."""
     script, loop = parts.script, parts.loop.node
-    count = count_of(parts.flow, loop, parts.training.steps[0][0])
+    count = count_of(parts.flow, loop, [call for call, _ in parts.training.steps])
     _draw_first(script, loop, edits)
     step(parts.loop, edits, _numbered(script, count, loop, edits))
     over = cst.parse_expression(f"pace.updates({count.total})")
@@ -190,16 +192,16 @@ def _numbered(script: SourceTree, count: TurnCount, loop: AnyLoop, edits: TreeEd
     if count.name is None:
         return ""
     if count.first == "0":
-        return f"{count.name} = pace.version"
+        return f"{count.name} = {count.place}"
     if not count.is_changed:
-        return f"{count.name} = {count.first} + pace.version"
+        return f"{count.name} = {count.first} + {count.place}"
     first = f"first_{count.name.rpartition('.')[2]}"
     if script.uses(first):
         raise CannotDerive
     edits.insert(
         script.block_line(script.statement(loop)), f"{first} = {count.name}", is_before=True
     )
-    return f"{count.name} = {first} + pace.version"
+    return f"{count.name} = {first} + {count.place}"
 
 
 def _draw_first(script: SourceTree, loop: AnyLoop, edits: TreeEdits) -> None:
@@ -259,7 +261,7 @@ def guard(
             continue
         is_download = text.endswith("download=True)")
         is_before = script.order[call] < script.order[before]
-        is_once = is_download or (text.split("(")[0].endswith(("mkdir", "makedirs")) and is_before)
+        is_once = is_download or (text.split("(")[0].endswith(_REPEATABLE) and is_before)
         is_bound = any(isinstance(one, cst.Assign | cst.AnnAssign) for one in script.within(line))
         if any(flow.around(call)):
             if is_download:

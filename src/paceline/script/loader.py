@@ -300,6 +300,9 @@ class UpdateLoop:
     Args:
         numbers: of the draws of a script without a loader; None: it has one.
         counts_blocks: whether that is so.
+
+    Attributes:
+        turn: which update the newest number stands for, of those that it counts.
     """
 
     def __init__(
@@ -321,6 +324,7 @@ class UpdateLoop:
         self._end = 0
         """Of the numbers, or blocks, that passes have had, in batches."""
         self.has_begun = False
+        self.turn = 0
 
     def remember(self) -> list[int]:
         """The pass under way."""
@@ -387,6 +391,7 @@ class UpdateLoop:
             numbers.first, numbers.stop = extent.first, extent.stop
             for number in loader:
                 seed_all(step_seed(self._seed, 0, number))
+                self.turn = number // numbers.size // self._num_steps
                 yield number
             return
         loader.most_batches = extent.stop

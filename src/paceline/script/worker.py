@@ -17,6 +17,7 @@ Above 300 lines because it is the script's one door, and half of it is what its 
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -78,6 +79,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_STARTED_BY = "PACELINE_STARTED_BY"
+"""Tells a process that a worker starts whose it is."""
 
 
 def start_context(
@@ -92,6 +95,8 @@ def start_context(
     """
     if context.deterministic and context.is_own_process:
         be_deterministic()
+    if context.is_own_process and exchange.num_workers > 1:
+        os.environ[_STARTED_BY] = f"worker {exchange.seat}"
     seed_generators(context.seed, seeds)
     _here.exchange, _here.context, _here.pace = exchange, context, None
 
@@ -136,6 +141,21 @@ def _refuse_other_launchers() -> None:
             f"the script was started with WORLD_SIZE={size} by another launcher, which has set no "
             "RANK and MASTER_ADDR, where all meet; set them, or start it with "
             f"paceline launch --workers {size} SCRIPT"
+        )
+
+
+def _refuse_inside_a_worker(exchange: Exchange) -> None:
+    """``torch.multiprocessing.spawn(train, ...)`` in a worker: it would train once for each."""
+    whose = os.environ.get(_STARTED_BY)
+    if (
+        whose
+        and isinstance(exchange, SoloExchange)
+        and multiprocessing.parent_process() is not None
+    ):
+        raise ConfigError(
+            f"prepare() was called in a process that {whose} has started by multiprocessing: it "
+            "would train by itself, once for each worker; paceline launch starts the workers: call "
+            "the function that trains directly, without spawn and without a flag that asks for it"
         )
 
 
@@ -234,6 +254,24 @@ class Pace:
     def version(self) -> int:
         """Number of updates in the parameters that the model holds."""
         return self._exchange.version
+
+    @property
+    def turn(self) -> int:
+        """Which of the n updates of ``pace.updates(n)`` this turn makes, or helps to make.
+
+        From 0 to n - 1, as the numbers of a loop ``for turn in range(n)`` in one process are: the
+        number that was drawn, over those that an update averages. Where a turn steps several times
+        (two optimizers, or one twice) and each step is a version, ``version`` runs ahead of it.
+
+        Raises:
+            ConfigError: there is a loader, or no loop yet.
+        """
+        if not hasattr(self, "_prepared") or self._prepared.numbers is None:
+            raise ConfigError(
+                "pace.turn is of a loop over pace.updates(n) without a loader; how far training is "
+                "says pace.version"
+            )
+        return self._updates.turn
 
     @property
     def context(self) -> Context:
@@ -357,6 +395,7 @@ class Pace:
         """
         fast = self._context.fast if fast is None else fast
         _check_choices(batch, fast)
+        _refuse_inside_a_worker(self._exchange)
         num_batches = self._context.accumulate or _number_of(accumulate)
         if num_batches > 1 and sticky:
             raise _beside_accumulation(num_batches, "prepare(sticky=True)")
