@@ -103,6 +103,11 @@ class RunSettings:
         "Where workers run: processes of this machine, or one process for debugging; torchrun "
         "where that began them.",
     )
+    split: str = _setting(
+        "data",
+        "How the model is divided: data (each worker has all of it), network[:N] (N parts, one "
+        "behind the other), AxB (A parts in B copies).",
+    )
     batch_size: int | None = _setting(
         None, "Samples an update averages, over all workers.", least=1
     )

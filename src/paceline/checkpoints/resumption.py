@@ -32,7 +32,7 @@ RUN, COORDINATOR = "run.json", "coordinator.json"
 _OF_THE_CALL = frozenset(
     (
         "resume", "run_dir", "name", "dry_run", "json", "checkpoint_every", "keep", "log",
-        "updates", "seconds", "target_accuracy", "fault", "parameters",
+        "updates", "seconds", "target_accuracy", "fault", "parameters", "split",
     )
 )  # fmt: skip
 """Settings that say how to look at a run, where it lies, when to stop or what is to go wrong: they

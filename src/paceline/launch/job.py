@@ -15,6 +15,7 @@ from ..conditions.faults import FaultPlan, Kind
 from ..config import Resolved, RunSettings
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError
+from ..partition.names import read_split
 from ..protocols import protocol_of
 from ..run.collective import path_of
 from ..run_dir import RUNS
@@ -51,6 +52,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             f"{instead}"
         )
     path_of(settings, protocol)
+    is_split(settings)
     if settings.path not in ("auto", "collective"):
         raise ConfigError(
             f"path {settings.path!r} is shared memory, which processes of torchrun have not: leave "
@@ -69,6 +71,21 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
         )
     _refuse_faults(settings)
     return settings if rank.restarts == 0 else replace(settings, fault=())
+
+
+def is_split(settings: RunSettings) -> bool:
+    """Whether the model is divided, so that its workers are ranks.
+
+    Raises:
+        ConfigError: it cannot be, or not so.
+    """
+    name = read_split(settings.split, settings.workers)
+    if name is not None and settings.protocol.partition("+")[0] != "full-sync":
+        raise ConfigError(
+            f"split {settings.split!r} with protocol {settings.protocol} is not carried: workers "
+            "that hold parts of one model step together; use --protocol full-sync, or --split data"
+        )
+    return name is not None
 
 
 def _refuse_faults(settings: RunSettings) -> None:

@@ -309,6 +309,7 @@ class Pace:
         forward: Forward | None = None,
         accumulate: int = 1,
         closures: bool = False,
+        split: str | None = None,
     ) -> Any:
         """Make a model, its optimizer, its loader and its schedulers take part in the run.
 
@@ -351,6 +352,10 @@ class Pace:
                 (SAM): under full-sync all workers make each step together then, each evaluation
                 with the mean gradient and the mean loss of all. LBFGS needs no saying so. An
                 optimizer inside it, which its ``state_dict()`` leaves out, is kept by ``keep``.
+            split: how the model is divided among the ranks of a run: "data" (each has all of it),
+                "network:2" (two parts, one behind the other; "network": as many as workers), "2x2"
+                (two parts in two copies). Each worker goes on with mini-batches of its own, and
+                holds and steps its part. None: what ``--split`` says.
 
         Raises:
             ConfigError: something cannot be carried; it is named.
@@ -364,12 +369,17 @@ class Pace:
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
         if self._in_trial:
+            if (split or self._context.split) != "data":
+                raise ConfigError(
+                    "a split model in pace.trial(), which gives it back whole, is not carried: "
+                    "train it in a run of its own, or use --split data"
+                )
             models = [one for one in objects if not isinstance(one, DataLoader)]
             self._originals.append(Originals(models))
         exchange, self._batch = self._exchange, batch or "global"
         self._prepared = prepared = Prepared(
             exchange, self._context, objects, self.device, self._batch, self._keeper,
-            (fast, forward), num_batches, is_sticky=sticky, closures=closures,
+            (fast, forward), num_batches, is_sticky=sticky, closures=closures, split=split,
         )  # fmt: skip
         self._loader = loader = PreparedLoader(
             prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
@@ -822,7 +832,7 @@ class Pace:
         evaluation = Evaluation(self._exchange, prepared, self.seed, self.device)
         found = evaluation.totals(fn, loader)
         if self._best is not None and prepared is not None and (is_inside or self.is_main):
-            self._best.look(found, self.version, lambda: model_file(prepared.model))
+            self._best.look(found, self.version, lambda: model_file(prepared.whole))
         return found
 
     def keep_best(self, name: str, most: int = 1, mode: str | None = None) -> None:
@@ -1002,7 +1012,7 @@ class Pace:
         if self.is_main or self._draws_alone:
             is_within = Path(name).name == name  # else it is a path of the user's own
             save_model(
-                self._prepared.model if model is None else model,
+                self._prepared.whole if model is None else model,
                 path,
                 self._context.run_identity if is_within else None,
             )

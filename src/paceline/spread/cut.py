@@ -1,0 +1,288 @@
+"""Where a model is cut for its workers: measured by the first of them, the same in all.
+
+    a mini-batch of the data -> what the script calls the model with -> operations (splits/tracing)
+         -> proved: rows are computed by themselves       -> costs of pieces, measured
+         -> the cut, and micro-batches (partition/)        -> this worker's part, and all borders
+
+What a cut would compute otherwise than the model is refused here, before anything runs: batch norm
+in training, outputs that are no rows, code that reads ``self.training`` itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..partition.graph import WorkGraph
+from ..partition.pipeline import Pipeline as PipelineSetting
+from ..partition.pipeline import workers
+from ..partition.placement import Placement, check_parts, pipeline_step
+from ..partition.prices import best_cut
+from ..splits.loopback import measure_loopback
+from ..splits.measuring import measure
+from ..splits.parts import ModelPart, make_parts, run_parts
+from ..splits.tracing import TracedModel, trace, untouched
+from ..system.processors import num_cores
+from .group import SplitGroups
+from .pipeline import TensorShape
+
+_MICRO_BATCHES = (1, 2, 4)
+"""Of a worker's mini-batch, to choose from."""
+_CLOSE = 1e-4
+
+Inputs = Callable[[int], tuple[Tensor, ...]]
+"""What the model is called with, for so many samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCut:
+    """What a worker knows of the cut.
+
+    Args:
+        parts: of all, in their order.
+        borders: what crosses each: inputs, ..., outputs.
+        form: what the model gives, as torch's trees have it.
+        most: micro-batches of a worker's mini-batch at most.
+        note: for the plan.
+    """
+
+    parts: tuple[ModelPart, ...]
+    borders: tuple[tuple[TensorShape, ...], ...]
+    form: Any
+    most: int
+    note: str
+
+
+def inputs_of(model: nn.Module, forward: Callable[[nn.Module, Any], Any], batch: Any) -> Any:
+    """What the model is called with when ``forward`` computes a loss of this batch.
+
+    Raises:
+        ConfigError: it is not called with tensors alone, or not at all.
+    """
+    found: list[tuple[Any, Any]] = []
+
+    def look(_: nn.Module, args: Any, kwargs: Any) -> None:
+        found.append((args, kwargs))
+        raise _Called
+
+    handle = model.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        forward(model, batch)
+    except _Called:
+        pass
+    finally:
+        handle.remove()
+    if not found:
+        raise ConfigError(
+            "the model is not called with a batch of the loader, so nobody knows where to cut it: "
+            "pace.prepare(..., forward=lambda model, batch: loss_fn(model(batch[0]), batch[1]))"
+        )
+    args, kwargs = found[0]
+    if kwargs or not args or not all(isinstance(one, Tensor) for one in args):
+        raise ConfigError(
+            "a split model is called with tensors alone, model(x) or model(x, y): its other "
+            "arguments would have to be sent to all parts"
+        )
+    return args
+
+
+class _Called(BaseException):
+    """It is known what the model is called with."""
+
+
+def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGroups) -> ModelCut:
+    """The cut; all workers come to the same.
+
+    Args:
+        mini_batch: samples of a worker's, the most.
+
+    Raises:
+        ConfigError: the model cannot be cut into so many parts, or would compute something else.
+    """
+    given = inputs(mini_batch)
+    traced = _traced(model, given)
+    _refuse_other_results(model, traced, given)
+    chosen = groups.say_alike(_choose(traced, inputs, mini_batch, groups) if not groups.seat else 0)
+    if len(traced.pieces) != len(chosen["part_of"]):
+        raise ConfigError(
+            f"worker {groups.seat} finds {len(traced.pieces)} pieces in the model, and worker 0 "
+            f"{len(chosen['part_of'])}: build it alike in all"
+        )
+    parts = make_parts(traced, chosen["part_of"])
+    rows = _rows(mini_batch, chosen["most"])
+    other = rows if traced.how == "torch.export" else rows + 1
+    if traced.how == "torch.export" and rows * chosen["most"] != mini_batch:
+        raise ConfigError(
+            f"torch.export follows this model for one size of batch: {mini_batch} samples a worker "
+            f"cannot be {chosen['most']} equal micro-batches"
+        )
+    if traced.how == "torch.export":
+        traced = trace(model, inputs(rows))
+        parts = make_parts(traced, chosen["part_of"])
+    borders, form = _borders(model, parts, inputs, (rows, other))
+    return ModelCut(
+        parts=parts, borders=borders, form=form, most=chosen["most"], note=chosen["note"]
+    )
+
+
+def _traced(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
+    was_training = model.training
+    model.train()
+    traced = trace(model, given)
+    if traced.batch_statistics:
+        names = ", ".join(traced.batch_statistics[:3])
+        raise ConfigError(
+            f"{names}: batch norm looks at the whole batch, and of micro-batches it would be "
+            "another model; use nn.GroupNorm, or --split data"
+        )
+    model.eval()
+    code, other = traced.graph_module.code, trace(model, given).graph_module.code
+    model.train(was_training)
+    if code != other and traced.how != "torch.export":
+        raise ConfigError(
+            f"{type(model).__name__} computes by its own ``self.training``, which a cut would "
+            "freeze: let a layer do it (nn.Dropout)"
+        )
+    if traced.how == "torch.export" and any(
+        isinstance(one, nn.Dropout) and one.p for one in model.modules()
+    ):
+        raise ConfigError(
+            f"{type(model).__name__} can only be followed by torch.export, which freezes dropout: "
+            "it would not end in evaluation; leave dropout out, or use --split data"
+        )
+    return traced
+
+
+def _refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[Tensor]) -> None:
+    """Raise ConfigError where rows of a batch are not computed each by itself."""
+    if traced.how == "torch.export" or len(given[0]) < 2:
+        return
+    middle = len(given[0]) // 2
+    halves = [[one[:middle] for one in given], [one[middle:] for one in given]]
+    was_training = model.training
+    model.eval()
+    with untouched(model), torch.no_grad():
+        whole = _leaves(model(*given))
+        parts = [_leaves(model(*half)) for half in halves]
+    model.train(was_training)
+    for one, first, second in zip(whole, *parts, strict=True):
+        is_rows = one.ndim and len(one) == len(first) + len(second)
+        if not is_rows or not torch.allclose(
+            one, torch.cat([first, second]), rtol=_CLOSE, atol=_CLOSE, equal_nan=True
+        ):
+            raise ConfigError(
+                f"{type(model).__name__} gives something else for a batch than for its halves: its "
+                "samples depend on each other, or its output is no row for each (a loss: let the "
+                "model return outputs, and the script compute the loss); use --split data"
+            )
+
+
+def _choose(
+    traced: TracedModel, inputs: Inputs, mini_batch: int, groups: SplitGroups
+) -> dict[str, Any]:
+    """What the first worker finds best, as plain data."""
+    num_parts, copies = groups.name.parts, groups.name.copies
+    link = measure_loopback()
+    cores = num_cores() / torch.get_num_threads() / copies
+    small, large = (
+        measure(traced, inputs(size)).graph if traced.how != "torch.export" else None
+        for size in (_rows(mini_batch, _MICRO_BATCHES[-1]), mini_batch)
+    )
+    found: list[tuple[float, int, Placement, WorkGraph]] = []
+    for most in _MICRO_BATCHES:
+        rows = _rows(mini_batch, most)
+        if rows * most > mini_batch + most - 1 or most > mini_batch:
+            continue
+        if small is None or large is None:  # its sizes are fixed: traced anew
+            if mini_batch % most:
+                continue
+            graph = measure(trace(traced.module, inputs(rows)), inputs(rows)).graph
+        elif rows == mini_batch:
+            graph = large
+        else:
+            graph = small.at(rows, _rows(mini_batch, _MICRO_BATCHES[-1]), large, mini_batch)
+        setting = PipelineSetting(
+            workers=workers(num_parts), link=link, micro_batches=most * num_parts, schedule="gpipe"
+        )
+        kept = "; ".join(f"{one.name} is kept whole: {one.why}" for one in traced.kept[:2])
+        check_parts(graph, num_parts, kept)
+        cut = best_cut(graph, setting, cores).placement
+        found.append((pipeline_step(cut, setting, cores).seconds, most, cut, graph))
+    seconds, most, cut, graph = min(found, key=lambda one: one[0])
+    part_of = cut.part_of()
+    return {
+        "part_of": [part_of[node] for node in range(len(graph))],
+        "most": most,
+        "note": _note(cut, graph, most * num_parts, seconds, str(groups.name)),
+    }
+
+
+def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str) -> str:
+    """The cut in one line of the plan."""
+    said = []
+    for one in cut.parts:
+        first, last = graph.nodes[one.nodes[0]].name, graph.nodes[one.nodes[-1]].name
+        said.append(first if first == last else f"{first} .. {last}")
+    return (
+        f"split {name}: {' | '.join(said)}; {num} micro-batches by gpipe, balance "
+        f"{cut.balance:.0%}, {seconds * 1e3:.1f} ms a step predicted, without the optimizer"
+    )
+
+
+def _rows(mini_batch: int, most: int) -> int:
+    """Of the largest micro-batch."""
+    return max(1, -(-mini_batch // most))
+
+
+def _borders(
+    model: nn.Module, parts: Sequence[ModelPart], inputs: Inputs, sizes: tuple[int, int]
+) -> tuple[tuple[tuple[TensorShape, ...], ...], Any]:
+    """What crosses each border for any number of rows, by two of them; the form of outputs."""
+    with untouched(model), torch.no_grad():
+        found = [_crossing(parts, inputs(size)) for size in sizes]
+    form = torch.utils._pytree.tree_structure(run_parts_form(parts, model, inputs(sizes[0])))
+    borders = tuple(
+        tuple(_shape(a, b, sizes) for a, b in zip(one, other, strict=True))
+        for one, other in zip(*found, strict=True)
+    )
+    return borders, form
+
+
+def run_parts_form(parts: Sequence[ModelPart], model: nn.Module, given: Sequence[Tensor]) -> Any:
+    """What the model gives.
+
+    Raises:
+        ConfigError: not tensors alone.
+    """
+    with untouched(model), torch.no_grad():
+        made = run_parts(parts, given)
+    if not all(isinstance(one, Tensor) for one in torch.utils._pytree.tree_leaves(made)):
+        raise ConfigError(
+            f"{type(model).__name__} gives more than tensors, which cannot be sent from where it "
+            "is computed: return tensors, in tuples or dicts"
+        )
+    return made
+
+
+def _crossing(parts: Sequence[ModelPart], given: Sequence[Tensor]) -> list[list[Tensor]]:
+    found = [list(given)]
+    for part in parts:
+        found.append(_leaves(part.module(*found[-1])))
+    return found
+
+
+def _shape(one: Tensor, other: Tensor, sizes: tuple[int, int]) -> TensorShape:
+    """How a tensor grows with rows."""
+    if sizes[0] == sizes[1]:
+        return TensorShape(one.dtype, tuple(one.shape), (0,) * one.ndim)
+    step = sizes[1] - sizes[0]
+    growing = [(b - a) // step for a, b in zip(one.shape, other.shape, strict=True)]
+    fixed = [a - slope * sizes[0] for a, slope in zip(one.shape, growing, strict=True)]
+    return TensorShape(one.dtype, tuple(fixed), tuple(growing))
+
+
+def _leaves(values: Any) -> list[Tensor]:
+    return [one for one in torch.utils._pytree.tree_leaves(values) if isinstance(one, Tensor)]
