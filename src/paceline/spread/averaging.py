@@ -59,9 +59,13 @@ class SplitAveraging(DistributedAveraging):
         raise ConfigError(f"{what} is not carried where a model is split")
 
     def fill(self, work: Work) -> None:
-        """Nobody shows a push before all are at it."""
+        """Nobody shows a push before all are at it; who has no mini-batch has others' gradients."""
+        if not work.num_samples:
+            self._replica.drop_gradients()
         self._spread.come_to_end()
         super().fill(work)
+        if not work.num_samples:
+            self._fill(work)
 
     def update(self, lines: Sequence[Line]) -> None:
         self._spread.whole.standing.changes()
@@ -69,6 +73,8 @@ class SplitAveraging(DistributedAveraging):
 
     def settle(self) -> int:
         fault = super().settle()
+        if not self._pushed.num_samples:  # its script knows nothing of them, and clears none
+            self._replica.drop_gradients()
         self._spread.whole.standing.stands(self._copy.version + 1)
         return fault
 
