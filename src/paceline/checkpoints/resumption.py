@@ -160,6 +160,8 @@ def adopt(resolved: Resolved) -> RunSettings:
         for name in NAMES
         if name in saved and name not in _OF_THE_CALL and resolved.origins[name] == "default"
     }
+    if changes.get("engine") == "torchrun":  # which a launcher begins, and no setting
+        del changes["engine"]
     given = {one for one in ("batch_size", "mini_batch_size") if resolved.origins[one] != "default"}
     if given:  # the other convention is not the saved one's to choose
         for one in ("batch_size", "mini_batch_size"):
