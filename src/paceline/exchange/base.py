@@ -32,10 +32,9 @@ from ..wire.messages import OfStream, Totals
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..spread.model import SpreadModel
     from .compressed import CompressedGradient
     from .evaluation import EvaluationRanges
-    from ..spread.group import Ranks
-    from ..spread.model import SpreadModel
     from .solo import SoloExchange
     from .through_store import StoreExchange
 

@@ -87,7 +87,7 @@ class StoreExchange(Exchange):
         """Whether that began, so that all hold the main member's weights."""
         self._is_published = False
         """Whether weights were published since the last epoch."""
-        self.ranks: "Ranks | None" = None
+        self.ranks: Ranks | None = None
         """How members reach each other, for a model that is spread over them; None: they do not."""
         self.measure_link: Callable[[torch.device], LinkCost | None] | None = None
         """What a message between members costs, measured by all of them together; None: it costs

@@ -71,8 +71,8 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
     name, _, number = given.partition(":")
     if name.replace("_", "-") in _PLANNED:
         raise ConfigError(
-            f"split {given!r} can be priced (paceline plan TASK -n {num_workers} --memory 2GiB), and "
-            f"not run: what runs is {', '.join(CARRIED)}"
+            f"split {given!r} can be priced (paceline plan TASK -n {num_workers} --memory 2GiB), "
+            f"and not run: what runs is {', '.join(CARRIED)}"
         )
     if match := re.fullmatch(r"(\d+)x(\d+)", given):
         found = SplitName(int(match[1]), int(match[2]))

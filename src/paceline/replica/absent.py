@@ -43,7 +43,7 @@ class AbsentParameter(nn.Parameter):
                 return func(*args, **(kwargs or {}))
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         found = next(one for one in leaves if isinstance(one, AbsentParameter))
-        found._refuse(getattr(func, "__name__", str(func)))
+        return found._refuse(getattr(func, "__name__", str(func)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         self._refuse("copy.deepcopy")

@@ -41,8 +41,8 @@ from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_fo
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
-from ..store.control import MOST_SCHEDULES
 from ..spread.model import SpreadModel
+from ..store.control import MOST_SCHEDULES
 from ..store.fragments import Fragments
 from ..store.joint import joined
 from ..store.layout import Layout

@@ -2,8 +2,8 @@
 
     prepare(split="network:2") -> refused by name | a batch -> weights alike -> cut -> SpreadModel
 
-Settings that change a model, or whose workers do not step together, are refused here, each with what
-can be done instead. This module must not know how parts are computed.
+Settings that change a model, or whose workers do not step together, are refused here, each with
+what can be done instead. This module must not know how parts are computed.
 """
 
 from collections.abc import Callable, Sequence

@@ -9,8 +9,8 @@
     model       the user's own module, which computes by all of that
 
 **Every worker is a member, as it is where nothing is split.** It has a mini-batch of its own (a
-lease), the script's own loss line on it, and its push; the coordinator, the protocol, the ledger and
-evaluation know nothing of a split. What is spread is the model alone:
+lease), the script's own loss line on it, and its push; the coordinator, the protocol, the ledger
+and evaluation know nothing of a split. What is spread is the model alone:
 
     worker 0   loader -> x0 ->[ model(x0) ]-> y0 -> loss(y0) .backward() -> step
                                |         |                    |
@@ -21,12 +21,12 @@ evaluation know nothing of a split. What is spread is the model alone:
                                |         v                    |
     worker 1   loader -> x1 ->[ model(x1) ]-> y1 -> loss(y1) .backward() -> step
 
-``model(x)`` is what all workers of a copy do together: inputs go to the first part, in micro-batches
-(gpipe: Y. Huang et al., "GPipe", 2019), outputs come back from the last part to whose they are.
-``backward()`` is the same in the other direction: each sends what its loss gives, times its share of
-the samples, and each part adds up over all of them. So what lies in ``.grad`` of a part is already
-the mean that the optimizer steps on; with several copies (2x2) it is summed over those who hold the
-same part. No batch is loaded twice, and no output is where it is not needed.
+``model(x)`` is what all workers of a copy do together: inputs go to the first part, in
+micro-batches (gpipe: Y. Huang et al., "GPipe", 2019), outputs come back from the last part to whose
+they are. ``backward()`` is the same in the other direction: each sends what its loss gives, times
+its share of the samples, and each part adds up over all of them. So what lies in ``.grad`` of a
+part is already the mean that the optimizer steps on; with several copies (2x2) it is summed over
+those who hold the same part. No batch is loaded twice, and no output is where it is not needed.
 
 **Nobody can be left waiting.** Whoever comes to ``model(x)``, ``backward()`` or the end of a step
 first says so to all of its copy, and hears what they come to (meeting.py):
@@ -34,6 +34,7 @@ first says so to all of its copy, and hears what they come to (meeting.py):
     all the same                    they do it
     some are at a step's end        these compute their parts for the others, and say it again: a
                                     short last batch, an evaluation that one finishes earlier
+    some only look (no gradients)   all compute their parts for these first
     anything else                   refused, with who does what: it would be another computation
 
 **What is elsewhere cannot be taken for something.** A parameter of another worker's part stays in
@@ -42,8 +43,8 @@ the script's module, as itself, without memory; whatever looks at its numbers is
 one version: a thread of each worker hands out its part to whoever asks (whole.py), so one worker
 alone may ask. A checkpoint is what one device would have written, and any split goes on from it.
 
-*Rejected:* one member for a whole copy, whose other workers follow it (each batch would be loaded by
-all of them or sent, each output sent to all, and every message to a member told to several
+*Rejected:* one member for a whole copy, whose other workers follow it (each batch would be loaded
+by all of them or sent, each output sent to all, and every message to a member told to several
 processes); `torch.distributed.pipelining`'s schedules for a script's own loop (they call the loss
 themselves, in the last stage, and a script's loss line stands behind ``model(x)``).
 

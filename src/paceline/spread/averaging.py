@@ -4,8 +4,8 @@
     mean              = sum over copies of (samples of the copy / of all) x that
     tied parameters   their gradients in all parts are added up: each holds a copy of them
 
-What one part finds (a gradient that is not finite, its share of the norm) all parts must know before
-any of them steps. This module must not know protocols.
+What one part finds (a gradient that is not finite, its share of the norm) all parts must know
+before any of them steps. This module must not know protocols.
 """
 
 import math

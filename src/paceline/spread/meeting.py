@@ -3,14 +3,18 @@
     worker 0   FORWARD | FORWARD | BACKWARD | STEP_END
     worker 1   FORWARD | FORWARD | BACKWARD | STEP_END        all the same: they do it
 
-    worker 0   LOOK     | LOOK     | STEP_END                 worker 1 has evaluated its share
-    worker 1   STEP_END | STEP_END | STEP_END                 already, and computes its part
+    worker 0   FORWARD  | FORWARD  | STEP_END                 worker 1 has no mini-batch left, and
+    worker 1   STEP_END | STEP_END | STEP_END                 computes its part
+
+    worker 0   LOOK     | FORWARD                             a look changes nothing, so it comes
+    worker 1   FORWARD  | FORWARD                             first, and all compute their parts
 
 So no two of them can wait for different things. What is decided is a function of what was said
 (`decide`). This module must not know models.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -45,12 +49,27 @@ class Intent(NamedTuple):
         number: of the forward pass that a backward pass is of.
         rows: of its inputs.
         samples: of its mini-batch, by which its gradient is weighed.
+        mode: of its modules, see `mode_of`.
     """
 
     doing: Doing
     number: int = -1
     rows: int = 0
     samples: int = 0
+    mode: int = -1
+
+
+def mode_of(flags: Iterable[bool]) -> int:
+    """One number for which modules are in training: 0 none, 1 all, else another one for each mix.
+
+    Example:
+        >>> mode_of([True, True]), mode_of([False, False]), mode_of([True, False]) > 1
+        (1, 0, True)
+    """
+    row = bytes(flags)
+    if len(set(row)) < 2:
+        return int(any(row))
+    return 2 + zlib.crc32(row)
 
 
 class Meeting:
@@ -89,6 +108,8 @@ def decide(every: Sequence[Intent], members: Sequence[int]) -> Doing:
         ConfigError: two have come to different things.
     """
     busy = [(one, seat) for one, seat in zip(every, members, strict=True) if one.doing]
+    if looking := [pair for pair in busy if pair[0].doing is Doing.LOOK]:
+        busy = looking
     if not busy:
         return Doing.STEP_END
     first, seat = busy[0]
@@ -102,4 +123,10 @@ def decide(every: Sequence[Intent], members: Sequence[int]) -> Doing:
             f"worker {seat} {here} where worker {other} {there}: a split model is computed by all "
             "workers together, so each calls it, and backward(), as often and in the same order"
         )
+    for one, other in busy[1:]:
+        if one.mode != first.mode:
+            raise ConfigError(
+                f"the model is in another mode on worker {seat} than on worker {other} "
+                "(model.train(), model.eval()), and they compute it together: set it in all alike"
+            )
     return first.doing

@@ -1,6 +1,6 @@
 """The script's own module, computed by all workers of a copy: what stands in its place in each.
 
-    model(x)             -> meet -> micro-batches through all parts -> outputs, with a graph of one node
+    model(x)             -> meet -> micro-batches through all parts -> outputs; one node of a graph
     loss.backward()      -> that node -> meet -> gradients through all parts
     model.state_dict()   -> the whole model's (whole.py)
     model.parameters()   -> the same objects; those of other parts are absent (replica/absent.py)
@@ -11,6 +11,7 @@ module must not know the loop.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,11 +23,14 @@ from ..errors import ConfigError
 from ..replica.absent import forget
 from ..store.joint import parameters_of
 from ..store.layout import Layout
+from ..store.optimizer_copy import EXISTS
 from .cut import ModelCut
 from .group import SplitGroups
-from .meeting import Doing, Intent, Meeting
+from .meeting import Doing, Intent, Meeting, mode_of
 from .pipeline import Passed, Pipeline, chunk_rows, chunks_of
 from .whole import WholeModel
+
+_NOTHING = Intent(Doing.STEP_END)
 
 
 class OwnPart(nn.Module):
@@ -86,7 +90,6 @@ class SpreadModel:
         self._meeting = Meeting(groups.copy, groups.members)
         self._pipeline = Pipeline(cut.parts[groups.part].module, groups.copy, cut.borders)
         self._passes: dict[int, Passed] = {}
-        self._num_passes = 0
         self._shares: list[float] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         self._note_sharing()
@@ -156,8 +159,8 @@ class SpreadModel:
         )
         if named or not is_right:
             raise ConfigError(
-                f"a split model was cut for {len(wanted)} tensors of {[s.dtype for s in wanted]}, and "
-                f"is called with {[getattr(one, 'dtype', type(one).__name__) for one in given]}"
+                f"a split model was cut for {len(wanted)} tensors of {[s.dtype for s in wanted]}, "
+                f"and is called with {[getattr(one, 'dtype', type(one).__name__) for one in given]}"
                 f"{' and ' + ', '.join(named) if named else ''}: call it as in the first batch"
             )
         if any(one.requires_grad for one in given):
@@ -166,10 +169,10 @@ class SpreadModel:
             )
         rows = len(given[0])
         keeps = torch.is_grad_enabled()
-        self._num_passes += 1
         doing = Doing.FORWARD if keeps else Doing.LOOK
-        every = self._meeting.show(Intent(doing, -1, rows, self._num_samples()))
-        self._meeting.decide(every)
+        if torch.is_autocast_enabled("cpu"):
+            raise ConfigError("autocast is not carried where a model is split: leave it out")
+        every = self._meet(Intent(doing, -1, rows, self._num_samples(), self._mode()))
         parts = [one.split(chunk_rows(rows, self.cut.most)) for one in given]
         own = {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
         number, outputs = self._run(every, own, keeps=keeps)
@@ -182,8 +185,11 @@ class SpreadModel:
         self, every: Sequence[Intent], own: dict[int, list[Tensor]], *, keeps: bool
     ) -> tuple[int, dict[int, list[Tensor]]]:
         """A forward pass that all have come to, or serve."""
-        chunks = chunks_of([one.rows if one.doing else 0 for one in every], self.cut.most)
-        outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
+        doing = Doing.FORWARD if keeps else Doing.LOOK
+        every = [one if one.doing is doing else _NOTHING for one in every]
+        chunks = chunks_of([one.rows for one in every], self.cut.most)
+        with self._in_mode(next(one.mode for one in every if one.doing)):
+            outputs, passed = self._pipeline.forward(chunks, own, keeps=keeps)
         if passed is None:
             return -1, outputs
         number = len(self._passes)
@@ -192,10 +198,62 @@ class SpreadModel:
         self._shares = [one.samples / max(1, total) if one.doing else 0.0 for one in every]
         return number, outputs
 
+    def _meet(self, mine: Intent) -> list[Intent]:
+        """What all have come to, once that is what this worker has; until then it serves."""
+        while True:
+            every = self._meeting.show(mine)
+            doing = self._meeting.decide(every)
+            if doing is mine.doing:
+                return every
+            self._serve(doing, every)
+
+    def _serve(self, doing: Doing, every: Sequence[Intent]) -> None:
+        """Compute this part for others."""
+        if doing is not Doing.BACKWARD:
+            self._run(every, {}, keeps=doing is Doing.FORWARD)
+            return
+        number = max(one.number for one in every if one.doing is doing)
+        chunks = self._passes[number].chunks
+        rows = sum(one.rows for one in chunks if one.owner == self.groups.part)
+        self._run_back(number, rows, [None] * len(self.cut.borders[-1]))
+
+    def _mode(self) -> int:
+        return mode_of(one.training for one in self._module.modules())
+
+    @contextmanager
+    def _in_mode(self, mode: int) -> Iterator[None]:
+        """This part in the mode that others are in.
+
+        Raises:
+            ConfigError: it is a mix, and here it is another one.
+        """
+        if (mine := self._mode()) == mode:
+            yield
+            return
+        if mode > 1:
+            raise ConfigError(
+                "another worker calls the model with some modules in training and others not, and "
+                "here they are others (model.train(), model.eval()): set them in all workers alike"
+            )
+        modules = list(self._module.modules())
+        before = [one.training for one in modules]
+        for one in modules:
+            one.training = bool(mode)
+        try:
+            yield
+        finally:
+            for one, flag in zip(modules, before, strict=True):
+                one.training = flag
+        assert self._mode() == mine
+
     def backward(self, number: int, rows: int, gradients: Sequence[Tensor | None]) -> None:
         """Of the forward pass of this number, from the gradients of this worker's outputs."""
-        every = self._meeting.show(Intent(Doing.BACKWARD, number))
-        self._meeting.decide(every)
+        if not self._num_samples():
+            raise ConfigError(
+                "backward() through a split model stands outside the loop over the loader, where "
+                "no mini-batch says what its gradient weighs"
+            )
+        self._meet(Intent(Doing.BACKWARD, number))
         self._run_back(number, rows, gradients)
 
     def _run_back(self, number: int, rows: int, gradients: Sequence[Tensor | None]) -> None:
@@ -213,29 +271,14 @@ class SpreadModel:
             for shape, one in zip(self.cut.borders[-1], gradients, strict=True)
             if shape.has_gradient
         ]
-        own = {
-            index: part
-            for index, part in enumerate(zip(*(x.split(sizes) for x in whole), strict=True))
-        }
+        own = dict(enumerate(zip(*(x.split(sizes) for x in whole), strict=True)))
         with torch.enable_grad():
             self._pipeline.backward(passed, own)
 
     def come_to_end(self) -> None:
         """A step, an epoch or an evaluation is over here: serve all others until they are there."""
-        while True:
-            every = self._meeting.show(Intent(Doing.STEP_END))
-            doing = self._meeting.decide(every)
-            if doing is Doing.STEP_END:
-                self._passes.clear()
-                return
-            if doing is Doing.BACKWARD:
-                number = max(one.number for one in every if one.doing)
-                rows = sum(
-                    one.rows for one in self._passes[number].chunks if one.owner == self.groups.part
-                )
-                self._run_back(number, rows, [None] * len(self.cut.borders[-1]))
-            else:
-                self._run(every, {}, keeps=doing is Doing.FORWARD)
+        self._meet(Intent(Doing.STEP_END))
+        self._passes.clear()
 
     def take_shares(self) -> list[float] | None:
         """By what gradients were weighed since the last time; None: there was no pass."""
@@ -271,9 +314,8 @@ class SpreadModel:
             groups.append({**values, "params": list(range(at, at + len(names)))})
             for index, name in enumerate(names, at):
                 row = dict(rows.get(name, {}))
-                if int(row.pop("exists", torch.zeros(1))):
-                    if row:
-                        state[index] = row
+                if int(row.pop(EXISTS, torch.zeros(1))) and row:
+                    state[index] = row
             at += len(names)
         return {"state": state, "param_groups": groups}
 

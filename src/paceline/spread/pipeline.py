@@ -7,8 +7,8 @@
     border   part k -> part k + 1             gradients   all of it the other way
 
 The schedule is gpipe's, since a script's loss stands between the two (Y. Huang et al., "GPipe",
-2019, section 2.2). Micro-batches of all workers take turns, so that nobody's outputs come last. What
-a part needs for its backward pass it keeps. This module must not know what a loss is.
+2019, section 2.2). Micro-batches of all workers take turns, so that nobody's outputs come last.
+What a part needs for its backward pass it keeps. This module must not know what a loss is.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,0 +1,234 @@
+"""A model over several workers computes what it computes alone: outputs, gradients, names.
+
+Workers are threads over real gloo (tests/support/threaded.py); a run of ranks is in test_runs.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.partition.names import SplitName
+from paceline.replica.replica import Replica
+from paceline.spread.cut import inputs_of, make_cut
+from paceline.spread.group import Ranks, SplitGroups
+from paceline.spread.meeting import Doing
+from paceline.spread.model import SpreadModel
+from paceline.spread.pipeline import chunk_rows, chunks_of
+from threaded import close_to, in_threads
+
+
+class Branching(nn.Module):
+    """A skip connection, a tied weight, an in-place activation, two inputs, two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+        self.third.weight = self.second.weight
+        self.act, self.out = nn.ReLU(inplace=True), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        first = self.act(self.first(x))
+        hidden = torch.tanh(self.second(first)) * mask
+        hidden = torch.tanh(self.third(hidden)) + first
+        return {"out": self.out(hidden), "hidden": hidden}
+
+
+def model_and_inputs(rows: int = 12) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 6, generator=generator, dtype=torch.float64)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return Branching(), (x, (x > 0).double())
+
+
+def spread(ranks: Ranks, model: nn.Module, inputs: Any, name: SplitName) -> SpreadModel:
+    groups = SplitGroups(ranks, name)
+    cut = make_cut(model, lambda size: tuple(one[:size] for one in inputs), 4, groups)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = SpreadModel(model, [optimizer], cut, groups, lambda: 4)
+    made.optimizer = optimizer  # type: ignore[attr-defined]
+    return made
+
+
+def loss_of(outputs: dict[str, Tensor]) -> Tensor:
+    return (outputs["out"] ** 2).mean() + outputs["hidden"].sin().mean()
+
+
+@pytest.mark.parametrize(("parts", "rows"), [(2, (4, 4)), (2, (5, 2)), (3, (4, 1, 3))])
+def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[int, ...]) -> None:
+    whole, inputs = model_and_inputs()
+    shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
+    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(parts)]
+    # every worker has 4 samples by its lease, so all losses weigh alike
+    (torch.stack(losses).sum() / parts).backward()
+
+    def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tensor | None], set[str]]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(parts, 1))
+        outputs = model(*(one[ranks.everyone.rank] for one in shares))
+        loss_of(outputs).backward()
+        made.come_to_end()
+        grads = {name: one.grad for name, one in made.own.named_parameters()}
+        return {k: v.detach() for k, v in outputs.items()}, grads, made.shared
+
+    found = in_threads(parts, work)
+    for number, (outputs, _, _) in enumerate(found):
+        expected = whole(*(one[number] for one in shares))
+        assert outputs.keys() == expected.keys()
+        assert all(close_to(outputs[name], expected[name]) for name in expected)
+    for name, parameter in whole.named_parameters():
+        held = [grads[name] for _, grads, _ in found if name in grads]
+        assert held, f"nobody holds {name}"
+        total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
+        assert parameter.grad is not None
+        assert close_to(total, parameter.grad), name
+
+
+def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:
+    whole, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> list[Tensor]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        seen = []
+        with torch.no_grad():
+            for _ in range(3 if ranks.everyone.rank else 1):
+                seen.append(model(*inputs)["out"])
+        made.come_to_end()
+        if ranks.everyone.rank == 0:
+            loss_of(model(*inputs)).backward()
+        made.come_to_end()
+        return seen
+
+    for seen in in_threads(2, work):
+        assert all(close_to(one, whole(*inputs)["out"]) for one in seen)
+
+
+def test_who_does_something_else_is_named_in_all() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model, _ = model_and_inputs()
+        spread(ranks, model, inputs, SplitName(2, 1))
+        outputs = model(*inputs)
+        with pytest.raises(ConfigError) as refused:
+            loss_of(outputs).backward() if ranks.everyone.rank else model(*inputs)
+        return str(refused.value)
+
+    said = in_threads(2, work)
+    assert said[0] == said[1]
+    assert "worker 0 calls the model where worker 1 is in backward()" in said[0]
+
+
+def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
+    whole, inputs = model_and_inputs()
+    state = whole.state_dict()
+
+    def work(ranks: Ranks) -> tuple[list[str], bool, str, dict[str, Any]]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        optimizer = made.optimizer  # type: ignore[attr-defined]
+        replica = Replica(made.own, optimizer, optimizer)
+        block = torch.zeros(replica.layout.block_bytes, dtype=torch.uint8)
+        replica.write_to(block)
+        made.version = lambda: 0
+        made.lay_out(replica.layout, lambda: (block, None))
+        made.whole.standing.stands(0)
+        said = ""
+        if ranks.everyone.rank == 1:  # alone, while the other does something else
+            found = model.state_dict()
+            assert all(torch.equal(found[name], state[name]) for name in state)
+        else:
+            with pytest.raises(ConfigError) as refused:
+                sum(float(one.norm()) for one in model.parameters())
+            said = str(refused.value)
+        ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
+        names = list(model.state_dict())
+        is_same = sum(one.numel() for one in model.parameters()) == sum(
+            one.numel() for one in whole.parameters()
+        )
+        plain = made.optimizer_state(0, optimizer)
+        ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
+        made.close()
+        return names, is_same, said, plain
+
+    for names, is_same, said, plain in in_threads(2, work):
+        assert names == list(state)
+        assert is_same
+        assert not said or "lies on worker 1" in said
+        assert plain["param_groups"][0]["params"] == list(range(len(list(whole.parameters()))))
+
+
+class Scaled(nn.Module):
+    """Its output depends on who else is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) - x.mean())
+
+
+class OwnFlag(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.dropout(self.first(x), 0.5, self.training))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+
+
+@pytest.mark.parametrize(
+    ("make", "parts", "words"),
+    [
+        (normed, 2, "batch norm looks at the whole batch"),
+        (Scaled, 2, "gives something else for a batch than for its halves"),
+        (OwnFlag, 2, "self.training"),
+        (lambda: nn.Sequential(nn.Linear(6, 3)).double(), 2, "1"),
+    ],
+)
+def test_what_would_be_another_model_is_refused_before_it_runs(
+    make: Callable[[], nn.Module], parts: int, words: str
+) -> None:
+    _, (x, _) = model_and_inputs()
+
+    def work(ranks: Ranks) -> None:
+        spread(ranks, make(), (x,), SplitName(parts, 1))
+
+    with pytest.raises(ConfigError) as refused:
+        in_threads(1, lambda ranks: make_cut(
+            make(), lambda size: (x[:size],), 4, _alone(ranks, parts)
+        ))  # fmt: skip
+    assert words in str(refused.value)
+
+
+def _alone(ranks: Ranks, parts: int) -> SplitGroups:
+    """What the first worker is told before any other hears of it."""
+    groups = object.__new__(SplitGroups)
+    groups.ranks, groups.name, groups.seat = ranks, SplitName(parts, 1), 0
+    return groups
+
+
+def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:
+    model, (x, mask) = model_and_inputs()
+    found = inputs_of(model, lambda net, batch: loss_of(net(*batch)), (x, mask))
+    assert found[0] is x
+    assert found[1] is mask
+    with pytest.raises(ConfigError, match="tensors alone"):
+        inputs_of(model, lambda net, batch: net(x, mask=mask), x)
+    with pytest.raises(ConfigError, match="not called"):
+        inputs_of(model, lambda net, batch: x.sum(), x)
+
+
+def test_micro_batches_of_all_take_turns() -> None:
+    found = chunks_of([3, 0, 5], 2)
+    assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
+    assert sum(chunk_rows(7, 3)) == 7
+    assert Doing.STEP_END == 0
