@@ -31,8 +31,8 @@ _ALLOWED = {
 class AbsentParameter(nn.Parameter):
     """In the place of a parameter that lies elsewhere; made of one by `forget`."""
 
-    name: str = ""  # type: ignore[assignment]
-    where = ""
+    called = ""
+    place = ""
 
     @classmethod
     def __torch_function__(
@@ -51,13 +51,13 @@ class AbsentParameter(nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         self._refuse("pickle")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"AbsentParameter({self.name!r}, {tuple(self.shape)}, {self.where})"
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"AbsentParameter({self.called!r}, {tuple(self.shape)}, {self.place})"
 
     def _refuse(self, what: str) -> NoReturn:
         what = "grad" if what == "__get__" else what
         raise ConfigError(
-            f"parameter {self.name!r} lies {self.where}, since the model is split, and here "
+            f"parameter {self.called!r} lies {self.place}, since the model is split, and here "
             f"{what} looks at its numbers: model.state_dict() and pace.save() give the whole "
             "model's, pace.clip_grad_norm_(model.parameters(), ...) clips by all gradients; what "
             "changes weights or copies the model comes before prepare()"
@@ -75,7 +75,7 @@ def forget(parameter: nn.Parameter, name: str, where: str) -> None:
     parameter.untyped_storage().resize_(0)
     parameter.__class__ = AbsentParameter
     assert isinstance(parameter, AbsentParameter)
-    parameter.name, parameter.where = name, where
+    parameter.called, parameter.place = name, where
 
 
 def is_absent(parameter: Tensor) -> bool:

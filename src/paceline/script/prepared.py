@@ -483,6 +483,8 @@ class Prepared:
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
             "parameter_table": parameter_table(self.whole) if context.parameters else [],
+            "split": "" if self.spread is None else self.spread.cut.note,
+            "split_bytes": 0 if self.spread is None else self.spread.cut.sent_bytes,
             "compression": None if compressed is None else asdict(self._price(compressed)),
         }
 
@@ -521,8 +523,6 @@ class Prepared:
     def _notes(self) -> list[str]:
         context, parts = self._context, self._context.parts
         notes = [*context.notes, *self.settled.notes, *self._notes_of_rates()]
-        if self.spread is not None:
-            notes.insert(0, self.spread.cut.note)
         notes += batch_norm_note(self.model, self._batch_size, parts)
         if context.steps_together:
             notes.append(NOTE_OF_CLOSURES)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..partition.graph import WorkGraph
+from ..partition.names import SplitName
 from ..partition.pipeline import Pipeline as PipelineSetting
 from ..partition.pipeline import workers
 from ..partition.placement import Placement, check_parts, pipeline_step
@@ -47,6 +48,7 @@ class ModelCut:
         form: what the model gives, as torch's trees have it.
         most: micro-batches of a worker's mini-batch at most.
         note: for the plan.
+        sent_bytes: between all workers, an update.
     """
 
     parts: tuple[ModelPart, ...]
@@ -54,6 +56,7 @@ class ModelCut:
     form: Any
     most: int
     note: str
+    sent_bytes: int
 
 
 def inputs_of(model: nn.Module, forward: Callable[[nn.Module, Any], Any], batch: Any) -> Any:
@@ -124,8 +127,25 @@ def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGro
         parts = make_parts(traced, chosen["part_of"])
     borders, form = _borders(model, parts, inputs, (rows, other))
     return ModelCut(
-        parts=parts, borders=borders, form=form, most=chosen["most"], note=chosen["note"]
-    )
+        parts=parts, borders=borders, form=form, most=chosen["most"], note=chosen["note"],
+        sent_bytes=_sent_bytes(model, borders, mini_batch, groups.name),
+    )  # fmt: skip
+
+
+def _sent_bytes(
+    model: nn.Module, borders: Sequence[Sequence[TensorShape]], rows: int, name: SplitName
+) -> int:
+    """Of an update: what crosses borders there and back, and gradients between copies."""
+    others = rows * (name.parts - 1)
+    total = _bytes(borders[0], others) + _bytes(borders[-1], others, is_back=True)
+    total += sum(_bytes(one, rows * name.parts, is_back=True) for one in borders[1:-1])
+    whole = sum(one.nbytes for one in model.parameters())
+    return total * name.copies + 2 * (name.copies - 1) * whole
+
+
+def _bytes(shapes: Sequence[TensorShape], rows: int, *, is_back: bool = False) -> int:
+    """Of what crosses one border, with the gradients that come back."""
+    return sum(one.num_bytes(rows) * (1 + (is_back and one.has_gradient)) for one in shapes)
 
 
 def _traced(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
@@ -227,7 +247,7 @@ def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str)
         first, last = graph.nodes[one.nodes[0]].name, graph.nodes[one.nodes[-1]].name
         said.append(first if first == last else f"{first} .. {last}")
     return (
-        f"split {name}: {' | '.join(said)}; {num} micro-batches by gpipe, balance "
+        f"{name}: {' | '.join(said)}; {num} micro-batches by gpipe, balance "
         f"{cut.balance:.0%}, {seconds * 1e3:.1f} ms a step predicted, without the optimizer"
     )
 

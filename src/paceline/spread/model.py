@@ -173,7 +173,7 @@ class SpreadModel:
         if torch.is_autocast_enabled("cpu"):
             raise ConfigError("autocast is not carried where a model is split: leave it out")
         every = self._meet(Intent(doing, -1, rows, self._num_samples(), self._mode()))
-        parts = [one.split(chunk_rows(rows, self.cut.most)) for one in given]
+        parts = [torch.split(one, chunk_rows(rows, self.cut.most)) for one in given]
         own = {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
         number, outputs = self._run(every, own, keeps=keeps)
         made = [torch.cat(one) for one in zip(*(outputs[i] for i in sorted(outputs)), strict=True)]
@@ -271,7 +271,7 @@ class SpreadModel:
             for shape, one in zip(self.cut.borders[-1], gradients, strict=True)
             if shape.has_gradient
         ]
-        own = dict(enumerate(zip(*(x.split(sizes) for x in whole), strict=True)))
+        own = dict(enumerate(zip(*(torch.split(x, sizes) for x in whole), strict=True)))
         with torch.enable_grad():
             self._pipeline.backward(passed, own)
 

@@ -11,6 +11,7 @@ The schedule is gpipe's, since a script's loss stands between the two (Y. Huang 
 What a part needs for its backward pass it keeps. This module must not know what a loss is.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -38,8 +39,13 @@ class TensorShape(NamedTuple):
 
     def empty(self, rows: int) -> Tensor:
         """Room for one."""
-        size = [a + b * rows for a, b in zip(self.fixed, self.growing, strict=True)]
-        return torch.empty(size, dtype=self.dtype)
+        return torch.empty(self._size(rows), dtype=self.dtype)
+
+    def num_bytes(self, rows: int) -> int:
+        return math.prod(self._size(rows)) * self.dtype.itemsize
+
+    def _size(self, rows: int) -> list[int]:
+        return [a + b * rows for a, b in zip(self.fixed, self.growing, strict=True)]
 
     @property
     def has_gradient(self) -> bool:
@@ -50,7 +56,7 @@ class Chunk(NamedTuple):
     """A micro-batch: whose it is, which of theirs, and its rows."""
 
     owner: int
-    index: int
+    number: int
     rows: int
 
 
@@ -73,10 +79,10 @@ def chunks_of(rows: Sequence[int], most: int) -> list[Chunk]:
     """
     own = [chunk_rows(one, most) for one in rows]
     return [
-        Chunk(owner, index, sizes[index])
-        for index in range(max(map(len, own), default=0))
+        Chunk(owner, number, sizes[number])
+        for number in range(max(map(len, own), default=0))
         for owner, sizes in enumerate(own)
-        if index < len(sizes)
+        if number < len(sizes)
     ]
 
 
@@ -125,7 +131,7 @@ class Pipeline:
         passed = Passed(chunks) if keeps else None
         if self._part:
             for one in self._mine(chunks):
-                self._send(own[one.index], 0, _INPUT)
+                self._send(own[one.number], 0, _INPUT)
         outputs: dict[int, list[Tensor]] = {}
         with torch.set_grad_enabled(keeps):
             for one in chunks:
@@ -139,7 +145,7 @@ class Pipeline:
         if self._part != self._last:
             for one in self._mine(chunks):
                 rooms = [shape.empty(one.rows) for shape in self._outputs]
-                outputs[one.index] = self._receive(rooms, self._last, _OUTPUT)
+                outputs[one.number] = self._receive(rooms, self._last, _OUTPUT)
         self._finish()
         return outputs, passed
 
@@ -149,7 +155,7 @@ class Pipeline:
     def _take(self, one: Chunk, own: Values) -> list[Tensor]:
         """What this part is given of a micro-batch."""
         if self._part == 0 and one.owner == 0:
-            return list(own[one.index])
+            return list(own[one.number])
         source, tag = (one.owner, _INPUT) if self._part == 0 else (self._part - 1, _BORDER)
         return self._receive([shape.empty(one.rows) for shape in self._given], source, tag)
 
@@ -159,7 +165,7 @@ class Pipeline:
         if self._part < self._last:
             self._send(leaving, self._part + 1, _BORDER)
         elif one.owner == self._part:
-            outputs[one.index] = leaving
+            outputs[one.number] = leaving
         else:
             self._send(leaving, one.owner, _OUTPUT)
 
@@ -171,10 +177,10 @@ class Pipeline:
         """
         if self._part != self._last:
             for one in self._mine(passed.chunks):
-                self._send(own[one.index], self._last, _OUTPUT_GRAD)
-        for number, one in enumerate(passed.chunks):
-            given, made = passed.kept[number]
-            passed.kept[number] = ([], [])
+                self._send(own[one.number], self._last, _OUTPUT_GRAD)
+        for at, one in enumerate(passed.chunks):
+            given, made = passed.kept[at]
+            passed.kept[at] = ([], [])
             pairs = [
                 (tensor, gradient)
                 for tensor, gradient in zip(
@@ -185,7 +191,8 @@ class Pipeline:
                 if tensor.requires_grad
             ]
             if pairs:
-                torch.autograd.backward(*(list(side) for side in zip(*pairs, strict=True)))
+                tensors, gradients = zip(*pairs, strict=True)
+                torch.autograd.backward(tensors, gradients)
             if self._part:
                 back = [given[i] for i, shape in enumerate(self._given) if shape.has_gradient]
                 self._send(
@@ -199,7 +206,7 @@ class Pipeline:
     def _gradients(self, one: Chunk, own: Values) -> Sequence[Tensor]:
         """Of what this part has made of a micro-batch."""
         if self._part == self._last and one.owner == self._part:
-            return own[one.index]
+            return own[one.number]
         source, tag = (
             (one.owner, _OUTPUT_GRAD)
             if self._part == self._last
