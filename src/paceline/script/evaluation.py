@@ -152,10 +152,10 @@ class Evaluation:
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """No gradients, every module in evaluation mode; afterwards each in its own again."""
-        modules = [] if self._prepared is None else list(self._prepared.model.modules())
+        modules = [] if self._prepared is None else list(self._prepared.whole.modules())
         modes = [one.training for one in modules]
         if self._prepared is not None:
-            self._prepared.model.eval()
+            self._prepared.whole.eval()
         try:
             with torch.no_grad():
                 yield

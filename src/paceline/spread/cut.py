@@ -244,7 +244,8 @@ def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str)
     """The cut in one line of the plan."""
     said = []
     for one in cut.parts:
-        first, last = graph.nodes[one.nodes[0]].name, graph.nodes[one.nodes[-1]].name
+        first = graph.nodes[one.nodes[0]].name.partition(" .. ")[0]
+        last = graph.nodes[one.nodes[-1]].name.rpartition(" .. ")[2]
         said.append(first if first == last else f"{first} .. {last}")
     return (
         f"{name}: {' | '.join(said)}; {num} micro-batches by gpipe, balance "
