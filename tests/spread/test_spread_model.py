@@ -3,6 +3,7 @@
 Workers are threads over real gloo (tests/support/threaded.py); a run of ranks is in test_runs.py.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,14 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
-from paceline.spread.cut import inputs_of, make_cut
+from paceline.spread.averaging import SplitAveraging
+from paceline.spread.borders import inputs_of
+from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
-from paceline.spread.meeting import Doing
+from paceline.spread.meeting import PartTask
 from paceline.spread.model import SpreadModel
 from paceline.spread.pipeline import chunk_rows, chunks_of
+from paceline.spread.whole import PartVersion
 from threaded import close_to, in_threads
 
 
@@ -227,8 +231,40 @@ def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:
         inputs_of(model, lambda net, batch: x.sum(), x)
 
 
+def test_a_part_is_handed_out_at_the_version_that_was_asked_for() -> None:
+    standing, seen = PartVersion(), list[int]()
+    standing.stands(3)
+    standing.changes()
+
+    def ask() -> None:
+        with standing.at(4):
+            seen.append(4)
+
+    asker = threading.Thread(target=ask, daemon=True)
+    asker.start()
+    assert not seen
+    standing.stands(4)
+    asker.join(10)
+    assert seen == [4]
+
+
+def test_a_push_that_weighs_otherwise_than_its_samples_is_refused() -> None:
+    averaging = object.__new__(SplitAveraging)
+    averaging._spread = Weighed()  # type: ignore[assignment]
+    averaging._check_shares([0.3, 0.1], 0.4)
+    with pytest.raises(ConfigError, match=r"step.weight is not carried"):
+        averaging._check_shares([0.2, 0.2], 0.4)
+
+
+class Weighed:
+    """A spread model whose gradients were weighed so."""
+
+    def take_shares(self) -> list[float]:
+        return [0.75, 0.25]
+
+
 def test_micro_batches_of_all_take_turns() -> None:
     found = chunks_of([3, 0, 5], 2)
     assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
     assert sum(chunk_rows(7, 3)) == 7
-    assert Doing.STEP_END == 0
+    assert PartTask.STEP_END == 0

@@ -42,7 +42,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             f"engine {given.engine!r} ({resolved.origins['engine']}): this process was begun as "
             "one of several; leave the setting out"
         )
-    settings = replace(given, workers=size, engine="torchrun")
+    is_split(settings := replace(given, workers=size, engine="torchrun"))
     protocol = protocol_of(settings)
     instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
     if not protocol.is_spmd:
@@ -52,7 +52,6 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             f"{instead}"
         )
     path_of(settings, protocol)
-    is_split(settings)
     if settings.path not in ("auto", "collective"):
         raise ConfigError(
             f"path {settings.path!r} is shared memory, which processes of torchrun have not: leave "

@@ -41,6 +41,7 @@ from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_fo
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
+from ..spread.asked import refuse_objects, split_of, spread_over
 from ..spread.model import SpreadModel
 from ..store.control import MOST_SCHEDULES
 from ..store.fragments import Fragments
@@ -61,7 +62,6 @@ from .patches import clone_state, leave_state, note_batches, note_losses, sort_o
 from .place import LoopPlace
 from .schedules import LocalSchedule, Schedules
 from .shared_schedule import SharedSchedule
-from .spreading import refuse_objects, split_of, spread_over
 from .step import OptimizerStep, note_of_first_updates, note_of_several
 from .unprepared import AnyScheduler, Guard, Strays
 

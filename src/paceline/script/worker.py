@@ -365,15 +365,10 @@ class Pace:
         num_batches = self._context.accumulate or _number_of(accumulate)
         if num_batches > 1 and sticky:
             raise _beside_accumulation(num_batches, "prepare(sticky=True)")
-        objects = self._of_this_trial(objects)
+        objects = self._of_this_trial(objects, split)
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
         if self._in_trial:
-            if (split or self._context.split) != "data":
-                raise ConfigError(
-                    "a split model in pace.trial(), which gives it back whole, is not carried: "
-                    "train it in a run of its own, or use --split data"
-                )
             models = [one for one in objects if not isinstance(one, DataLoader)]
             self._originals.append(Originals(models))
         exchange, self._batch = self._exchange, batch or "global"
@@ -395,12 +390,17 @@ class Pace:
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
 
-    def _of_this_trial(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _of_this_trial(self, objects: tuple[Any, ...], split: str | None) -> tuple[Any, ...]:
         """The same; a loader that an earlier trial gave back counts as the plain one that it was.
 
         Raises:
-            ConfigError: there are trials, and this stands in none.
+            ConfigError: there are trials, and this stands in none; it splits a model in one.
         """
+        if self._in_trial and (split or self._context.split) != "data":
+            raise ConfigError(
+                "a split model in pace.trial(), which gives it back whole, is not carried: train "
+                "it in a run of its own, or use --split data"
+            )
         if self._trials and not self._in_trial:
             raise ConfigError(
                 f"prepare() stands outside of pace.trial(), after trial {self._trials[-1]!r}: a "

@@ -1,8 +1,10 @@
 """One model over several workers while it trains: who holds what, and what flows between them.
 
+    asked       what a script asks for, and what of it cannot be split
     group       those who hold one copy of the model, and those who hold the same part of it
     meeting     what each of a copy's workers is about to do, before any of them does it
     cut         where the model is cut: measured by one, said to all, proved on an example
+    borders     what crosses each border, for any number of rows
     pipeline    micro-batches through the parts, and their gradients back
     averaging   the optimizer's step, each worker on its part
     whole       the model as one again: state_dict, checkpoints

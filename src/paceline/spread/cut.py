@@ -8,7 +8,7 @@ What a cut would compute otherwise than the model is refused here, before anythi
 in training, outputs that are no rows, code that reads ``self.training`` itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,25 +17,21 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..partition.graph import WorkGraph
-from ..partition.names import SplitName
-from ..partition.pipeline import Pipeline as PipelineSetting
-from ..partition.pipeline import workers
+from ..partition.pipeline import Pipeline, workers
 from ..partition.placement import Placement, check_parts, pipeline_step
 from ..partition.prices import best_cut
 from ..splits.loopback import measure_loopback
 from ..splits.measuring import measure
-from ..splits.parts import ModelPart, make_parts, run_parts
+from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
+from .borders import Inputs, find_borders, leaves_of, sent_bytes
 from .group import SplitGroups
 from .pipeline import TensorShape
 
 _MICRO_BATCHES = (1, 2, 4)
 """Of a worker's mini-batch, to choose from."""
 _CLOSE = 1e-4
-
-Inputs = Callable[[int], tuple[Tensor, ...]]
-"""What the model is called with, for so many samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,43 +53,6 @@ class ModelCut:
     most: int
     note: str
     sent_bytes: int
-
-
-def inputs_of(model: nn.Module, forward: Callable[[nn.Module, Any], Any], batch: Any) -> Any:
-    """What the model is called with when ``forward`` computes a loss of this batch.
-
-    Raises:
-        ConfigError: it is not called with tensors alone, or not at all.
-    """
-    found: list[tuple[Any, Any]] = []
-
-    def look(_: nn.Module, args: Any, kwargs: Any) -> None:
-        found.append((args, kwargs))
-        raise _Called
-
-    handle = model.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        forward(model, batch)
-    except _Called:
-        pass
-    finally:
-        handle.remove()
-    if not found:
-        raise ConfigError(
-            "the model is not called with a batch of the loader, so nobody knows where to cut it: "
-            "pace.prepare(..., forward=lambda model, batch: loss_fn(model(batch[0]), batch[1]))"
-        )
-    args, kwargs = found[0]
-    if kwargs or not args or not all(isinstance(one, Tensor) for one in args):
-        raise ConfigError(
-            "a split model is called with tensors alone, model(x) or model(x, y): its other "
-            "arguments would have to be sent to all parts"
-        )
-    return args
-
-
-class _Called(BaseException):
-    """It is known what the model is called with."""
 
 
 def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGroups) -> ModelCut:
@@ -125,27 +84,11 @@ def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGro
     if traced.how == "torch.export":
         traced = trace(model, inputs(rows))
         parts = make_parts(traced, chosen["part_of"])
-    borders, form = _borders(model, parts, inputs, (rows, other))
+    borders, form = find_borders(model, parts, inputs, (rows, other))
     return ModelCut(
         parts=parts, borders=borders, form=form, most=chosen["most"], note=chosen["note"],
-        sent_bytes=_sent_bytes(model, borders, mini_batch, groups.name),
+        sent_bytes=sent_bytes(model, borders, mini_batch, groups.name),
     )  # fmt: skip
-
-
-def _sent_bytes(
-    model: nn.Module, borders: Sequence[Sequence[TensorShape]], rows: int, name: SplitName
-) -> int:
-    """Of an update: what crosses borders there and back, and gradients between copies."""
-    others = rows * (name.parts - 1)
-    total = _bytes(borders[0], others) + _bytes(borders[-1], others, is_back=True)
-    total += sum(_bytes(one, rows * name.parts, is_back=True) for one in borders[1:-1])
-    whole = sum(one.nbytes for one in model.parameters())
-    return total * name.copies + 2 * (name.copies - 1) * whole
-
-
-def _bytes(shapes: Sequence[TensorShape], rows: int, *, is_back: bool = False) -> int:
-    """Of what crosses one border, with the gradients that come back."""
-    return sum(one.num_bytes(rows) * (1 + (is_back and one.has_gradient)) for one in shapes)
 
 
 def _traced(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
@@ -185,8 +128,8 @@ def _refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence
     was_training = model.training
     model.eval()
     with untouched(model), torch.no_grad():
-        whole = _leaves(model(*given))
-        parts = [_leaves(model(*half)) for half in halves]
+        whole = leaves_of(model(*given))
+        parts = [leaves_of(model(*half)) for half in halves]
     model.train(was_training)
     for one, first, second in zip(whole, *parts, strict=True):
         is_rows = one.ndim and len(one) == len(first) + len(second)
@@ -224,7 +167,7 @@ def _choose(
             graph = large
         else:
             graph = small.at(rows, _rows(mini_batch, _MICRO_BATCHES[-1]), large, mini_batch)
-        setting = PipelineSetting(
+        setting = Pipeline(
             workers=workers(num_parts), link=link, micro_batches=most * num_parts, schedule="gpipe"
         )
         kept = "; ".join(f"{one.name} is kept whole: {one.why}" for one in traced.kept[:2])
@@ -256,54 +199,3 @@ def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str)
 def _rows(mini_batch: int, most: int) -> int:
     """Of the largest micro-batch."""
     return max(1, -(-mini_batch // most))
-
-
-def _borders(
-    model: nn.Module, parts: Sequence[ModelPart], inputs: Inputs, sizes: tuple[int, int]
-) -> tuple[tuple[tuple[TensorShape, ...], ...], Any]:
-    """What crosses each border for any number of rows, by two of them; the form of outputs."""
-    with untouched(model), torch.no_grad():
-        found = [_crossing(parts, inputs(size)) for size in sizes]
-    form = torch.utils._pytree.tree_structure(run_parts_form(parts, model, inputs(sizes[0])))
-    borders = tuple(
-        tuple(_shape(a, b, sizes) for a, b in zip(one, other, strict=True))
-        for one, other in zip(*found, strict=True)
-    )
-    return borders, form
-
-
-def run_parts_form(parts: Sequence[ModelPart], model: nn.Module, given: Sequence[Tensor]) -> Any:
-    """What the model gives.
-
-    Raises:
-        ConfigError: not tensors alone.
-    """
-    with untouched(model), torch.no_grad():
-        made = run_parts(parts, given)
-    if not all(isinstance(one, Tensor) for one in torch.utils._pytree.tree_leaves(made)):
-        raise ConfigError(
-            f"{type(model).__name__} gives more than tensors, which cannot be sent from where it "
-            "is computed: return tensors, in tuples or dicts"
-        )
-    return made
-
-
-def _crossing(parts: Sequence[ModelPart], given: Sequence[Tensor]) -> list[list[Tensor]]:
-    found = [list(given)]
-    for part in parts:
-        found.append(_leaves(part.module(*found[-1])))
-    return found
-
-
-def _shape(one: Tensor, other: Tensor, sizes: tuple[int, int]) -> TensorShape:
-    """How a tensor grows with rows."""
-    if sizes[0] == sizes[1]:
-        return TensorShape(one.dtype, tuple(one.shape), (0,) * one.ndim)
-    step = sizes[1] - sizes[0]
-    growing = [(b - a) // step for a, b in zip(one.shape, other.shape, strict=True)]
-    fixed = [a - slope * sizes[0] for a, slope in zip(one.shape, growing, strict=True)]
-    return TensorShape(one.dtype, tuple(fixed), tuple(growing))
-
-
-def _leaves(values: Any) -> list[Tensor]:
-    return [one for one in torch.utils._pytree.tree_leaves(values) if isinstance(one, Tensor)]

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..exchange.group import MemberGroup
 
 
-class Doing(IntEnum):
+class PartTask(IntEnum):
     """What a worker has come to."""
 
     STEP_END = 0
@@ -36,9 +36,9 @@ class Doing(IntEnum):
 
 
 _WORDS = {
-    Doing.FORWARD: "calls the model",
-    Doing.LOOK: "calls the model without gradients",
-    Doing.BACKWARD: "is in backward()",
+    PartTask.FORWARD: "calls the model",
+    PartTask.LOOK: "calls the model without gradients",
+    PartTask.BACKWARD: "is in backward()",
 }
 
 
@@ -52,7 +52,7 @@ class Intent(NamedTuple):
         mode: of its modules, see `mode_of`.
     """
 
-    doing: Doing
+    doing: PartTask
     number: int = -1
     rows: int = 0
     samples: int = 0
@@ -87,9 +87,9 @@ class Meeting:
         """What all have come to, by their numbers."""
         self._group.all_gather(torch.tensor([int(one) for one in mine]), self._every).wait()
         rows = self._every.view(self._group.size, -1).tolist()
-        return [Intent(Doing(row[0]), *row[1:]) for row in rows]
+        return [Intent(PartTask(row[0]), *row[1:]) for row in rows]
 
-    def decide(self, every: Sequence[Intent]) -> Doing:
+    def decide(self, every: Sequence[Intent]) -> PartTask:
         """What all do now.
 
         Raises:
@@ -98,7 +98,7 @@ class Meeting:
         return decide(every, self._members)
 
 
-def decide(every: Sequence[Intent], members: Sequence[int]) -> Doing:
+def decide(every: Sequence[Intent], members: Sequence[int]) -> PartTask:
     """What all do now: STEP_END where all are there.
 
     Args:
@@ -108,10 +108,10 @@ def decide(every: Sequence[Intent], members: Sequence[int]) -> Doing:
         ConfigError: two have come to different things.
     """
     busy = [(one, seat) for one, seat in zip(every, members, strict=True) if one.doing]
-    if looking := [pair for pair in busy if pair[0].doing is Doing.LOOK]:
+    if looking := [pair for pair in busy if pair[0].doing is PartTask.LOOK]:
         busy = looking
     if not busy:
-        return Doing.STEP_END
+        return PartTask.STEP_END
     first, seat = busy[0]
     for one, other in busy[1:]:
         if one.doing is first.doing and (one.number == first.number or one.number < 0):

@@ -5,8 +5,9 @@
     model.state_dict()   -> the whole model's (whole.py)
     model.parameters()   -> the same objects; those of other parts are absent (replica/absent.py)
 
-What a run steps is the part (`OwnPart`): to exchange, store and optimizer that is the model. This
-module must not know the loop.
+What a run steps is the part (`OwnPart`): to exchange, store and optimizer that is the model. Above
+300 lines, since all that stands in a module's place is read together. This module must not know the
+loop.
 """
 
 from collections import OrderedDict
@@ -26,11 +27,11 @@ from ..store.layout import Layout
 from ..store.optimizer_copy import EXISTS
 from .cut import ModelCut
 from .group import SplitGroups
-from .meeting import Doing, Intent, Meeting, mode_of
-from .pipeline import Passed, Pipeline, chunk_rows, chunks_of
-from .whole import WholeModel
+from .meeting import Intent, Meeting, PartTask, mode_of
+from .pipeline import PartRunner, Passed, chunk_rows, chunks_of
+from .whole import SpreadState
 
-_NOTHING = Intent(Doing.STEP_END)
+_NOTHING = Intent(PartTask.STEP_END)
 
 
 class OwnPart(nn.Module):
@@ -74,7 +75,7 @@ class SpreadModel:
         shared_sizes: of all that several parts use: name, type and elements.
     """
 
-    whole: WholeModel
+    whole: SpreadState
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class SpreadModel:
         self._module, self._num_samples = module, num_samples
         self.own = OwnPart(cut, groups.part, module)
         self._meeting = Meeting(groups.copy, groups.members)
-        self._pipeline = Pipeline(cut.parts[groups.part].module, groups.copy, cut.borders)
+        self._pipeline = PartRunner(cut.parts[groups.part].module, groups.copy, cut.borders)
         self._passes: dict[int, Passed] = {}
         self._shares: list[float] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
@@ -169,7 +170,7 @@ class SpreadModel:
             )
         rows = len(given[0])
         keeps = torch.is_grad_enabled()
-        doing = Doing.FORWARD if keeps else Doing.LOOK
+        doing = PartTask.FORWARD if keeps else PartTask.LOOK
         if torch.is_autocast_enabled("cpu"):
             raise ConfigError("autocast is not carried where a model is split: leave it out")
         every = self._meet(Intent(doing, -1, rows, self._num_samples(), self._mode()))
@@ -185,7 +186,7 @@ class SpreadModel:
         self, every: Sequence[Intent], own: dict[int, list[Tensor]], *, keeps: bool
     ) -> tuple[int, dict[int, list[Tensor]]]:
         """A forward pass that all have come to, or serve."""
-        doing = Doing.FORWARD if keeps else Doing.LOOK
+        doing = PartTask.FORWARD if keeps else PartTask.LOOK
         every = [one if one.doing is doing else _NOTHING for one in every]
         chunks = chunks_of([one.rows for one in every], self.cut.most)
         with self._in_mode(next(one.mode for one in every if one.doing)):
@@ -207,10 +208,10 @@ class SpreadModel:
                 return every
             self._serve(doing, every)
 
-    def _serve(self, doing: Doing, every: Sequence[Intent]) -> None:
+    def _serve(self, doing: PartTask, every: Sequence[Intent]) -> None:
         """Compute this part for others."""
-        if doing is not Doing.BACKWARD:
-            self._run(every, {}, keeps=doing is Doing.FORWARD)
+        if doing is not PartTask.BACKWARD:
+            self._run(every, {}, keeps=doing is PartTask.FORWARD)
             return
         number = max(one.number for one in every if one.doing is doing)
         chunks = self._passes[number].chunks
@@ -253,7 +254,7 @@ class SpreadModel:
                 "backward() through a split model stands outside the loop over the loader, where "
                 "no mini-batch says what its gradient weighs"
             )
-        self._meet(Intent(Doing.BACKWARD, number))
+        self._meet(Intent(PartTask.BACKWARD, number))
         self._run_back(number, rows, gradients)
 
     def _run_back(self, number: int, rows: int, gradients: Sequence[Tensor | None]) -> None:
@@ -277,7 +278,7 @@ class SpreadModel:
 
     def come_to_end(self) -> None:
         """A step, an epoch or an evaluation is over here: serve all others until they are there."""
-        self._meet(Intent(Doing.STEP_END))
+        self._meet(Intent(PartTask.STEP_END))
         self._passes.clear()
 
     def take_shares(self) -> list[float] | None:
@@ -290,7 +291,7 @@ class SpreadModel:
     def lay_out(self, layout: Layout, read: Callable[[], tuple[Tensor, Tensor | None]]) -> None:
         """The layout of this part is known: that of all, and who hands out what."""
         grouped = [name for one in self._groups_of for group in one for name in group]
-        self.whole = WholeModel(self.groups, layout, self._without_memory, grouped, read)
+        self.whole = SpreadState(self.groups, layout, self._without_memory, grouped, read)
 
     version: Callable[[], int]
     """Of the parameters that this worker holds; filled in when it joins the run."""

@@ -102,7 +102,7 @@ Values = Mapping[int, Sequence[Tensor]]
 """Of a worker's own chunks, by their index."""
 
 
-class Pipeline:
+class PartRunner:
     """One worker's part.
 
     Args:

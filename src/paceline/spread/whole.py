@@ -4,7 +4,7 @@
                                     queue of worker 2  ->  thread ...           ->  its block
 
 Only the worker that wants the whole does anything: the others hand out their parts while they wait
-or compute, from memory that nobody changes meanwhile (`Standing`). No worker can be further than
+or compute, from memory that nobody changes meanwhile (`PartVersion`). No worker can be further than
 the one that asks, since every update needs all of them. This module must not know who wants it.
 """
 
@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,10 +24,11 @@ _REQUEST = struct.Struct("<qq")
 _STOP = b"-"
 _TAG = 11
 
-Standing_ = Callable[[], tuple[Tensor, Tensor | None]]
+StateValue: TypeAlias = Tensor | int | float
+ReadBlock = Callable[[], tuple[Tensor, Tensor | None]]
 
 
-class Standing:
+class PartVersion:
     """Which version this worker's part is at, and whether it may be read now."""
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Standing:
             yield
 
 
-class WholeModel:
+class SpreadState:
     """What all workers of a copy hold, as one.
 
     Args:
@@ -72,9 +73,9 @@ class WholeModel:
         layout: Layout,
         whole: tuple[Sequence[tuple[str, Tensor]], Sequence[tuple[str, Tensor]]],
         grouped: Sequence[str],
-        read: Standing_,
+        read: ReadBlock,
     ) -> None:
-        self.standing = Standing()
+        self.standing = PartVersion()
         self._groups, self._own, self._read = groups, layout, read
         told = tell_all(groups.copy, _plain(layout))
         self._parts = [[_place(row) for row in rows["places"]] for rows in told]
@@ -167,9 +168,9 @@ class WholeModel:
         places = (*self.layout.parameters.places, *self.layout.buffers.places)
         return {one.name: one.view(block).clone() for one in places}
 
-    def states(self, block: Tensor) -> dict[str, dict[str, Any]]:
+    def states(self, block: Tensor) -> dict[str, dict[str, StateValue]]:
         """The optimizer's state of each parameter in a whole block."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, StateValue]] = {}
         for entry in self.layout.entries:
             row = found.setdefault(self._names[entry.parameter], {})
             value = entry.place.view(block).clone()

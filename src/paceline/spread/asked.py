@@ -20,11 +20,12 @@ from ..errors import ConfigError
 from ..exchange.through_store import StoreExchange
 from ..partition.names import CARRIED, SplitName, read_split
 from ..replica.seeding import kept_random_state
-from ..spread.cut import inputs_of, make_cut
-from ..spread.group import Ranks, SplitGroups
-from ..spread.model import SpreadModel
 from ..tuning.candidate import Forward
 from ..tuning.fast import made_up_loss
+from .borders import inputs_of
+from .cut import make_cut
+from .group import Ranks, SplitGroups
+from .model import SpreadModel
 
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
