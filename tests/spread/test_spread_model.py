@@ -15,11 +15,12 @@ from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
 from paceline.spread.averaging import SplitAveraging
+from paceline.spread.base import SpreadModel
 from paceline.spread.borders import inputs_of
 from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.meeting import PartTask
-from paceline.spread.model import SpreadModel
+from paceline.spread.model import PipelinedModel
 from paceline.spread.pipeline import chunk_rows, chunks_of
 from paceline.spread.whole import PartVersion
 from threaded import close_to, in_threads
@@ -54,7 +55,7 @@ def spread(ranks: Ranks, model: nn.Module, inputs: Any, name: SplitName) -> Spre
     groups = SplitGroups(ranks, name)
     cut = make_cut(model, lambda size: tuple(one[:size] for one in inputs), 4, groups)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    made = SpreadModel(model, [optimizer], cut, groups, lambda: 4)
+    made = PipelinedModel(model, [optimizer], cut, groups, lambda: 4)
     made.optimizer = optimizer  # type: ignore[attr-defined]
     return made
 
@@ -78,7 +79,7 @@ def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[in
         loss_of(outputs).backward()
         made.come_to_end()
         grads = {name: one.grad for name, one in made.own.named_parameters()}
-        return {k: v.detach() for k, v in outputs.items()}, grads, made.shared
+        return {k: v.detach() for k, v in outputs.items()}, grads, set(made.shared)
 
     found = in_threads(parts, work)
     for number, (outputs, _, _) in enumerate(found):

@@ -22,10 +22,11 @@ from ..partition.names import CARRIED, SplitName, read_split
 from ..replica.seeding import kept_random_state
 from ..tuning.candidate import Forward
 from ..tuning.fast import made_up_loss
+from .base import SpreadModel
 from .borders import inputs_of
 from .cut import make_cut
 from .group import Ranks, SplitGroups
-from .model import SpreadModel
+from .model import PipelinedModel
 
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
@@ -129,9 +130,7 @@ def spread_over(
         grant = exchange.grant()
         return sum(one.num_samples for one in grant.leases) if grant is not None else 0
 
-    spread = SpreadModel(model, optimizers, cut, groups, num_samples)
-    spread.check_optimizers(optimizers)
-    return spread
+    return PipelinedModel(model, optimizers, cut, groups, num_samples)
 
 
 def _batch(loader: DataLoader[Any], size: int) -> Any:
