@@ -365,7 +365,7 @@ class Prepared:
                 go_on = lambda steps: None  # noqa: E731
             self._keeper.add("own steps", exchange.own_steps, go_on)
         clone_state(self.model)
-        self._strays = Strays(self.model.parameters())
+        self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
         note_losses(self.note_loss)
         self._watch(exchange, replica)
         if exchange.num_workers > 1:
