@@ -23,6 +23,7 @@ from paceline.spread.meeting import PartTask
 from paceline.spread.model import PipelinedModel
 from paceline.spread.pipeline import chunk_rows, chunks_of
 from paceline.spread.shards import ShardedModel
+from paceline.spread.units import find_units
 from paceline.spread.whole import PartVersion
 from threaded import close_to, in_threads
 
@@ -168,6 +169,22 @@ def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, .
             assert all(one is None for _, one in held), name
         else:
             assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+def test_units_are_blocks_and_what_is_used_elsewhere_is_the_models_own() -> None:
+    model = Attending()
+
+    def work(ranks: Ranks) -> list[tuple[bool, int, int]]:
+        units = find_units(model, {id(model.embed.weight)}, ranks.everyone)
+        return [
+            (one.module is None, one.num_bytes, sum(p.held.numel() for p in one.pieces))
+            for one in units
+        ]
+
+    # of its own: the embedding that is also the last layer, and the scale; then a unit a layer
+    found = in_threads(1, work)[0]
+    sizes = [42, 63, 60, 63, 60, 42, 6]
+    assert found == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
 
 
 def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:

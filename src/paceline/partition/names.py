@@ -80,7 +80,7 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
         )
     if match := re.fullmatch(r"(\d+)x(\d+)", given):
         found = SplitName(int(match[1]), int(match[2]))
-    elif name in ("shard", "shard-1", "shard-2", "shard-3"):
+    elif name.partition("-")[0] == "shard":
         found = SplitName(num_workers, 1, _stage(given))
     elif name == "network" and (not number or number.isdecimal()):
         found = SplitName(int(number) if number else num_workers, 1)
@@ -98,7 +98,12 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
 
 def _stage(given: str) -> int:
     """Of ZeRO. ConfigError: there is no such stage."""
-    digit = given[-1:] if given != "shard" else "3"
-    if digit not in "123" or len(given) > len("shard:3"):
-        raise ConfigError(f"split {given!r}: write shard:1 (optimizer state), shard:2 or shard:3")
-    return int(digit)
+    text = given.replace("-", ":").removeprefix("shard").removeprefix(":")
+    if given == "shard":
+        return 3
+    if text not in ("1", "2", "3"):
+        raise ConfigError(
+            f"split {given!r}: write shard:1 (optimizer state in pieces), shard:2 (and gradients) "
+            "or shard:3 (and parameters)"
+        )
+    return int(text)

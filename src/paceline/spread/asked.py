@@ -64,6 +64,12 @@ def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | 
             f"split {text!r} runs among ranks, which reach each other's parts: paceline launch "
             f"--workers {name.size} --split {text} SCRIPT, or torchrun --nproc-per-node {name.size}"
         )
+    if context.dry_run:
+        raise ConfigError(
+            f"--dry-run with split {text!r}: where a model is cut is measured by all workers; "
+            f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
+            "what each split costs"
+        )
     for is_refused, what in _REFUSED:
         if is_refused(context):
             raise ConfigError(

@@ -56,7 +56,6 @@ class SplitAveraging(DistributedAveraging):
                 f"{what} is not carried where a model is split: all workers compute each step "
                 "together; use --split data"
             )
-        raise ConfigError(f"{what} is not carried where a model is split")
 
     def fill(self, work: Work) -> None:
         """Nobody shows a push before all are at it; who has no mini-batch has others' gradients."""
