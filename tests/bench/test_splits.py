@@ -50,7 +50,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[
     """Instead of runs: two workers, one of which does 3/4 of the other's work; who ran, in turn."""
     prices = (
         price("none", 0.004), price("data", 0.003), price("network", None, "nine are odd"),
-        price("shard-3", 0.002),
+        price("layer", 0.002),
     )  # fmt: skip
     table = SplitTable(prices=prices, advised=prices[3], reason="so")
     report = SplitReport(about=(("model", "a small one"),), table=table)
@@ -80,8 +80,8 @@ def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.Monkey
     assert (rows["data"].memory_bytes, rows["data"].sent_bytes) == (2048.0, 10.0)
     assert rows["data"].balance == pytest.approx(3.5 / 4)
     assert rows["network"].predicted_step_s is None
-    assert (rows["shard-3"].steps_s, rows["shard-3"].memory_bytes) == ((), None)
-    assert (found.advised, found.fastest) == ("shard-3", "none")
+    assert (rows["layer"].steps_s, rows["layer"].memory_bytes) == ((), None)
+    assert (found.advised, found.fastest) == ("layer", "none")
     lines = render_live_splits(found)
     row = next(line for line in lines if line.startswith("data"))
     assert row.split() == [
@@ -89,10 +89,10 @@ def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.Monkey
         "2.0", "KiB", "4.0", "KiB", "0.88", "1.00",
     ]  # fmt: skip
     assert next(line for line in lines if line.startswith("none")).endswith("fastest measured")
-    assert next(one for one in lines if one.startswith("shard-3")).endswith("advised, not run")
+    assert next(one for one in lines if one.startswith("layer")).endswith("advised, not run")
     assert "network: nine are odd" in lines
-    assert any(one.startswith("shard-3: split 'shard-3' can be priced") for one in lines)
-    assert lines[-1] == "advised: shard-3, which was not run; fastest measured: none"
+    assert any(one.startswith("layer: split 'layer' can be priced") for one in lines)
+    assert lines[-1] == "advised: layer, which was not run; fastest measured: none"
 
 
 def test_a_run_that_is_refused_is_a_row_and_is_not_tried_again(

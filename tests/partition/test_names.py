@@ -14,6 +14,9 @@ from paceline.partition.names import SplitName, read_split
         ("2x2", 4, SplitName(2, 2)),
         ("data", 4, None),
         ("1x4", 4, None),
+        ("shard", 3, SplitName(3, 1, 3)),
+        ("shard:1", 2, SplitName(2, 1, 1)),
+        ("shard-2", 2, SplitName(2, 1, 2)),
         ("network", 1, None),
     ],
 )
@@ -26,7 +29,9 @@ def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName 
     [
         ("network:3", "is for 3 workers, and there are 2"),
         ("2x2", "is for 4 workers, and there are 2"),
-        ("shard", "can be priced"),
+        ("shard:4", "write shard:1"),
+        ("shard:", "write shard:1"),
+        ("shard:33", "write shard:1"),
         ("layer", "can be priced"),
         ("pipeline", "unknown split 'pipeline'"),
         ("network:x", "unknown split"),

@@ -46,6 +46,8 @@ def test_a_split_needs_workers_that_reach_each_other() -> None:
     assert str(split_of("network", context, Reaching())) == "network:2"
     with pytest.raises(ConfigError, match=r"runs among ranks.* --workers 2 --split network SCRIPT"):
         split_of("network", context, None)
+    with pytest.raises(ConfigError, match="--dry-run"):
+        split_of("network", Context(workers=2, dry_run=True), Reaching())
     with pytest.raises(ConfigError, match="one run is divided in one way"):
         split_of("2x2", Context(workers=4, split="network"), Reaching())
 

@@ -15,12 +15,15 @@ from paceline.errors import ConfigError
 from paceline.partition.names import SplitName
 from paceline.replica.replica import Replica
 from paceline.spread.averaging import SplitAveraging
+from paceline.spread.base import SpreadModel
 from paceline.spread.borders import inputs_of
 from paceline.spread.cut import make_cut
 from paceline.spread.group import Ranks, SplitGroups
 from paceline.spread.meeting import PartTask
-from paceline.spread.model import SpreadModel
+from paceline.spread.model import PipelinedModel
 from paceline.spread.pipeline import chunk_rows, chunks_of
+from paceline.spread.shards import ShardedModel
+from paceline.spread.units import find_units
 from paceline.spread.whole import PartVersion
 from threaded import close_to, in_threads
 
@@ -54,7 +57,7 @@ def spread(ranks: Ranks, model: nn.Module, inputs: Any, name: SplitName) -> Spre
     groups = SplitGroups(ranks, name)
     cut = make_cut(model, lambda size: tuple(one[:size] for one in inputs), 4, groups)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    made = SpreadModel(model, [optimizer], cut, groups, lambda: 4)
+    made = PipelinedModel(model, [optimizer], cut, groups, lambda: 4)
     made.optimizer = optimizer  # type: ignore[attr-defined]
     return made
 
@@ -78,7 +81,7 @@ def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[in
         loss_of(outputs).backward()
         made.come_to_end()
         grads = {name: one.grad for name, one in made.own.named_parameters()}
-        return {k: v.detach() for k, v in outputs.items()}, grads, made.shared
+        return {k: v.detach() for k, v in outputs.items()}, grads, set(made.shared)
 
     found = in_threads(parts, work)
     for number, (outputs, _, _) in enumerate(found):
@@ -91,6 +94,97 @@ def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[in
         total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
         assert parameter.grad is not None
         assert close_to(total, parameter.grad), name
+
+
+class Attending(nn.Module):
+    """Blocks, batch norm, a tied last layer that is used outside of its own, an unused layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 6, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 6)) for _ in range(2)
+        )
+        self.frozen, self.unused = nn.Linear(6, 6), nn.Linear(2, 2)
+        self.frozen.weight.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.double()
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        hidden = self.embed(x) * self.scale
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        hidden = torch.tanh(self.frozen(hidden)) * mask
+        return {"out": hidden @ self.embed.weight, "hidden": hidden}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("rows", [(4, 4), (5, 2, 3)])
+def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, ...]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        whole = Attending()
+    state, size = {k: v.clone() for k, v in whole.state_dict().items()}, len(rows)
+    _, inputs = model_and_inputs()
+    shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
+    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(size)]
+    (torch.stack(losses).sum() / size).backward()
+
+    def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, tuple[int, Any]]]:
+        model, rank = Attending(), ranks.everyone.rank
+        model.load_state_dict(state)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        groups = SplitGroups(ranks, SplitName(size, 1, stage))
+        made = ShardedModel(
+            model, [optimizer], groups, stage, lambda: model(*(x[:4] for x in inputs)), lambda: 4
+        )
+        outputs = model(*(one[rank] for one in shares))
+        loss_of(outputs).backward()
+        made.come_to_end()
+        with torch.no_grad():
+            seen = model(*(one[rank] for one in shares))  # while others look, too
+            if rank == 0:
+                model(*inputs)
+        made.come_to_end()
+        assert all(close_to(seen[name], outputs[name]) for name in seen)
+        with pytest.raises(ConfigError, match="lies in pieces on all workers"):
+            model.scale.sum()
+        grads = {
+            name: (made.starts[name], None if one.grad is None else one.grad.clone())
+            for name, one in made.own.named_parameters()
+        }
+        if rank == 0:  # the others have no mini-batch, and give pieces and take sums
+            loss_of(model(*inputs)).backward()
+        made.come_to_end()
+        return {k: v.detach() for k, v in outputs.items()}, grads
+
+    found = in_threads(size, work)
+    for number, (outputs, _) in enumerate(found):
+        expected = whole(*(one[number] for one in shares))
+        assert all(close_to(outputs[name], expected[name]) for name in expected)
+    for name, parameter in whole.named_parameters():
+        held = sorted((grads[name] for _, grads in found if name in grads), key=lambda one: one[0])
+        assert held, f"nobody holds {name}"
+        if parameter.grad is None:
+            assert all(one is None for _, one in held), name
+        else:
+            assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+def test_units_are_blocks_and_what_is_used_elsewhere_is_the_models_own() -> None:
+    model = Attending()
+
+    def work(ranks: Ranks) -> list[tuple[bool, int, int]]:
+        units = find_units(model, {id(model.embed.weight)}, ranks.everyone)
+        return [
+            (one.module is None, one.num_bytes, sum(p.held.numel() for p in one.pieces))
+            for one in units
+        ]
+
+    # of its own: the embedding that is also the last layer, and the scale; then a unit a layer
+    found = in_threads(1, work)[0]
+    sizes = [42, 63, 60, 63, 60, 42, 6]
+    assert found == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
 
 
 def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:

@@ -32,7 +32,7 @@ from ..wire.messages import OfStream, Totals
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..spread.model import SpreadModel
+    from ..spread.base import SpreadModel
     from .compressed import CompressedGradient
     from .evaluation import EvaluationRanges
     from .solo import SoloExchange

@@ -1,9 +1,9 @@
 """What ``--split`` is told: a name for how a model is divided, as the table of prices has it.
 
     data         each worker a whole copy             network[:N]  N parts, one behind the other
-    AxB          A parts, in B copies
+    AxB          A parts, in B copies                 shard[:S]    pieces of all: ZeRO 1, 2, 3 (3)
 
-What prices have besides (`layer`, `shard`) is planned, and not carried.
+What prices have besides (`layer`) is planned, and not carried.
 """
 
 import re
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError, unknown
 
-CARRIED = ("data", "network", "AxB (2x2)")
-_PLANNED = ("layer", "shard", "shard-1", "shard-2", "shard-3")
+CARRIED = ("data", "network", "AxB (2x2)", "shard:1, 2, 3")
+_PLANNED = ("layer",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,12 @@ class SplitName:
     Args:
         parts: that a copy is cut into, one worker each.
         copies: of the whole model.
+        stage: of ZeRO, where parts are pieces of all parameters; 0: they are layers.
     """
 
     parts: int
     copies: int
+    stage: int = 0
 
     @property
     def size(self) -> int:
@@ -33,6 +35,8 @@ class SplitName:
         return self.parts * self.copies
 
     def __str__(self) -> str:
+        if self.stage:
+            return f"shard:{self.stage}"
         return f"{self.parts}x{self.copies}" if self.copies > 1 else f"network:{self.parts}"
 
     def copy_of(self, worker: int) -> tuple[int, ...]:
@@ -63,7 +67,7 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
 
     Example:
         >>> read_split("2x2", 4)
-        SplitName(parts=2, copies=2)
+        SplitName(parts=2, copies=2, stage=0)
     """
     given = text.strip()
     if given in ("data", "none"):
@@ -76,10 +80,12 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
         )
     if match := re.fullmatch(r"(\d+)x(\d+)", given):
         found = SplitName(int(match[1]), int(match[2]))
+    elif name.partition("-")[0] == "shard":
+        found = SplitName(num_workers, 1, _stage(given))
     elif name == "network" and (not number or number.isdecimal()):
         found = SplitName(int(number) if number else num_workers, 1)
     else:
-        raise unknown("split", given, ("data", "network", "network:2", "2x2"))
+        raise unknown("split", given, ("data", "network", "network:2", "2x2", "shard:3"))
     if found.parts < 1 or found.copies < 1:
         raise ConfigError(f"split {given!r} needs at least one part and one copy")
     if found.size != num_workers:
@@ -88,3 +94,16 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
             f"network:{num_workers}, or begin {found.size}"
         )
     return None if found.parts == 1 else found
+
+
+def _stage(given: str) -> int:
+    """Of ZeRO. ConfigError: there is no such stage."""
+    text = given.replace("-", ":").removeprefix("shard").removeprefix(":")
+    if given == "shard":
+        return 3
+    if text not in ("1", "2", "3"):
+        raise ConfigError(
+            f"split {given!r}: write shard:1 (optimizer state in pieces), shard:2 (and gradients) "
+            "or shard:3 (and parameters)"
+        )
+    return int(text)

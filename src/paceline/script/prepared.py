@@ -42,7 +42,7 @@ from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
 from ..spread.asked import refuse_objects, split_of, spread_over
-from ..spread.model import SpreadModel
+from ..spread.base import SpreadModel
 from ..store.control import MOST_SCHEDULES
 from ..store.fragments import Fragments
 from ..store.joint import joined
@@ -365,7 +365,7 @@ class Prepared:
                 go_on = lambda steps: None  # noqa: E731
             self._keeper.add("own steps", exchange.own_steps, go_on)
         clone_state(self.model)
-        self._strays = Strays(self.model.parameters())
+        self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
         note_losses(self.note_loss)
         self._watch(exchange, replica)
         if exchange.num_workers > 1:
@@ -483,8 +483,8 @@ class Prepared:
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
             "parameter_table": parameter_table(self.whole) if context.parameters else [],
-            "split": "" if self.spread is None else self.spread.cut.note,
-            "split_bytes": 0 if self.spread is None else self.spread.cut.sent_bytes,
+            "split": "" if self.spread is None else self.spread.note,
+            "split_bytes": 0 if self.spread is None else self.spread.sent_bytes,
             "compression": None if compressed is None else asdict(self._price(compressed)),
         }
 

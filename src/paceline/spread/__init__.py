@@ -8,7 +8,10 @@
     pipeline    micro-batches through the parts, and their gradients back
     averaging   the optimizer's step, each worker on its part
     whole       the model as one again: state_dict, checkpoints
-    model       the user's own module, which computes by all of that
+    base        the user's own module, computed by several: what all ways share
+    model       in parts, behind one another
+    shards      each parameter in pieces, put together where it is needed
+    units       which parameters are put together at a time
 
 **Every worker is a member, as it is where nothing is split.** It has a mini-batch of its own (a
 lease), the script's own loss line on it, and its push; the coordinator, the protocol, the ledger

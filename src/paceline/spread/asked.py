@@ -6,7 +6,8 @@ Settings that change a model, or whose workers do not step together, are refused
 what can be done instead. This module must not know how parts are computed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from ..partition.names import CARRIED, SplitName, read_split
 from ..replica.seeding import kept_random_state
 from ..tuning.candidate import Forward
 from ..tuning.fast import made_up_loss
+from .base import SpreadModel
 from .borders import inputs_of
 from .cut import make_cut
 from .group import Ranks, SplitGroups
-from .model import SpreadModel
+from .model import PipelinedModel
+from .shards import ShardedModel
 
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
@@ -60,6 +63,12 @@ def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | 
         raise ConfigError(
             f"split {text!r} runs among ranks, which reach each other's parts: paceline launch "
             f"--workers {name.size} --split {text} SCRIPT, or torchrun --nproc-per-node {name.size}"
+        )
+    if context.dry_run:
+        raise ConfigError(
+            f"--dry-run with split {text!r}: where a model is cut is measured by all workers; "
+            f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
+            "what each split costs"
         )
     for is_refused, what in _REFUSED:
         if is_refused(context):
@@ -123,15 +132,30 @@ def spread_over(
             )
         return found
 
-    cut = make_cut(model, inputs, mini_batch, groups)
-
     def num_samples() -> int:
         grant = exchange.grant()
         return sum(one.num_samples for one in grant.leases) if grant is not None else 0
 
-    spread = SpreadModel(model, optimizers, cut, groups, num_samples)
-    spread.check_optimizers(optimizers)
-    return spread
+    def look() -> None:
+        with kept_random_state(), _evaluating(model):
+            (forward or made_up_loss)(model, _batch(loader, mini_batch))
+
+    if name.stage:
+        return ShardedModel(model, optimizers, groups, name.stage, look, num_samples)
+    cut = make_cut(model, inputs, mini_batch, groups)
+    return PipelinedModel(model, optimizers, cut, groups, num_samples)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode; afterwards each in its own again."""
+    modes = [(one, one.training) for one in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for one, is_training in modes:
+            one.training = is_training
 
 
 def _batch(loader: DataLoader[Any], size: int) -> Any:

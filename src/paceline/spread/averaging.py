@@ -21,7 +21,7 @@ from ..exchange.group import MemberGroup
 from ..exchange.model_copy import ModelCopy
 from ..exchange.rounds import Barrier, Line
 from ..store.clip import Clip
-from .model import SpreadModel
+from .base import SpreadModel
 
 _SAME_SHARE = 1e-9
 
@@ -56,7 +56,6 @@ class SplitAveraging(DistributedAveraging):
                 f"{what} is not carried where a model is split: all workers compute each step "
                 "together; use --split data"
             )
-        raise ConfigError(f"{what} is not carried where a model is split")
 
     def fill(self, work: Work) -> None:
         """Nobody shows a push before all are at it; who has no mini-batch has others' gradients."""
@@ -131,8 +130,11 @@ class SplitAveraging(DistributedAveraging):
                 run.clamp_(-clip.max_value, clip.max_value)
         self._hooks.advance_schedule(self._copy.version)
         self._updater.step(self._mean, present, self._copy.rule.param_groups)
+        spread.stepped()
         if spread.groups.twins is not None:
             self._reduce_buffers(own)
+        elif spread.sums_buffers:
+            self._reduce_buffers(weights[self._seat])
         self._copy.unedited.mark()
 
     def _check_shares(self, weights: Sequence[float], own: float) -> None:

@@ -10,14 +10,16 @@ the one that asks, since every update needs all of them. This module must not kn
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..store.layout import Layout, StateEntry, TensorPlace, lay_out
+from ..store.optimizer_copy import EXISTS
 from .group import SplitGroups, tell_all
 
 _REQUEST = struct.Struct("<qq")
@@ -61,6 +63,7 @@ class SpreadState:
         layout: of this worker's part.
         whole: parameters and buffers of the model, in its order, without memory.
         grouped: names of parameters, as the optimizers' groups had them.
+        starts: of parameters of which this worker holds a piece, where in the whole it begins.
         read: this worker's block at the version that stands, and its buffers where they lie apart.
 
     Attributes:
@@ -74,11 +77,15 @@ class SpreadState:
         whole: tuple[Sequence[tuple[str, Tensor]], Sequence[tuple[str, Tensor]]],
         grouped: Sequence[str],
         read: ReadBlock,
+        starts: Mapping[str, int],
     ) -> None:
         self.standing = PartVersion()
         self._groups, self._own, self._read = groups, layout, read
-        told = tell_all(groups.copy, _plain(layout))
+        told = tell_all(groups.copy, {**_plain(layout), "starts": dict(starts)})
         self._parts = [[_place(row) for row in rows["places"]] for rows in told]
+        self._starts: list[dict[str, int]] = [_piece_starts(rows) for rows in told]
+        """Of each worker's places that are pieces, also of state."""
+        wholes = dict(whole[0])
         self._sizes = [int(rows["bytes"]) for rows in told]
         names = [name for name, _ in whole[0]]
         number_of = {name: number for number, name in enumerate(names)}
@@ -87,7 +94,10 @@ class SpreadState:
             by_name = {one.name: one for one in places}
             for name, key, is_number in rows["entries"]:
                 held = states.setdefault(name, {})
-                held.setdefault(key, (by_name[f"{name}/{key}"], is_number))
+                place = by_name[f"{name}/{key}"]
+                if f"{name}/{key}" in _piece_starts(rows):
+                    place = _as_whole(place, wholes[name])
+                held.setdefault(key, (place, is_number))
         rows_of_state = [
             (number_of[name], key, _like(place), is_number)
             for name in grouped
@@ -130,8 +140,13 @@ class SpreadState:
         return self.fetch(version, out, self._read())
 
     def _place(self, number: int, block: Tensor, out: Tensor) -> None:
+        starts = self._starts[number]
         for one in self._parts[number]:
-            self._targets[one.name].view(out).copy_(one.view(block))
+            target = self._targets[one.name]
+            if (start := starts.get(one.name)) is not None:
+                target.flat(out, start, start + one.numel).copy_(one.flat(block))
+            else:
+                target.view(out).copy_(one.view(block))
 
     def _ask(self, number: int, version: int) -> None:
         seat = self._groups.members[number]
@@ -208,6 +223,22 @@ def _plain(layout: Layout) -> dict[str, Any]:
         "places": own + [said(of(one), one.place) for one in layout.entries],
         "entries": [[names[one.parameter], one.key, one.is_number] for one in layout.entries],
     }
+
+
+def _piece_starts(rows: Mapping[str, Any]) -> dict[str, int]:
+    """Where pieces of parameters begin, and of what an optimizer keeps element by element."""
+    starts = dict(rows["starts"])
+    shapes = {row[0]: row[1] for row in rows["places"]}
+    for name, key, is_number in rows["entries"]:
+        is_piece = name in rows["starts"] and key != EXISTS and not is_number
+        if is_piece and shapes[f"{name}/{key}"] == shapes[name]:
+            starts[f"{name}/{key}"] = rows["starts"][name]
+    return starts
+
+
+def _as_whole(place: TensorPlace, whole: Tensor) -> TensorPlace:
+    """What a piece is a piece of."""
+    return replace(place, shape=tuple(whole.shape), strides=whole.stride())
 
 
 def _place(row: Sequence[Any]) -> TensorPlace:
