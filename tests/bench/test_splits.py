@@ -50,7 +50,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[
     """Instead of runs: two workers, one of which does 3/4 of the other's work; who ran, in turn."""
     prices = (
         price("none", 0.004), price("data", 0.003), price("network", None, "nine are odd"),
-        price("layer", 0.002),
+        price("2x2", 0.002),
     )  # fmt: skip
     table = SplitTable(prices=prices, advised=prices[3], reason="so")
     report = SplitReport(about=(("model", "a small one"),), table=table)
@@ -80,8 +80,8 @@ def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.Monkey
     assert (rows["data"].memory_bytes, rows["data"].sent_bytes) == (2048.0, 10.0)
     assert rows["data"].balance == pytest.approx(3.5 / 4)
     assert rows["network"].predicted_step_s is None
-    assert (rows["layer"].steps_s, rows["layer"].memory_bytes) == ((), None)
-    assert (found.advised, found.fastest) == ("layer", "none")
+    assert (rows["2x2"].steps_s, rows["2x2"].memory_bytes) == ((), None)
+    assert (found.advised, found.fastest) == ("2x2", "none")
     lines = render_live_splits(found)
     row = next(line for line in lines if line.startswith("data"))
     assert row.split() == [
@@ -89,10 +89,10 @@ def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.Monkey
         "2.0", "KiB", "4.0", "KiB", "0.88", "1.00",
     ]  # fmt: skip
     assert next(line for line in lines if line.startswith("none")).endswith("fastest measured")
-    assert next(one for one in lines if one.startswith("layer")).endswith("advised, not run")
+    assert next(one for one in lines if one.startswith("2x2")).endswith("advised, not run")
     assert "network: nine are odd" in lines
-    assert any(one.startswith("layer: split 'layer' can be priced") for one in lines)
-    assert lines[-1] == "advised: layer, which was not run; fastest measured: none"
+    assert any(one.startswith("2x2: split '2x2' is for 4 workers") for one in lines)
+    assert lines[-1] == "advised: 2x2, which was not run; fastest measured: none"
 
 
 def test_a_run_that_is_refused_is_a_row_and_is_not_tried_again(
@@ -163,18 +163,16 @@ def test_a_process_is_watched_from_its_third_loss(
 def test_a_real_split_is_run_and_drawn(say: Say, tmp_path: Path) -> None:
     (tmp_path / "three_layers.py").write_text(TASK)
     code, out, err = say(
-        "bench splits three_layers:task -n 2 --only network --only layer --updates 8 --plot s.svg "
-        "--json"
+        "bench splits three_layers:task -n 2 --only network --updates 8 --plot s.svg --json"
     )
     assert code == 0, err
     found = json.loads(out)
-    network, layer = found["rows"]
+    (network,) = found["rows"]
     assert len(network["steps_s"]) >= 2 * 4
     assert min(network["steps_s"]) > 0
     assert network["sent_bytes"] > 4 * 8 * 64 / 2  # half of the border, at the least
     assert 0 < network["balance"] <= 1
     assert network["memory_bytes"] > 0
-    assert layer["steps_s"] == []
     ElementTree.parse(tmp_path / "s.svg")
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     section = page.split("## `paceline bench splits`")[1].split("\n## ")[0]

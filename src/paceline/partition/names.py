@@ -1,9 +1,8 @@
 """What ``--split`` is told: a name for how a model is divided, as the table of prices has it.
 
-    data         each worker a whole copy             network[:N]  N parts, one behind the other
-    AxB          A parts, in B copies                 shard[:S]    pieces of all: ZeRO 1, 2, 3 (3)
-
-What prices have besides (`layer`) is planned, and not carried.
+data         each worker a whole copy             network[:N]  N parts, one behind the other
+AxB          A parts, in B copies                 shard[:S]    pieces of all: ZeRO 1, 2, 3 (3)
+layer[:N]    layers divided over their channels
 """
 
 import re
@@ -11,8 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError, unknown
 
-CARRIED = ("data", "network", "AxB (2x2)", "shard:1, 2, 3")
-_PLANNED = ("layer",)
+CARRIED = ("data", "network", "layer", "AxB (2x2)", "shard:1, 2, 3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +21,13 @@ class SplitName:
         parts: that a copy is cut into, one worker each.
         copies: of the whole model.
         stage: of ZeRO, where parts are pieces of all parameters; 0: they are layers.
+        is_layer: parts are channels of all layers.
     """
 
     parts: int
     copies: int
     stage: int = 0
+    is_layer: bool = False
 
     @property
     def size(self) -> int:
@@ -37,6 +37,8 @@ class SplitName:
     def __str__(self) -> str:
         if self.stage:
             return f"shard:{self.stage}"
+        if self.is_layer:
+            return f"layer:{self.parts}"
         return f"{self.parts}x{self.copies}" if self.copies > 1 else f"network:{self.parts}"
 
     def copy_of(self, worker: int) -> tuple[int, ...]:
@@ -67,31 +69,26 @@ def read_split(text: str, num_workers: int) -> SplitName | None:
 
     Example:
         >>> read_split("2x2", 4)
-        SplitName(parts=2, copies=2, stage=0)
+        SplitName(parts=2, copies=2, stage=0, is_layer=False)
     """
     given = text.strip()
     if given in ("data", "none"):
         return None
     name, _, number = given.partition(":")
-    if name.replace("_", "-") in _PLANNED:
-        raise ConfigError(
-            f"split {given!r} can be priced (paceline plan TASK -n {num_workers} --memory 2GiB), "
-            f"and not run: what runs is {', '.join(CARRIED)}"
-        )
     if match := re.fullmatch(r"(\d+)x(\d+)", given):
         found = SplitName(int(match[1]), int(match[2]))
     elif name.partition("-")[0] == "shard":
         found = SplitName(num_workers, 1, _stage(given))
-    elif name == "network" and (not number or number.isdecimal()):
-        found = SplitName(int(number) if number else num_workers, 1)
+    elif name in ("network", "layer") and (not number or number.isdecimal()):
+        found = SplitName(int(number) if number else num_workers, 1, is_layer=name == "layer")
     else:
-        raise unknown("split", given, ("data", "network", "network:2", "2x2", "shard:3"))
+        raise unknown("split", given, ("data", "network", "network:2", "layer", "2x2", "shard:3"))
     if found.parts < 1 or found.copies < 1:
         raise ConfigError(f"split {given!r} needs at least one part and one copy")
     if found.size != num_workers:
         raise ConfigError(
             f"split {given!r} is for {found.size} workers, and there are {num_workers}: write "
-            f"network:{num_workers}, or begin {found.size}"
+            f"{'layer' if found.is_layer else 'network'}:{num_workers}, or begin {found.size}"
         )
     return None if found.parts == 1 else found
 

@@ -10,6 +10,8 @@
     whole       the model as one again: state_dict, checkpoints
     base        the user's own module, computed by several: what all ways share
     model       in parts, behind one another
+    layered     layers divided over channels: all rows through each worker's columns
+    columns     which layers are, and how they compute
     shards      each parameter in pieces, put together where it is needed
     units       which parameters are put together at a time
 

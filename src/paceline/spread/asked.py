@@ -27,6 +27,7 @@ from .base import SpreadModel
 from .borders import inputs_of
 from .cut import make_cut
 from .group import Ranks, SplitGroups
+from .layered import ColumnModel, make_columns
 from .model import PipelinedModel
 from .shards import ShardedModel
 
@@ -142,6 +143,9 @@ def spread_over(
 
     if name.stage:
         return ShardedModel(model, optimizers, groups, name.stage, look, num_samples)
+    if name.is_layer:
+        columns = make_columns(model, inputs, mini_batch, groups)
+        return ColumnModel(model, optimizers, columns, groups, num_samples)
     cut = make_cut(model, inputs, mini_batch, groups)
     return PipelinedModel(model, optimizers, cut, groups, num_samples)
 

@@ -3,7 +3,8 @@
     model(x), backward()   -> meet (meeting.py) -> what a member of the family does
     model.state_dict()     -> the whole model's, from all (whole.py)
 
-Members: model.py (parts behind one another), shards.py (each parameter in pieces). What a run steps
+Members: model.py (parts behind one another), layered.py (layers divided over channels), shards.py
+(each parameter in pieces). What a run steps
 here is ``own``: to exchange, store and optimizer that is the model. This module must not know the
 loop.
 """
@@ -70,7 +71,7 @@ class SpreadModel(abc.ABC):
         shared_sizes: of all such: name, type and elements.
         counted: names of those whose norm is counted here.
         sums_buffers: whether each worker has buffers of its own, whose mean is taken.
-        starts: of parameters that are pieces, where in the whole each begins, in elements.
+        starts: of parameters that are pieces, where in the whole each begins (see `SpreadState`).
     """
 
     own: OwnTensors

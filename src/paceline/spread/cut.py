@@ -65,8 +65,8 @@ def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGro
         ConfigError: the model cannot be cut into so many parts, or would compute something else.
     """
     given = inputs(mini_batch)
-    traced = _traced(model, given)
-    _refuse_other_results(model, traced, given)
+    traced = followed(model, given)
+    refuse_other_results(model, traced, given)
     chosen = groups.say_alike(_choose(traced, inputs, mini_batch, groups) if not groups.seat else 0)
     if len(traced.pieces) != len(chosen["part_of"]):
         raise ConfigError(
@@ -91,7 +91,12 @@ def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGro
     )  # fmt: skip
 
 
-def _traced(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
+def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
+    """The model's operations, where workers that hold parts of them compute what it computes.
+
+    Raises:
+        ConfigError: they would not.
+    """
     was_training = model.training
     model.train()
     traced = trace(model, given)
@@ -119,7 +124,7 @@ def _traced(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
     return traced
 
 
-def _refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[Tensor]) -> None:
+def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[Tensor]) -> None:
     """Raise ConfigError where rows of a batch are not computed each by itself."""
     if traced.how == "torch.export" or len(given[0]) < 2:
         return

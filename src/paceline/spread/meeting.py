@@ -50,6 +50,7 @@ class Intent(NamedTuple):
         rows: of its inputs.
         samples: of its mini-batch, by which its gradient is weighed.
         mode: of its modules, see `mode_of`.
+        seed: of the random numbers of this pass, where all have the same; below 0: of none.
     """
 
     doing: PartTask
@@ -57,6 +58,7 @@ class Intent(NamedTuple):
     rows: int = 0
     samples: int = 0
     mode: int = -1
+    seed: int = -1
 
 
 def mode_of(flags: Iterable[bool]) -> int:

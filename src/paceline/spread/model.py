@@ -9,7 +9,7 @@ This module must not know the loop.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from .cut import ModelCut
 from .group import SplitGroups
 from .meeting import Intent, PartTask, mode_of
 from .pipeline import PartRunner, Passed, chunk_rows, chunks_of
+
+if TYPE_CHECKING:
+    from .layered import ColumnRunner
 
 _NOTHING = Intent(PartTask.STEP_END)
 
@@ -45,19 +48,28 @@ class PipelinedModel(SpreadModel):
     ) -> None:
         super().__init__(module, optimizers, groups, num_samples)
         self.cut, self.note, self.sent_bytes = cut, cut.note, cut.sent_bytes
-        self._pipeline = PartRunner(cut.parts[groups.part].module, groups.copy, cut.borders)
+        self._pipeline = self._make_runner()
         self._passes: dict[int, Passed] = {}
         self._anchor = torch.zeros((), requires_grad=True)
-        named = dict(module.named_parameters())
+        self._hold(optimizers)
+        self._stand_in(optimizers)
+
+    def _make_runner(self) -> "PartRunner | ColumnRunner":
+        here = self.groups.part
+        return PartRunner(self.cut.parts[here].module, self.groups.copy, self.cut.borders)
+
+    def _hold(self, optimizers: Sequence[Optimizer]) -> None:
+        """Give up what this worker does not step."""
+        named = dict(self._module.named_parameters())
         holders = self._holders(named)
         self.own = self._own_tensors(named, holders)
         every = sorted(name for name, parts in holders.items() if len(parts) > 1)
         self.shared_sizes = [(name, named[name].dtype, named[name].numel()) for name in every]
-        mine = {name for name, parts in holders.items() if groups.part in parts}
+        here = self.groups.part
+        mine = {name for name, parts in holders.items() if here in parts}
         self.shared = frozenset(mine & set(every))
-        self.counted = frozenset(name for name in mine if holders[name][0] == groups.part)
+        self.counted = frozenset(name for name in mine if holders[name][0] == here)
         self._give_up_others(optimizers, named, holders)
-        self._stand_in(optimizers)
 
     def _holders(self, named: dict[str, nn.Parameter]) -> dict[str, list[int]]:
         """The parts that hold each parameter: the first one, where nobody computes with it."""
@@ -122,7 +134,8 @@ class PipelinedModel(SpreadModel):
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         if torch.is_autocast_enabled("cpu"):
             raise ConfigError("autocast is not carried where a model is split: leave it out")
-        every = self._meet(Intent(doing, -1, rows, self._num_samples(), self._mode()))
+        mine = Intent(doing, -1, rows, self._num_samples(), self._mode(), self._seed())
+        every = self._meet(mine)
         parts = [torch.split(one, chunk_rows(rows, self.cut.most)) for one in given]
         own = {index: list(part) for index, part in enumerate(zip(*parts, strict=True))}
         number, outputs = self._run(every, own, keeps=keeps)
@@ -130,6 +143,10 @@ class PipelinedModel(SpreadModel):
         if keeps:
             made = list(_Computed.apply(self, number, rows, self._anchor, *made))  # type: ignore[no-untyped-call]
         return torch.utils._pytree.tree_unflatten(made, self.cut.form)
+
+    def _seed(self) -> int:
+        """Of random numbers that all workers have the same; below 0: of none."""
+        return -1
 
     def _run(
         self, every: Sequence[Intent], own: dict[int, list[Tensor]], *, keeps: bool

@@ -63,7 +63,8 @@ class SpreadState:
         layout: of this worker's part.
         whole: parameters and buffers of the model, in its order, without memory.
         grouped: names of parameters, as the optimizers' groups had them.
-        starts: of parameters of which this worker holds a piece, where in the whole it begins.
+        starts: of parameters of which this worker holds a piece, where in the whole it begins: in
+            elements, or, where it has the whole's dimensions, in the one in which it is smaller.
         read: this worker's block at the version that stands, and its buffers where they lie apart.
 
     Attributes:
@@ -143,10 +144,13 @@ class SpreadState:
         starts = self._starts[number]
         for one in self._parts[number]:
             target = self._targets[one.name]
-            if (start := starts.get(one.name)) is not None:
+            start = starts.get(one.name)
+            if start is None:
+                target.view(out).copy_(one.view(block))
+            elif (dim := _divided_dim(one, target)) is None:
                 target.flat(out, start, start + one.numel).copy_(one.flat(block))
             else:
-                target.view(out).copy_(one.view(block))
+                target.view(out).narrow(dim, start, one.shape[dim]).copy_(one.view(block))
 
     def _ask(self, number: int, version: int) -> None:
         seat = self._groups.members[number]
@@ -234,6 +238,14 @@ def _piece_starts(rows: Mapping[str, Any]) -> dict[str, int]:
         if is_piece and shapes[f"{name}/{key}"] == shapes[name]:
             starts[f"{name}/{key}"] = rows["starts"][name]
     return starts
+
+
+def _divided_dim(piece: TensorPlace, whole: TensorPlace) -> int | None:
+    """The dimension in which a piece is smaller than its whole; None: it is a row of elements."""
+    if len(piece.shape) != len(whole.shape):
+        return None
+    pairs = enumerate(zip(piece.shape, whole.shape, strict=True))
+    return next((dim for dim, (a, b) in pairs if a != b), None)
 
 
 def _as_whole(place: TensorPlace, whole: Tensor) -> TensorPlace:
