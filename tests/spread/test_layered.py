@@ -3,6 +3,7 @@
 Workers are threads over real gloo (tests/support/threaded.py), and one set of real ranks.
 """
 
+import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,7 @@ class Tied(nn.Module):
 
 
 def made(make: Callable[[], nn.Module]) -> nn.Module:
+    """Always the same numbers; by one thread, since the generator is the process's."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         return make()
@@ -86,7 +88,8 @@ def test_twenty_steps_come_to_what_one_device_does(
     make: Callable[[], nn.Module], size: int
 ) -> None:
     x, rows = inputs_for(make, 20 * 4 * size), 4 * size
-    whole = made(make)
+    start = made(make)
+    whole = copy.deepcopy(start)
     plain = optimizer_for(whole)
     for step in range(20):
         plain.zero_grad()
@@ -94,7 +97,7 @@ def test_twenty_steps_come_to_what_one_device_does(
         plain.step()
 
     def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, tuple[int, ...]], Any]:
-        model = made(make)
+        model = copy.deepcopy(start)
         one, optimizer = spread(ranks, model, x)
         for step in range(20):
             optimizer.zero_grad()
@@ -155,10 +158,10 @@ def test_random_numbers_are_the_same_in_all_but_for_divided_channels() -> None:
 
 
 def test_a_model_with_dropout_is_evaluated_without() -> None:
-    x = inputs_for(alexnet, 8)
+    x, start = inputs_for(alexnet, 8), made(lambda: alexnet(0.5))
 
     def work(ranks: Ranks) -> tuple[bool, Tensor]:
-        model = made(lambda: alexnet(0.5))
+        model = copy.deepcopy(start)
         one, _ = spread(ranks, model, x)
         model.eval()
         with torch.no_grad():
@@ -166,7 +169,7 @@ def test_a_model_with_dropout_is_evaluated_without() -> None:
         one.come_to_end()
         return one._columns.is_random, looked
 
-    alone = made(lambda: alexnet(0.5)).eval()
+    alone = copy.deepcopy(start).eval()
     for is_random, seen in in_threads(2, work):
         assert is_random
         assert close_to(seen, alone(x))
@@ -174,11 +177,12 @@ def test_a_model_with_dropout_is_evaluated_without() -> None:
 
 def test_one_worker_may_have_fewer_rows_or_none() -> None:
     x = inputs_for(mlp, 12)
-    whole = made(mlp)
+    start = made(mlp)
+    whole = copy.deepcopy(start)
     (whole(x[:5]).sin().mean() * 0.5).backward()  # of 4 samples by each lease
 
     def work(ranks: Ranks) -> dict[str, Tensor | None]:
-        model = made(mlp)
+        model = copy.deepcopy(start)
         one, _ = spread(ranks, model, x)
         if ranks.everyone.rank == 0:
             model(x[:5]).sin().mean().mul(0.5).backward()
@@ -195,10 +199,10 @@ def test_one_worker_may_have_fewer_rows_or_none() -> None:
 
 
 def test_numbers_of_divided_parameters_are_refused_by_name() -> None:
-    x = inputs_for(mlp, 8)
+    x, start = inputs_for(mlp, 8), made(mlp)
 
     def work(ranks: Ranks) -> str:
-        model = made(mlp)
+        model = copy.deepcopy(start)
         spread(ranks, model, x)
         with pytest.raises(ConfigError) as refused:
             sum(float(one.detach().norm()) for one in model.parameters())
@@ -240,7 +244,7 @@ def test_a_pair_whose_columns_do_not_add_up_is_left_whole() -> None:
 
 
 SCRIPT = """
-import os, signal, time
+import os, pathlib, signal, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -261,8 +265,12 @@ model, optimizer, loader = pace.prepare(model, optimizer, loader)
 for epoch in pace.epochs(2):
     for x, y in loader:
         with pace.step():
-            if os.environ.get("KILLED", "-") == os.environ.get("RANK") and pace.version == 9:
-                time.sleep(0.5)
+            if os.environ.get("KILLED", "-") == os.environ.get("RANK") and pace.version == 14:
+                written = pathlib.Path(os.environ["PACELINE_RUN_DIR"], "checkpoints", "latest")
+                for _ in range(600):  # another process writes it
+                    if written.exists():
+                        break
+                    time.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
@@ -294,9 +302,9 @@ def by_two_ranks(folder: Path, **settings: str) -> Ended:
 
 @pytest.mark.timeout(150)
 def test_ranks_come_to_one_worker_and_checkpoints_are_anyones(tmp_path: Path) -> None:
-    """The columns of momentum, too: both go on from the middle of a run that was killed."""
+    """The columns of momentum, too: both go on from a run that was killed."""
     folder = tmp_path / "split"
-    died = by_two_ranks(folder, PACELINE_CHECKPOINT_EVERY="4 updates", KILLED="1")
+    died = by_two_ranks(folder, PACELINE_CHECKPOINT_EVERY="1 epoch", KILLED="1")
     assert died.code != 0
     assert "layer:2: channels of 0 + 3, 6 + 8 on all workers" in died.said
     shutil.copytree(folder, tmp_path / "alone")

@@ -55,18 +55,24 @@ def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_pat
         folder, 2, PACELINE_SPLIT="network:2", PACELINE_CHECKPOINT_EVERY="4 updates", MODE="kill 1"
     )
     assert died.code != 0
+    assert "split            network:2: " in died.said
     causes = [line for line in died.errors if "worker 1 ended" in line]
     assert len(causes) == 1, died.said
     assert died.took_s < 60
     shutil.copytree(folder, tmp_path / "alone")
+    some = by_ranks(
+        folder, 2, ASKED="shard:2", PACELINE_RESUME=str(folder / "run"), PACELINE_UPDATES="10"
+    )
+    assert some.code == 0, some.said
+    assert "split            shard:2: gradients and optimizer state of " in some.said
     went_on = by_ranks(
-        folder, 2, ASKED="network", PACELINE_RESUME=str(folder / "run"), MODE="surface"
+        folder, 2, PACELINE_SPLIT="shard", PACELINE_RESUME=str(folder / "run"), MODE="surface"
     )
     assert went_on.code == 0, went_on.said
     assert_same(went_on.run, expected)
     for words in (
-        "split            network:2: ",
-        " lies on worker 1, since the model is split",
+        "split            shard:3: ",
+        " lies in pieces on all workers, since the model is split",
         "deepcopy is refused: ",
         "load is refused: model.load_state_dict() after prepare()",
         "epoch 1 version 12 acc",

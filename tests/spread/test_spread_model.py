@@ -54,8 +54,10 @@ def model_and_inputs(rows: int = 12) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 def spread(ranks: Ranks, model: nn.Module, inputs: Any, name: SplitName) -> SpreadModel:
-    groups = SplitGroups(ranks, name)
-    cut = make_cut(model, lambda size: tuple(one[:size] for one in inputs), 4, groups)
+    cut = make_cut(
+        model, lambda size: tuple(one[:size] for one in inputs), 4, ranks, name, lambda *_: 1.0
+    )
+    groups = SplitGroups(ranks, name, cut.order)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     made = PipelinedModel(model, [optimizer], cut, groups, lambda: 4)
     made.optimizer = optimizer  # type: ignore[attr-defined]
@@ -279,6 +281,15 @@ class OwnFlag(Scaled):
         return self.second(nn.functional.dropout(self.first(x), 0.5, self.training))
 
 
+class Choosing(Scaled):
+    """Which layers it computes depends on its data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 0):
+            return self.second(self.first(x))
+        return self.second(x)
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
 
@@ -289,7 +300,8 @@ def normed() -> nn.Module:
         (normed, 2, "batch norm looks at the whole batch"),
         (Scaled, 2, "gives something else for a batch than for its halves"),
         (OwnFlag, 2, "self.training"),
-        (lambda: nn.Sequential(nn.Linear(6, 3)).double(), 2, "1"),
+        (lambda: nn.Sequential(nn.Linear(6, 3)).double(), 2, "has 1 piece that can be cut apart"),
+        (Choosing, 2, "control flow"),
     ],
 )
 def test_what_would_be_another_model_is_refused_before_it_runs(
@@ -297,21 +309,30 @@ def test_what_would_be_another_model_is_refused_before_it_runs(
 ) -> None:
     _, (x, _) = model_and_inputs()
 
-    def work(ranks: Ranks) -> None:
-        spread(ranks, make(), (x,), SplitName(parts, 1))
-
     with pytest.raises(ConfigError) as refused:
         in_threads(1, lambda ranks: make_cut(
-            make(), lambda size: (x[:size],), 4, _alone(ranks, parts)
+            make(), lambda size: (x[:size],), 4, ranks, SplitName(parts, 1), lambda *_: 1.0
         ))  # fmt: skip
     assert words in str(refused.value)
 
 
-def _alone(ranks: Ranks, parts: int) -> SplitGroups:
-    """What the first worker is told before any other hears of it."""
-    groups = object.__new__(SplitGroups)
-    groups.ranks, groups.name, groups.seat = ranks, SplitName(parts, 1), 0
-    return groups
+def test_a_slow_worker_gets_fewer_layers() -> None:
+    def work(ranks: Ranks) -> tuple[tuple[int, ...], list[int], str]:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+        x, is_slow = torch.zeros(64, 64), ranks.everyone.rank == 0
+        cut = make_cut(
+            model, lambda size: (x[:size],), 32, ranks, SplitName(2, 1),
+            lambda *_: 3.0 if is_slow else 1.0,
+        )  # fmt: skip
+        return cut.order, [len(part.parameters) for part in cut.parts], cut.note
+
+    first, second = in_threads(2, work)
+    assert first == second
+    order, sizes, note = first
+    assert sorted(order) == [0, 1]
+    of_slow, of_fast = (sizes[order.index(worker)] for worker in (0, 1))
+    assert of_slow < of_fast
+    assert "workers' speeds, part by part" in note
 
 
 def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..store.clip import UNCLIPPED, Clip
 from ..store.joint import parameters_of
-from .absent import is_absent
 
 
 class _Ask(NamedTuple):
@@ -162,7 +161,7 @@ class LaterNorm(Tensor):
 
 
 def _with_gradient(parameters: Iterable[Tensor]) -> set[int]:
-    return {id(one) for one in parameters if not is_absent(one) and one.grad is not None}
+    return {id(one) for one in parameters if one.grad is not None}
 
 
 def _limit(name: str, value: float) -> float:

@@ -423,6 +423,7 @@ class Prepared:
             self.gradients.watch(replica, is_refused=is_refused)
             if self.spread is not None:
                 self.spread.keep_state_dict(self.optimizers)
+                self.gradients.own_of = self.spread.own_of
         elif self._context.steps_together:
             self.gradients.watch_here(replica, self.step.own.clip)
         if self.loop.accumulation is not None:

@@ -123,7 +123,6 @@ def spread_over(
     """
     ranks = exchange.ranks
     assert ranks is not None
-    groups = SplitGroups(ranks, name)
     _share_weights(ranks, model)
 
     def inputs(size: int) -> tuple[Tensor, ...]:
@@ -142,11 +141,14 @@ def spread_over(
             (forward or made_up_loss)(model, _batch(loader, mini_batch))
 
     if name.stage:
+        groups = SplitGroups(ranks, name)
         return ShardedModel(model, optimizers, groups, name.stage, look, num_samples)
     if name.is_layer:
+        groups = SplitGroups(ranks, name)
         columns = make_columns(model, inputs, mini_batch, groups)
         return ColumnModel(model, optimizers, columns, groups, num_samples)
-    cut = make_cut(model, inputs, mini_batch, groups)
+    cut = make_cut(model, inputs, mini_batch, ranks, name)
+    groups = SplitGroups(ranks, name, cut.order)
     return PipelinedModel(model, optimizers, cut, groups, num_samples)
 
 

@@ -227,6 +227,25 @@ class SpreadModel(abc.ABC):
         for number, one in enumerate(optimizers):
             one.state_dict = partial(self.optimizer_state, number, one)  # type: ignore[method-assign]
 
+    def own_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Of all parameters of the model those that lie here, whose gradients are clipped as one.
+
+        Raises:
+            ConfigError: some that are trained are left out.
+        """
+        given = {id(one) for one in parameters}
+        left = [
+            self._names[id(one)]
+            for one in self._module.parameters()
+            if one.requires_grad and id(one) not in given
+        ]
+        if left:
+            raise ConfigError(
+                f"a clip was given without {left[0]!r}: the average is clipped as a whole, "
+                "pace.clip_grad_norm_(model.parameters(), ...)"
+            )
+        return list(self.own.parameters())
+
     def close(self) -> None:
         """The run is over."""
         if hasattr(self, "whole"):

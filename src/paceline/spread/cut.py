@@ -8,7 +8,7 @@ What a cut would compute otherwise than the model is refused here, before anythi
 in training, outputs that are no rows, code that reads ``self.training`` itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +17,25 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..partition.graph import WorkGraph
+from ..partition.names import SplitName
 from ..partition.pipeline import Pipeline, workers
-from ..partition.placement import Placement, check_parts, pipeline_step
+from ..partition.placement import Placement, pipeline_step
 from ..partition.prices import best_cut
+from ..splits.clocks import TimedClock
 from ..splits.loopback import measure_loopback
 from ..splits.measuring import measure
 from ..splits.parts import ModelPart, make_parts
 from ..splits.tracing import TracedModel, trace, untouched
 from ..system.processors import num_cores
 from .borders import Inputs, find_borders, leaves_of, sent_bytes
-from .group import SplitGroups
+from .group import Ranks, tell_all
 from .pipeline import TensorShape
 
 _MICRO_BATCHES = (1, 2, 4)
 """Of a worker's mini-batch, to choose from."""
 _CLOSE = 1e-4
+_UNEVEN = 1.15
+"""So many times faster than another one a worker gets more to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ class ModelCut:
         borders: what crosses each: inputs, ..., outputs.
         form: what the model gives, as torch's trees have it.
         most: micro-batches of a worker's mini-batch at most.
+        order: of a copy's workers, whose part comes first.
         note: for the plan.
         sent_bytes: between all workers, an update.
     """
@@ -51,26 +56,45 @@ class ModelCut:
     borders: tuple[tuple[TensorShape, ...], ...]
     form: Any
     most: int
+    order: tuple[int, ...]
     note: str
     sent_bytes: int
 
 
-def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGroups) -> ModelCut:
+def measured_s(model: nn.Module, given: Sequence[Tensor]) -> float:
+    """What this worker takes for a mini-batch, forward and backward."""
+    with untouched(model):
+        return sum(TimedClock().both(lambda: model(*given), model))
+
+
+def make_cut(
+    model: nn.Module,
+    inputs: Inputs,
+    mini_batch: int,
+    ranks: Ranks,
+    name: SplitName,
+    seconds: Callable[[nn.Module, Sequence[Tensor]], float] = measured_s,
+) -> ModelCut:
     """The cut; all workers come to the same.
 
     Args:
         mini_batch: samples of a worker's, the most.
+        seconds: measures how fast this worker is, while all others do, too.
 
     Raises:
         ConfigError: the model cannot be cut into so many parts, or would compute something else.
     """
     given = inputs(mini_batch)
     traced = followed(model, given)
+    _refuse_too_few(traced, name)
     refuse_other_results(model, traced, given)
-    chosen = groups.say_alike(_choose(traced, inputs, mini_batch, groups) if not groups.seat else 0)
+    seat = ranks.everyone.rank
+    speeds = _speeds(tell_all(ranks.everyone, seconds(model, given)), name)
+    own = None if seat else _choose(traced, inputs, mini_batch, name, speeds)
+    chosen = tell_all(ranks.everyone, own)[0]
     if len(traced.pieces) != len(chosen["part_of"]):
         raise ConfigError(
-            f"worker {groups.seat} finds {len(traced.pieces)} pieces in the model, and worker 0 "
+            f"worker {seat} finds {len(traced.pieces)} pieces in the model, and worker 0 "
             f"{len(chosen['part_of'])}: build it alike in all"
         )
     parts = make_parts(traced, chosen["part_of"])
@@ -86,8 +110,9 @@ def make_cut(model: nn.Module, inputs: Inputs, mini_batch: int, groups: SplitGro
         parts = make_parts(traced, chosen["part_of"])
     borders, form = find_borders(model, parts, inputs, (rows, other))
     return ModelCut(
-        parts=parts, borders=borders, form=form, most=chosen["most"], note=chosen["note"],
-        sent_bytes=sent_bytes(model, borders, mini_batch, groups.name),
+        parts=parts, borders=borders, form=form, most=chosen["most"],
+        order=tuple(chosen["order"]), note=chosen["note"],
+        sent_bytes=sent_bytes(model, borders, mini_batch, name),
     )  # fmt: skip
 
 
@@ -124,6 +149,18 @@ def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
     return traced
 
 
+def _refuse_too_few(traced: TracedModel, name: SplitName) -> None:
+    """Raise ConfigError where there are more parts than pieces, with what keeps pieces together."""
+    if (found := len(traced.pieces)) >= name.parts:
+        return
+    kept = "; ".join(f"{one.name or 'it'} is kept whole: {one.why}" for one in traced.kept[:2])
+    raise ConfigError(
+        f"{name} is {name.parts} parts, and {type(traced.module).__name__} has {found} "
+        f"piece{'s' * (found > 1)} that can be cut apart{f' ({kept})' if kept else ''}: use fewer "
+        "parts, or --split shard"
+    )
+
+
 def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[Tensor]) -> None:
     """Raise ConfigError where rows of a batch are not computed each by itself."""
     if traced.how == "torch.export" or len(given[0]) < 2:
@@ -148,11 +185,26 @@ def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[
             )
 
 
+def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:
+    """Of a copy's workers beside the first of all; of several copies the slowest counts.
+
+    What is not much slower or faster is as fast: measured once, while others measure.
+    """
+    slowest = [max(seconds[number :: name.parts]) for number in range(name.parts)]
+    found = [seconds[0] / one for one in slowest]
+    is_even = max(found) < _UNEVEN * min(found)
+    return [1.0] * name.parts if is_even else found
+
+
 def _choose(
-    traced: TracedModel, inputs: Inputs, mini_batch: int, groups: SplitGroups
+    traced: TracedModel,
+    inputs: Inputs,
+    mini_batch: int,
+    name: SplitName,
+    speeds: Sequence[float],
 ) -> dict[str, Any]:
     """What the first worker finds best, as plain data."""
-    num_parts, copies = groups.name.parts, groups.name.copies
+    num_parts, copies = name.parts, name.copies
     link = measure_loopback()
     cores = num_cores() / torch.get_num_threads() / copies
     small, large = (
@@ -173,10 +225,11 @@ def _choose(
         else:
             graph = small.at(rows, _rows(mini_batch, _MICRO_BATCHES[-1]), large, mini_batch)
         setting = Pipeline(
-            workers=workers(num_parts), link=link, micro_batches=most * num_parts, schedule="gpipe"
+            workers=workers(num_parts, speeds=speeds),
+            link=link,
+            micro_batches=most * num_parts,
+            schedule="gpipe",
         )
-        kept = "; ".join(f"{one.name} is kept whole: {one.why}" for one in traced.kept[:2])
-        check_parts(graph, num_parts, kept)
         cut = best_cut(graph, setting, cores).placement
         found.append((pipeline_step(cut, setting, cores).seconds, most, cut, graph))
     seconds, most, cut, graph = min(found, key=lambda one: one[0])
@@ -184,7 +237,8 @@ def _choose(
     return {
         "part_of": [part_of[node] for node in range(len(graph))],
         "most": most,
-        "note": _note(cut, graph, most * num_parts, seconds, str(groups.name)),
+        "order": [one.worker for one in cut.parts],
+        "note": _note(cut, graph, most * num_parts, seconds, str(name)) + _of_speeds(cut, speeds),
     }
 
 
@@ -199,6 +253,13 @@ def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str)
         f"{name}: {' | '.join(said)}; {num} micro-batches by gpipe, balance "
         f"{cut.balance:.0%}, {seconds * 1e3:.1f} ms a step predicted, without the optimizer"
     )
+
+
+def _of_speeds(cut: Placement, speeds: Sequence[float]) -> str:
+    if len(set(speeds)) == 1:
+        return ""
+    said = ", ".join(f"{speeds[one.worker]:.2f}" for one in cut.parts)
+    return f"; workers' speeds, part by part: {said}"
 
 
 def _rows(mini_batch: int, most: int) -> int:

@@ -58,27 +58,25 @@ class SplitGroups:
     Args:
         ranks: of the run.
         name: how the model is divided.
+        order: of a copy's workers, whose part comes first; none: as they are numbered.
     """
 
-    def __init__(self, ranks: Ranks, name: SplitName) -> None:
+    def __init__(self, ranks: Ranks, name: SplitName, order: Sequence[int] = ()) -> None:
         self.ranks, self.name = ranks, name
         self.seat = ranks.everyone.rank
-        self.members, twins = name.copy_of(self.seat), name.twins_of(self.seat)
-        self.copy = ranks.part(f"copy {self.members[0]}", self.members)
+        members, twins = name.copy_of(self.seat), name.twins_of(self.seat)
+        self.members = tuple(members[number] for number in order) if order else members
+        self.copy = ranks.part(f"copy {members[0]}", self.members)
         """Those of this copy."""
         self.twins = ranks.part(f"twins {twins[0]}", twins) if name.copies > 1 else None
         """Those who hold the same part; None: there is one copy."""
-        self.asks = ranks.part(f"asks {self.members[0]}", self.members)
+        self.asks = ranks.part(f"asks {members[0]}", self.members)
         """Those of this copy once more, for threads that hand out parts."""
 
     @property
     def part(self) -> int:
         """The number of this worker's part."""
         return self.copy.rank
-
-    def say_alike(self, value: Any) -> Any:
-        """What the first worker of all says, as plain data; the others' is not heard."""
-        return tell_all(self.ranks.everyone, value if self.seat == 0 else None)[0]
 
 
 def tell_all(group: MemberGroup, value: Any) -> list[Any]:

@@ -30,7 +30,7 @@ from .base import OwnTensors
 from .borders import Inputs, find_borders, leaves_of
 from .columns import LayerPair, PassRandom, can_divide, divide, pair_of
 from .cut import ModelCut, followed, refuse_other_results
-from .group import PeerGroup, SplitGroups
+from .group import PeerGroup, SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
 from .pipeline import Chunk, Passed, TensorShape, Values
@@ -74,7 +74,8 @@ def make_columns(
             "and here all workers' batches are computed as one; use --split network"
         )
     refuse_other_results(model, traced, given)
-    chosen = groups.say_alike(_choose(traced, given, groups) if not groups.seat else 0)
+    found = None if groups.seat else _choose(traced, given, groups)
+    chosen = tell_all(groups.ranks.everyone, found)[0]
     pairs = tuple(pair_of(traced, one) for one in chosen["pairs"])
     if not pairs:
         raise ConfigError(
@@ -85,7 +86,7 @@ def make_columns(
     borders, form = find_borders(model, whole, inputs, (mini_batch, mini_batch + 1))
     return ColumnCut(
         cut=ModelCut(
-            parts=whole, borders=borders, form=form, most=1,
+            parts=whole, order=(), borders=borders, form=form, most=1,
             note=_note(traced, pairs, groups),
             sent_bytes=chosen["sum_bytes"] + _shown_bytes(borders, mini_batch, groups.copy.size),
         ),
