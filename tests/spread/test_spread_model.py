@@ -316,6 +316,39 @@ def test_what_would_be_another_model_is_refused_before_it_runs(
     assert words in str(refused.value)
 
 
+def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> list[str]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        calls = [
+            lambda: model(inputs[0], inputs[1][:3]),
+            lambda: model(inputs[0]),
+            lambda: model(inputs[0], mask=inputs[1]),
+            lambda: model(inputs[0].float(), inputs[1]),
+            lambda: model(inputs[0].clone().requires_grad_(), inputs[1]),
+        ]
+        said = []
+        for call in calls:
+            with pytest.raises(ConfigError) as refused:
+                call()
+            said.append(str(refused.value))
+        handle = model.get_submodule("out").register_forward_hook(lambda *_: None)
+        with pytest.raises(ConfigError) as refused:
+            model(*inputs)
+        said.append(str(refused.value))
+        handle.remove()
+        model(*inputs)
+        made.come_to_end()
+        return said
+
+    for said in in_threads(2, work):
+        words = ("a row for each sample", "cut for 2 tensors", "and mask", "float32", "require")
+        for one, word in zip(said, (*words, "layer 'out' has a hook"), strict=True):
+            assert word in one
+
+
 def test_a_slow_worker_gets_fewer_layers() -> None:
     def work(ranks: Ranks) -> tuple[tuple[int, ...], list[int], str]:
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))

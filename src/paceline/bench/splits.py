@@ -15,6 +15,7 @@ out, nor how it prints (report/live_splits.py).
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -314,10 +315,16 @@ def _run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSamp
 
 
 def _cause(said: str) -> str:
-    """The first error that a run named; else its last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    """The first error that a run named, or the first exception; else its last line.
+
+    Example:
+        >>> _cause("Traceback ...\\n  x()\\nValueError: no x\\n======")
+        'ValueError: no x'
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip("=- ")]
     named = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
-    return (named or lines[-1:] or ["it failed, and said nothing"])[0]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
+    return (named or raised or lines[-1:] or ["it failed, and said nothing"])[0]
 
 
 def read_watches(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:

@@ -145,7 +145,7 @@ class Description:
             "engine": plan.engine,
             "path": plan.path,
             "compress": settings.compress,
-            "split": settings.split,
+            "split": self.split,
             **({} if plan.compression is None else plan.compression.header()),
             "collective": plan.collective,
             "batch_size": plan.samples_per_update,

@@ -226,6 +226,7 @@ class SpreadModel(abc.ABC):
         """``state_dict()`` of each optimizer is of the whole model."""
         for number, one in enumerate(optimizers):
             one.state_dict = partial(self.optimizer_state, number, one)  # type: ignore[method-assign]
+            one.load_state_dict = _refuse_to_load_state  # type: ignore[method-assign]
 
     def own_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Of all parameters of the model those that lie here, whose gradients are clipped as one.
@@ -256,4 +257,11 @@ def _refuse_to_load(*_: Any, **__: Any) -> NoReturn:
     raise ConfigError(
         "model.load_state_dict() after prepare(): the model is split, and no worker has the whole; "
         "load before, model.load_state_dict(...); model, optimizer, loader = pace.prepare(...)"
+    )
+
+
+def _refuse_to_load_state(*_: Any, **__: Any) -> NoReturn:
+    raise ConfigError(
+        "optimizer.load_state_dict() after prepare(): the model is split, and no worker steps all "
+        "of it; load before, optimizer.load_state_dict(...); pace.prepare(model, optimizer, ...)"
     )

@@ -48,6 +48,7 @@ class ModelCut:
         form: what the model gives, as torch's trees have it.
         most: micro-batches of a worker's mini-batch at most.
         order: of a copy's workers, whose part comes first.
+        fixed_rows: of each micro-batch, where it can be no other; None: any number.
         note: for the plan.
         sent_bytes: between all workers, an update.
     """
@@ -57,6 +58,7 @@ class ModelCut:
     form: Any
     most: int
     order: tuple[int, ...]
+    fixed_rows: int | None
     note: str
     sent_bytes: int
 
@@ -112,6 +114,7 @@ def make_cut(
     return ModelCut(
         parts=parts, borders=borders, form=form, most=chosen["most"],
         order=tuple(chosen["order"]), note=chosen["note"],
+        fixed_rows=rows if traced.how == "torch.export" else None,
         sent_bytes=sent_bytes(model, borders, mini_batch, name),
     )  # fmt: skip
 
@@ -134,17 +137,11 @@ def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
     model.eval()
     code, other = traced.graph_module.code, trace(model, given).graph_module.code
     model.train(was_training)
-    if code != other and traced.how != "torch.export":
+    if code != other:
+        how = ", followed by torch.export," if traced.how == "torch.export" else ""
         raise ConfigError(
-            f"{type(model).__name__} computes by its own ``self.training``, which a cut would "
-            "freeze: let a layer do it (nn.Dropout)"
-        )
-    if traced.how == "torch.export" and any(
-        isinstance(one, nn.Dropout) and one.p for one in model.modules()
-    ):
-        raise ConfigError(
-            f"{type(model).__name__} can only be followed by torch.export, which freezes dropout: "
-            "it would not end in evaluation; leave dropout out, or use --split data"
+            f"{type(model).__name__}{how} computes by ``self.training`` outside of torch's layers, "
+            "which a cut would freeze: let a layer do it (nn.Dropout), or use --split data"
         )
     return traced
 
@@ -163,7 +160,12 @@ def _refuse_too_few(traced: TracedModel, name: SplitName) -> None:
 
 def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[Tensor]) -> None:
     """Raise ConfigError where rows of a batch are not computed each by itself."""
-    if traced.how == "torch.export" or len(given[0]) < 2:
+    if any(not one.ndim or len(one) != len(given[0]) for one in given):
+        raise ConfigError(
+            f"{type(model).__name__} is called with tensors {[list(one.shape) for one in given]}: "
+            "a split model's inputs have a row for each sample"
+        )
+    if len(given[0]) < 2:
         return
     middle = len(given[0]) // 2
     halves = [[one[:middle] for one in given], [one[middle:] for one in given]]

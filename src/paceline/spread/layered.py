@@ -86,7 +86,7 @@ def make_columns(
     borders, form = find_borders(model, whole, inputs, (mini_batch, mini_batch + 1))
     return ColumnCut(
         cut=ModelCut(
-            parts=whole, order=(), borders=borders, form=form, most=1,
+            parts=whole, order=(), borders=borders, form=form, most=1, fixed_rows=None,
             note=_note(traced, pairs, groups),
             sent_bytes=chosen["sum_bytes"] + _shown_bytes(borders, mini_batch, groups.copy.size),
         ),

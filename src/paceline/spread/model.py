@@ -130,6 +130,7 @@ class PipelinedModel(SpreadModel):
                 "a split model's inputs require gradients, which are not sent back to them"
             )
         rows = len(given[0])
+        self._check_rows(given, rows)
         keeps = torch.is_grad_enabled()
         doing = PartTask.FORWARD if keeps else PartTask.LOOK
         if torch.is_autocast_enabled("cpu"):
@@ -147,6 +148,28 @@ class PipelinedModel(SpreadModel):
     def _seed(self) -> int:
         """Of random numbers that all workers have the same; below 0: of none."""
         return -1
+
+    def _check_rows(self, given: Sequence[Tensor], rows: int) -> None:
+        """Raise ConfigError where these cannot be micro-batches, or a layer has a hook."""
+        if any(len(one) != rows for one in given):
+            raise ConfigError(
+                f"a split model is called with tensors of {[len(one) for one in given]} rows: its "
+                "inputs have a row for each sample"
+            )
+        fixed = self.cut.fixed_rows
+        if fixed is not None and set(chunk_rows(rows, self.cut.most)) != {fixed}:
+            raise ConfigError(
+                f"torch.export follows this model for micro-batches of {fixed} samples, and "
+                f"{rows} samples are others: use drop_last=True and a batch that all workers share "
+                "evenly, or --split data"
+            )
+        for name, one in self._module.named_modules():
+            hooks = (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks)
+            if name and any(hooks):
+                raise ConfigError(
+                    f"layer {name!r} has a hook, which would see the micro-batches of all workers, "
+                    "and on one of them: take it off, or use --split data or shard"
+                )
 
     def _run(
         self, every: Sequence[Intent], own: dict[int, list[Tensor]], *, keeps: bool
