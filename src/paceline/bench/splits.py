@@ -4,7 +4,7 @@
                                 -> paceline train seen_task --split NAME, in turn -> rows
 
     in each worker     model()   everything is loaded: what the process holds before
-                       loss 2    look for the most from here
+                       loss 2    what was freed is given back; look for the most from here
                        loss 3..  the most so far, seconds of CPU, bytes written: a line
 
 So a run is what a user begins, and its task notes what its process does; nothing of it is in the
@@ -13,6 +13,8 @@ runs and what is noted in them are read together. This module must not know how 
 out, nor how it prints (report/live_splits.py).
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import re
@@ -141,6 +143,7 @@ class ProcessWatch:
         """A training step has come to its loss."""
         self._count += 1
         if self._count == _FIRST_NOTE:
+            _trim()
             reset_peak(_CPU)
         if self._count <= _FIRST_NOTE:
             return
@@ -153,6 +156,12 @@ class ProcessWatch:
         )
         with self._path.open("a") as file:
             self._own_bytes += file.write(f"{line}\n")
+
+
+def _trim() -> None:
+    """Give back what was freed, as after measuring a cut (malloc_trim(3)), where there is that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _written_bytes() -> int:

@@ -10,8 +10,8 @@
 The pairs are found by splits/channels.py and proved here, each on an example: the sum of what all
 workers would give is what the two layers give. AlexNet's two columns are such pairs (A. Krizhevsky
 et al., "ImageNet Classification with Deep Convolutional Neural Networks", 2012; M. Shoeybi et al.,
-"Megatron-LM", 2019, section 3, for f and g, here `_Enter` and `_Sum`). This module must not know
-batches nor optimizers.
+"Megatron-LM", 2019, section 3, for f and g, here `_Enter` and `_Sum`). Above 300 lines, since
+what is proved is what is run. This module must not know batches nor optimizers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
