@@ -3,6 +3,7 @@
 Workers are threads over real gloo (tests/support/threaded.py); a run of ranks is in test_runs.py.
 """
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -45,12 +46,16 @@ class Branching(nn.Module):
         return {"out": self.out(hidden), "hidden": hidden}
 
 
+with torch.random.fork_rng():
+    torch.manual_seed(2)
+    BRANCHING = Branching()
+"""Made once: threads draw from one generator."""
+
+
 def model_and_inputs(rows: int = 12) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 6, generator=generator, dtype=torch.float64)
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        return Branching(), (x, (x > 0).double())
+    return copy.deepcopy(BRANCHING), (x, (x > 0).double())
 
 
 def spread(ranks: Ranks, model: nn.Module, inputs: Any, name: SplitName) -> SpreadModel:

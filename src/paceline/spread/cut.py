@@ -8,7 +8,7 @@ What a cut would compute otherwise than the model is refused here, before anythi
 in training, outputs that are no rows, code that reads ``self.training`` itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,32 +201,14 @@ def _choose(
     speeds: Sequence[float],
 ) -> dict[str, Any]:
     """What the first worker finds best, as plain data."""
-    num_parts, copies = name.parts, name.copies
-    link = measure_loopback()
-    cores = num_cores() / torch.get_num_threads() / copies
-    small, large = (
-        measure(traced, inputs(size)).graph if traced.how != "torch.export" else None
-        for size in (_rows(mini_batch, _MICRO_BATCHES[-1]), mini_batch)
-    )
+    num_parts, link = name.parts, measure_loopback()
+    cores = num_cores() / torch.get_num_threads() / name.copies
     found: list[tuple[float, int, Placement, WorkGraph]] = []
-    for most in _MICRO_BATCHES:
-        rows = _rows(mini_batch, most)
-        if rows * most > mini_batch + most - 1 or most > mini_batch:
-            continue
-        if small is None or large is None:  # its sizes are fixed: traced anew
-            if mini_batch % most:
-                continue
-            graph = measure(trace(traced.module, inputs(rows)), inputs(rows)).graph
-        elif rows == mini_batch:
-            graph = large
-        else:
-            graph = small.at(rows, _rows(mini_batch, _MICRO_BATCHES[-1]), large, mini_batch)
+    for most, graph in _measured(traced, inputs, mini_batch):
         setting = Pipeline(
-            workers=workers(num_parts, speeds=speeds),
-            link=link,
-            micro_batches=most * num_parts,
-            schedule="gpipe",
-        )
+            workers=workers(num_parts, speeds=speeds), link=link,
+            micro_batches=most * num_parts, schedule="gpipe",
+        )  # fmt: skip
         cut = best_cut(graph, setting, cores).placement
         found.append((pipeline_step(cut, setting, cores).seconds, most, cut, graph))
     seconds, most, cut, graph = min(found, key=lambda one: one[0])
@@ -237,6 +219,26 @@ def _choose(
         "order": [one.worker for one in cut.parts],
         "note": _note(cut, graph, most * num_parts, seconds, str(name)) + _of_speeds(cut, speeds),
     }
+
+
+def _measured(
+    traced: TracedModel, inputs: Inputs, mini_batch: int
+) -> Iterator[tuple[int, WorkGraph]]:
+    """How many micro-batches a mini-batch can be, and what pieces take for each."""
+    if traced.how == "torch.export":  # its sizes are fixed: traced anew
+        for most in _MICRO_BATCHES:
+            if mini_batch % most == 0:
+                given = inputs(mini_batch // most)
+                yield most, measure(trace(traced.module, given), given).graph
+        return
+    least = _rows(mini_batch, _MICRO_BATCHES[-1])
+    small, large = (measure(traced, inputs(size)).graph for size in (least, mini_batch))
+    for most in _MICRO_BATCHES:
+        rows = _rows(mini_batch, most)
+        if rows == mini_batch and most == 1:
+            yield most, large
+        elif most <= mini_batch:
+            yield most, small.at(rows, least, large, mini_batch)
 
 
 def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str) -> str:
