@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..partition.graph import WorkGraph
+from ..partition.graph import INPUT, WorkGraph
 from ..partition.names import SplitName
 from ..partition.pipeline import Pipeline, workers
 from ..partition.placement import Placement, pipeline_step
@@ -210,7 +210,9 @@ def _choose(
             micro_batches=most * num_parts, schedule="gpipe",
         )  # fmt: skip
         cut = best_cut(graph, setting, cores).placement
-        found.append((pipeline_step(cut, setting, cores).seconds, most, cut, graph))
+        seconds = pipeline_step(cut, setting, cores).seconds
+        seconds += most * (num_parts - 1) * _ends_s(graph, setting)
+        found.append((seconds, most, cut, graph))
     seconds, most, cut, graph = min(found, key=lambda one: one[0])
     part_of = cut.part_of()
     return {
@@ -239,6 +241,14 @@ def _measured(
             yield most, large
         elif most <= mini_batch:
             yield most, small.at(rows, least, large, mini_batch)
+
+
+def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:
+    """Of a micro-batch of another worker than the first or last: inputs, outputs and back."""
+    inputs = [one for one in graph.edges if one.source == INPUT]
+    outputs = [one for one in graph.edges if len(graph) in one.targets]
+    sizes = [*(one.num_bytes for one in (*inputs, *outputs)), *(o.gradient_bytes for o in outputs)]
+    return sum(setting.message_s(one) for one in sizes)
 
 
 def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..errors import LinkError
 from ..store.layout import Layout, StateEntry, TensorPlace, lay_out
 from ..store.optimizer_copy import EXISTS
 from .group import SplitGroups, tell_all
@@ -173,7 +174,7 @@ class SpreadState:
                 with self.standing.at(version):
                     block = _joined(self._own, *self._read())
                 asks.begin_send(block, asker, _TAG).wait()
-            except RuntimeError:  # the run is over, or the asker has died
+            except (RuntimeError, LinkError):  # the run is over, or the asker has died
                 return
 
     def close(self) -> None:
