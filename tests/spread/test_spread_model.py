@@ -6,6 +6,7 @@ Workers are threads over real gloo (tests/support/threaded.py); a run of ranks i
 import copy
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -352,6 +353,25 @@ def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
         words = ("a row for each sample", "cut for 2 tensors", "and mask", "float32", "require")
         for one, word in zip(said, (*words, "layer 'out' has a hook"), strict=True):
             assert word in one
+
+
+def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_once() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> list[str]:
+        model, _ = model_and_inputs()
+        made, said = spread(ranks, model, inputs, SplitName(2, 1)), list[str]()
+        made.passed(said.append)  # before any step
+        for busy in ((1.0, 1.0), (1.0, 9.0), (1.0, 9.0)):
+            made._pipeline.busy_s = busy[ranks.everyone.rank]  # type: ignore[attr-defined]
+            made.cut = replace(made.cut, balance=0.95)  # type: ignore[attr-defined]
+            made.passed(said.append)
+        return said
+
+    first, second = in_threads(2, work)
+    assert len(first) == 1
+    assert "busy 10% | 90% of the time, a balance of 56% where 95% was predicted" in first[0]
+    assert not second
 
 
 def test_a_slow_worker_gets_fewer_layers() -> None:

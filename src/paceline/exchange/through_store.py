@@ -156,6 +156,8 @@ class StoreExchange(Exchange):
             return False
         own.is_between = False
         self.come_to_end()
+        if own.hooks.spread is not None and self.has_opened:
+            own.hooks.spread.passed(self.say)
         kept, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
         own.begin_epoch(epoch, ends)

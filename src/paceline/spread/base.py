@@ -177,6 +177,9 @@ class SpreadModel(abc.ABC):
         """All are there: what was kept for backward passes is needed no more."""
         return
 
+    def passed(self, say: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to do
+        """An epoch is over in all workers; ``say``: tells the user."""
+
     def stepped(self) -> None:  # noqa: B027  most have nothing to do
         """The optimizer has stepped on ``own``."""
 

@@ -49,6 +49,7 @@ class ModelCut:
         most: micro-batches of a worker's mini-batch at most.
         order: of a copy's workers, whose part comes first.
         fixed_rows: of each micro-batch, where it can be no other; None: any number.
+        balance: that is predicted, the mean over the most.
         note: for the plan.
         sent_bytes: between all workers, an update.
     """
@@ -59,6 +60,7 @@ class ModelCut:
     most: int
     order: tuple[int, ...]
     fixed_rows: int | None
+    balance: float
     note: str
     sent_bytes: int
 
@@ -113,7 +115,7 @@ def make_cut(
     borders, form = find_borders(model, parts, inputs, (rows, other))
     return ModelCut(
         parts=parts, borders=borders, form=form, most=chosen["most"],
-        order=tuple(chosen["order"]), note=chosen["note"],
+        order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
         fixed_rows=rows if traced.how == "torch.export" else None,
         sent_bytes=sent_bytes(model, borders, mini_batch, name),
     )  # fmt: skip
@@ -218,6 +220,7 @@ def _choose(
     return {
         "part_of": [part_of[node] for node in range(len(graph))],
         "most": most,
+        "balance": cut.balance,
         "order": [one.worker for one in cut.parts],
         "note": _note(cut, graph, most * num_parts, seconds, str(name)) + _of_speeds(cut, speeds),
     }

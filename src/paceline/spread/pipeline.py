@@ -12,6 +12,7 @@ What a part needs for its backward pass it keeps. This module must not know what
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -119,6 +120,8 @@ class PartRunner:
         self._outputs = borders[-1]
         self._inputs = borders[0]
         self._sent: list[tuple[Pending, Tensor]] = []
+        self.busy_s = 0.0
+        """Of computing, forward and backward, since it was set to 0."""
 
     def forward(
         self, chunks: list[Chunk], own: Values, *, keeps: bool
@@ -143,7 +146,9 @@ class PartRunner:
                 given[at] = ()
                 if keeps and self._part:
                     entering = [x.requires_grad_(x.is_floating_point()) for x in entering]
+                start_s = time.perf_counter()
                 made = _tensors(self._module(*entering))
+                self.busy_s += time.perf_counter() - start_s
                 if passed is not None:
                     passed.kept.append((entering, made))
                 self._give(one, made, outputs)
@@ -195,7 +200,9 @@ class PartRunner:
             coming[at] = ()
             if pairs:
                 tensors, gradients = zip(*pairs, strict=True)
+                start_s = time.perf_counter()
                 torch.autograd.backward(tensors, gradients)
+                self.busy_s += time.perf_counter() - start_s
             if self._part:
                 back = [given[i] for i, shape in enumerate(self._given) if shape.has_gradient]
                 self._send(
