@@ -80,6 +80,8 @@ class SpreadModel(abc.ABC):
     shared_sizes: Sequence[tuple[str, torch.dtype, int]] = ()
     counted: frozenset[str]
     sums_buffers = False
+    is_alone = False
+    """Whether all others wait until this worker has gone through something."""
     starts: dict[str, int]
     whole: SpreadState
     version: Callable[[], int]
@@ -143,6 +145,11 @@ class SpreadModel(abc.ABC):
 
     def _meet(self, mine: Intent) -> list[Intent]:
         """What all have come to, once that is what this worker has; until then it serves."""
+        if self.is_alone:
+            raise ConfigError(
+                "the model is called inside pace.once(), where all others wait, and it is split: "
+                "call it outside"
+            )
         while True:
             every = self._meeting.show(mine)
             doing = self._meeting.decide(every)
