@@ -65,8 +65,14 @@ class ModelCut:
     sent_bytes: int
 
 
+_FEW = 4
+"""Samples with which operations are found."""
+_MEASURED_S = 0.4
+"""About how long the batch that is measured may take for a step."""
+
+
 def measured_s(model: nn.Module, given: Sequence[Tensor]) -> float:
-    """What this worker takes for a mini-batch, forward and backward."""
+    """What this worker takes for these, forward and backward."""
     with untouched(model):
         return sum(TimedClock().both(lambda: model(*given), model))
 
@@ -88,13 +94,14 @@ def make_cut(
     Raises:
         ConfigError: the model cannot be cut into so many parts, or would compute something else.
     """
-    given = inputs(mini_batch)
+    given = inputs(min(mini_batch, _FEW))
     traced = _traced(model, given)
     _refuse_too_few(traced, name)
     _refuse_other_results(model, traced, given)
-    seat = ranks.everyone.rank
-    speeds = _speeds(tell_all(ranks.everyone, seconds(model, given)), name)
-    own = None if seat else _choose(traced, inputs, mini_batch, name, speeds)
+    seat, took_s = ranks.everyone.rank, seconds(model, given)
+    speeds = _speeds(tell_all(ranks.everyone, took_s), name)
+    most = min(mini_batch, max(_FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
+    own = None if seat else _choose(traced, inputs, (most, mini_batch), name, speeds)
     chosen = tell_all(ranks.everyone, own)[0]
     if len(traced.pieces) != len(chosen["part_of"]):
         raise ConfigError(
@@ -103,7 +110,6 @@ def make_cut(
         )
     parts = make_parts(traced, chosen["part_of"])
     rows = _rows(mini_batch, chosen["most"])
-    other = rows if traced.how == "torch.export" else rows + 1
     if traced.how == "torch.export" and rows * chosen["most"] != mini_batch:
         raise ConfigError(
             f"torch.export follows this model for one size of batch: {mini_batch} samples a worker "
@@ -112,7 +118,8 @@ def make_cut(
     if traced.how == "torch.export":
         traced = trace(model, inputs(rows))
         parts = make_parts(traced, chosen["part_of"])
-    borders, form = find_borders(model, parts, inputs, (rows, other))
+    sizes = (rows, rows) if traced.how == "torch.export" else (2, 3)
+    borders, form = find_borders(model, parts, inputs, sizes)
     return ModelCut(
         parts=parts, borders=borders, form=form, most=chosen["most"],
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
@@ -198,15 +205,19 @@ def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:
 def _choose(
     traced: TracedModel,
     inputs: Inputs,
-    mini_batch: int,
+    sizes: tuple[int, int],
     name: SplitName,
     speeds: Sequence[float],
 ) -> dict[str, Any]:
-    """What the first worker finds best, as plain data."""
+    """What the first worker finds best, as plain data.
+
+    Args:
+        sizes: the most samples that are measured, and those of a mini-batch.
+    """
     num_parts, link = name.parts, measure_loopback()
     cores = num_cores() / torch.get_num_threads() / name.copies
     found: list[tuple[float, int, Placement, WorkGraph]] = []
-    for most, graph in _measured(traced, inputs, mini_batch):
+    for most, graph in _measured(traced, inputs, *sizes):
         setting = Pipeline(
             workers=workers(num_parts, speeds=speeds), link=link,
             micro_batches=most * num_parts, schedule="gpipe",
@@ -227,7 +238,7 @@ def _choose(
 
 
 def _measured(
-    traced: TracedModel, inputs: Inputs, mini_batch: int
+    traced: TracedModel, inputs: Inputs, largest: int, mini_batch: int
 ) -> Iterator[tuple[int, WorkGraph]]:
     """How many micro-batches a mini-batch can be, and what pieces take for each."""
     if traced.how == "torch.export":  # its sizes are fixed: traced anew
@@ -236,14 +247,15 @@ def _measured(
                 given = inputs(mini_batch // most)
                 yield most, measure(trace(traced.module, given), given).graph
         return
-    least = _rows(mini_batch, _MICRO_BATCHES[-1])
-    small, large = (measure(traced, inputs(size)).graph for size in (least, mini_batch))
+    least = max(1, largest // _MICRO_BATCHES[-1])
+    large = measure(traced, inputs(largest)).graph
+    small = large if least == largest else measure(traced, inputs(least)).graph
     for most in _MICRO_BATCHES:
-        rows = _rows(mini_batch, most)
-        if rows == mini_batch and most == 1:
+        if least == largest:  # one sample
             yield most, large
-        elif most <= mini_batch:
-            yield most, small.at(rows, least, large, mini_batch)
+            return
+        if most <= mini_batch:
+            yield most, small.at(_rows(mini_batch, most), least, large, largest)
 
 
 def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:
