@@ -76,6 +76,7 @@ def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_pat
         "deepcopy is refused: ",
         "load is refused: model.load_state_dict() after prepare()",
         "epoch 1 version 12 acc",
+        "at the end (5, 3)",
     ):
         assert words in went_on.said, went_on.said
     assert " of 19 rate" in went_on.said
@@ -92,4 +93,5 @@ def test_two_parts_in_two_copies_are_one_worker(tmp_path: Path) -> None:
     assert "parameters 111" in split.said
     assert "clip is refused: parameter" in split.said
     assert split.said.count("difference 0.0") == 2, split.said
+    assert "at the end (5, 3)" in split.said
     assert split.said.count("states 7 [3, 4]") == 2, split.said

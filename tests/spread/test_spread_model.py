@@ -3,8 +3,10 @@
 Workers are threads over real gloo (tests/support/threaded.py); a run of ranks is in test_runs.py.
 """
 
+import copy
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,12 +47,16 @@ class Branching(nn.Module):
         return {"out": self.out(hidden), "hidden": hidden}
 
 
+with torch.random.fork_rng():
+    torch.manual_seed(2)
+    BRANCHING = Branching()
+"""Made once: threads draw from one generator."""
+
+
 def model_and_inputs(rows: int = 12) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 6, generator=generator, dtype=torch.float64)
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        return Branching(), (x, (x > 0).double())
+    return copy.deepcopy(BRANCHING), (x, (x > 0).double())
 
 
 def spread(ranks: Ranks, model: nn.Module, inputs: Any, name: SplitName) -> SpreadModel:
@@ -347,6 +353,25 @@ def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
         words = ("a row for each sample", "cut for 2 tensors", "and mask", "float32", "require")
         for one, word in zip(said, (*words, "layer 'out' has a hook"), strict=True):
             assert word in one
+
+
+def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_once() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> list[str]:
+        model, _ = model_and_inputs()
+        made, said = spread(ranks, model, inputs, SplitName(2, 1)), list[str]()
+        made.passed(said.append)  # before any step
+        for busy in ((1.0, 1.0), (1.0, 9.0), (1.0, 9.0)):
+            made._pipeline.busy_s = busy[ranks.everyone.rank]  # type: ignore[attr-defined]
+            made.cut = replace(made.cut, balance=0.95)  # type: ignore[attr-defined]
+            made.passed(said.append)
+        return said
+
+    first, second = in_threads(2, work)
+    assert len(first) == 1
+    assert "busy 10% | 90% of the time, a balance of 56% where 95% was predicted" in first[0]
+    assert not second
 
 
 def test_a_slow_worker_gets_fewer_layers() -> None:

@@ -93,4 +93,7 @@ for epoch in pace.epochs(int(os.environ.get("EPOCHS", 2))):
     pace.print(f"epoch {epoch} version {pace.version} acc {totals['acc'][0]:.0f} of "
                f"{totals['acc'][1]:.0f} rate {optimizer.param_groups[0]['lr']:.6f}")
 pace.save()
+if pace.is_main:  # the others are at their end
+    with torch.no_grad():
+        pace.print("at the end", tuple(model(inputs[:5]).shape))
 """

@@ -11,8 +11,8 @@ the loop.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -156,6 +156,8 @@ class StoreExchange(Exchange):
             return False
         own.is_between = False
         self.come_to_end()
+        if own.hooks.spread is not None and self.has_opened:
+            own.hooks.spread.passed(self.say)
         kept, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
         own.begin_epoch(epoch, ends)
@@ -449,8 +451,17 @@ class StoreExchange(Exchange):
         self._channel.send(said.SumValues(tuple(float(value) for value in values)))
         return list(self._mail.expect(said.Summed).values)
 
-    def once(self) -> AbstractContextManager[bool]:
-        return self._turns.once()
+    @contextmanager
+    def once(self) -> Iterator[bool]:
+        spread = self._own.hooks.spread
+        with self._turns.once() as is_first:
+            if spread is not None:
+                spread.is_alone = is_first
+            try:
+                yield is_first
+            finally:
+                if spread is not None:
+                    spread.is_alone = False
 
     def _look(self) -> None:
         """While this member waits for another one's block."""

@@ -79,6 +79,11 @@ def is_split(settings: RunSettings) -> bool:
         ConfigError: it cannot be, or not so.
     """
     name = read_split(settings.split, settings.workers)
+    if settings.workers == 1 and settings.split not in ("data", "none"):
+        raise ConfigError(
+            f"split {settings.split!r} divides a model among several workers, and there is one: "
+            "add --workers 2"
+        )
     if name is not None and settings.protocol.partition("+")[0] != "full-sync":
         raise ConfigError(
             f"split {settings.split!r} with protocol {settings.protocol} is not carried: workers "

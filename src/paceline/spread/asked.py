@@ -33,6 +33,7 @@ from .shards import ShardedModel
 
 _REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
     (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
+    (lambda c: c.steps_together, "a step that all make together (closures, optimizer hooks)"),
     (lambda c: c.compile != "none", "--compile"),
     (lambda c: c.precision not in (None, "fp32"), "--precision"),
     (lambda c: c.channels_last, "--channels-last"),

@@ -81,6 +81,8 @@ class SpreadModel(abc.ABC):
     shared_sizes: Sequence[tuple[str, torch.dtype, int]] = ()
     counted: frozenset[str]
     sums_buffers = False
+    is_alone = False
+    """Whether all others wait until this worker has gone through something."""
     starts: dict[str, int]
     whole: SpreadState
     version: Callable[[], int]
@@ -144,6 +146,11 @@ class SpreadModel(abc.ABC):
 
     def _meet(self, mine: Intent) -> list[Intent]:
         """What all have come to, once that is what this worker has; until then it serves."""
+        if self.is_alone:
+            raise ConfigError(
+                "the model is called inside pace.once(), where all others wait, and it is split: "
+                "call it outside"
+            )
         while True:
             every = self._meeting.show(mine)
             doing = self._meeting.decide(every)
@@ -177,6 +184,9 @@ class SpreadModel(abc.ABC):
     def _ended(self) -> None:
         """All are there: what was kept for backward passes is needed no more."""
         return
+
+    def passed(self, say: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to do
+        """An epoch is over in all workers; ``say``: tells the user."""
 
     def stepped(self) -> None:  # noqa: B027  most have nothing to do
         """The optimizer has stepped on ``own``."""

@@ -8,7 +8,7 @@ What a cut would compute otherwise than the model is refused here, before anythi
 in training, outputs that are no rows, code that reads ``self.training`` itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..partition.graph import WorkGraph
+from ..partition.graph import INPUT, WorkGraph
 from ..partition.names import SplitName
 from ..partition.pipeline import Pipeline, workers
 from ..partition.placement import Placement, pipeline_step
@@ -49,6 +49,7 @@ class ModelCut:
         most: micro-batches of a worker's mini-batch at most.
         order: of a copy's workers, whose part comes first.
         fixed_rows: of each micro-batch, where it can be no other; None: any number.
+        balance: that is predicted, the mean over the most.
         note: for the plan.
         sent_bytes: between all workers, an update.
     """
@@ -59,12 +60,19 @@ class ModelCut:
     most: int
     order: tuple[int, ...]
     fixed_rows: int | None
+    balance: float
     note: str
     sent_bytes: int
 
 
+FEW = 4
+"""Samples with which operations are found."""
+_MEASURED_S = 0.4
+"""About how long the batch that is measured may take for a step."""
+
+
 def measured_s(model: nn.Module, given: Sequence[Tensor]) -> float:
-    """What this worker takes for a mini-batch, forward and backward."""
+    """What this worker takes for these, forward and backward."""
     with untouched(model):
         return sum(TimedClock().both(lambda: model(*given), model))
 
@@ -86,13 +94,14 @@ def make_cut(
     Raises:
         ConfigError: the model cannot be cut into so many parts, or would compute something else.
     """
-    given = inputs(mini_batch)
+    given = inputs(min(mini_batch, FEW))
     traced = followed(model, given)
     _refuse_too_few(traced, name)
     refuse_other_results(model, traced, given)
-    seat = ranks.everyone.rank
-    speeds = _speeds(tell_all(ranks.everyone, seconds(model, given)), name)
-    own = None if seat else _choose(traced, inputs, mini_batch, name, speeds)
+    seat, took_s = ranks.everyone.rank, seconds(model, given)
+    speeds = _speeds(tell_all(ranks.everyone, took_s), name)
+    most = min(mini_batch, max(FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
+    own = None if seat else _choose(traced, inputs, (most, mini_batch), name, speeds)
     chosen = tell_all(ranks.everyone, own)[0]
     if len(traced.pieces) != len(chosen["part_of"]):
         raise ConfigError(
@@ -101,7 +110,6 @@ def make_cut(
         )
     parts = make_parts(traced, chosen["part_of"])
     rows = _rows(mini_batch, chosen["most"])
-    other = rows if traced.how == "torch.export" else rows + 1
     if traced.how == "torch.export" and rows * chosen["most"] != mini_batch:
         raise ConfigError(
             f"torch.export follows this model for one size of batch: {mini_batch} samples a worker "
@@ -110,10 +118,11 @@ def make_cut(
     if traced.how == "torch.export":
         traced = trace(model, inputs(rows))
         parts = make_parts(traced, chosen["part_of"])
-    borders, form = find_borders(model, parts, inputs, (rows, other))
+    sizes = (rows, rows) if traced.how == "torch.export" else (2, 3)
+    borders, form = find_borders(model, parts, inputs, sizes)
     return ModelCut(
         parts=parts, borders=borders, form=form, most=chosen["most"],
-        order=tuple(chosen["order"]), note=chosen["note"],
+        order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
         fixed_rows=rows if traced.how == "torch.export" else None,
         sent_bytes=sent_bytes(model, borders, mini_batch, name),
     )  # fmt: skip
@@ -201,47 +210,65 @@ def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:
 def _choose(
     traced: TracedModel,
     inputs: Inputs,
-    mini_batch: int,
+    sizes: tuple[int, int],
     name: SplitName,
     speeds: Sequence[float],
 ) -> dict[str, Any]:
-    """What the first worker finds best, as plain data."""
-    num_parts, copies = name.parts, name.copies
-    link = measure_loopback()
-    cores = num_cores() / torch.get_num_threads() / copies
-    small, large = (
-        measure(traced, inputs(size)).graph if traced.how != "torch.export" else None
-        for size in (_rows(mini_batch, _MICRO_BATCHES[-1]), mini_batch)
-    )
+    """What the first worker finds best, as plain data.
+
+    Args:
+        sizes: the most samples that are measured, and those of a mini-batch.
+    """
+    num_parts, link = name.parts, measure_loopback()
+    cores = num_cores() / torch.get_num_threads() / name.copies
     found: list[tuple[float, int, Placement, WorkGraph]] = []
-    for most in _MICRO_BATCHES:
-        rows = _rows(mini_batch, most)
-        if rows * most > mini_batch + most - 1 or most > mini_batch:
-            continue
-        if small is None or large is None:  # its sizes are fixed: traced anew
-            if mini_batch % most:
-                continue
-            graph = measure(trace(traced.module, inputs(rows)), inputs(rows)).graph
-        elif rows == mini_batch:
-            graph = large
-        else:
-            graph = small.at(rows, _rows(mini_batch, _MICRO_BATCHES[-1]), large, mini_batch)
+    for most, graph in _measured(traced, inputs, *sizes):
         setting = Pipeline(
-            workers=workers(num_parts, speeds=speeds),
-            link=link,
-            micro_batches=most * num_parts,
-            schedule="gpipe",
-        )
+            workers=workers(num_parts, speeds=speeds), link=link,
+            micro_batches=most * num_parts, schedule="gpipe",
+        )  # fmt: skip
         cut = best_cut(graph, setting, cores).placement
-        found.append((pipeline_step(cut, setting, cores).seconds, most, cut, graph))
+        seconds = pipeline_step(cut, setting, cores).seconds
+        seconds += most * (num_parts - 1) * _ends_s(graph, setting)
+        found.append((seconds, most, cut, graph))
     seconds, most, cut, graph = min(found, key=lambda one: one[0])
     part_of = cut.part_of()
     return {
         "part_of": [part_of[node] for node in range(len(graph))],
         "most": most,
+        "balance": cut.balance,
         "order": [one.worker for one in cut.parts],
         "note": _note(cut, graph, most * num_parts, seconds, str(name)) + _of_speeds(cut, speeds),
     }
+
+
+def _measured(
+    traced: TracedModel, inputs: Inputs, largest: int, mini_batch: int
+) -> Iterator[tuple[int, WorkGraph]]:
+    """How many micro-batches a mini-batch can be, and what pieces take for each."""
+    if traced.how == "torch.export":  # its sizes are fixed: traced anew
+        for most in _MICRO_BATCHES:
+            if mini_batch % most == 0:
+                given = inputs(mini_batch // most)
+                yield most, measure(trace(traced.module, given), given).graph
+        return
+    least = max(1, largest // _MICRO_BATCHES[-1])
+    large = measure(traced, inputs(largest)).graph
+    small = large if least == largest else measure(traced, inputs(least)).graph
+    for most in _MICRO_BATCHES:
+        if least == largest:  # one sample
+            yield most, large
+            return
+        if most <= mini_batch:
+            yield most, small.at(_rows(mini_batch, most), least, large, largest)
+
+
+def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:
+    """Of a micro-batch of another worker than the first or last: inputs, outputs and back."""
+    inputs = [one for one in graph.edges if one.source == INPUT]
+    outputs = [one for one in graph.edges if len(graph) in one.targets]
+    sizes = [*(one.num_bytes for one in (*inputs, *outputs)), *(o.gradient_bytes for o in outputs)]
+    return sum(setting.message_s(one) for one in sizes)
 
 
 def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str) -> str:

@@ -29,7 +29,7 @@ from ..store.optimizer_copy import is_elementwise
 from .base import OwnTensors
 from .borders import Inputs, find_borders, leaves_of
 from .columns import LayerPair, PassRandom, can_divide, divide, pair_of
-from .cut import ModelCut, followed, refuse_other_results
+from .cut import FEW, ModelCut, followed, refuse_other_results
 from .group import PeerGroup, SplitGroups, tell_all
 from .meeting import Intent, PartTask
 from .model import PipelinedModel
@@ -66,7 +66,7 @@ def make_columns(
     Raises:
         ConfigError: no two layers in a row can be, or the model would compute something else.
     """
-    given = inputs(mini_batch)
+    given = inputs(min(mini_batch, FEW))
     traced = followed(model, given)
     if traced.how == "torch.export":
         raise ConfigError(
@@ -74,7 +74,7 @@ def make_columns(
             "and here all workers' batches are computed as one; use --split network"
         )
     refuse_other_results(model, traced, given)
-    found = None if groups.seat else _choose(traced, given, groups)
+    found = None if groups.seat else _choose(traced, given, mini_batch, groups)
     chosen = tell_all(groups.ranks.everyone, found)[0]
     pairs = tuple(pair_of(traced, one) for one in chosen["pairs"])
     if not pairs:
@@ -83,10 +83,10 @@ def make_columns(
             f"{groups.copy.size} workers, each called once: use --split network or data"
         )
     whole = make_parts(traced, [0] * len(traced.pieces))
-    borders, form = find_borders(model, whole, inputs, (mini_batch, mini_batch + 1))
+    borders, form = find_borders(model, whole, inputs, (2, 3))
     return ColumnCut(
         cut=ModelCut(
-            parts=whole, order=(), borders=borders, form=form, most=1, fixed_rows=None,
+            parts=whole, order=(), borders=borders, form=form, most=1, fixed_rows=None, balance=1.0,
             note=_note(traced, pairs, groups),
             sent_bytes=chosen["sum_bytes"] + _shown_bytes(borders, mini_batch, groups.copy.size),
         ),
@@ -94,14 +94,17 @@ def make_columns(
     )  # fmt: skip
 
 
-def _choose(traced: TracedModel, given: Sequence[Tensor], groups: SplitGroups) -> dict[str, Any]:
+def _choose(
+    traced: TracedModel, given: Sequence[Tensor], mini_batch: int, groups: SplitGroups
+) -> dict[str, Any]:
     """What the first worker finds, as plain data: pieces of each pair, and what sums send."""
     size = groups.copy.size
     found = [
         one for one in find_pairs(traced, measure(traced, given).graph)
         if can_divide(traced, pair_of(traced, one.nodes), given, size)
     ]  # fmt: skip
-    summed = sum(one.in_bytes + one.out_bytes for one in found) * size
+    rows = size * mini_batch / len(given[0])
+    summed = round(rows * sum(one.in_bytes + one.out_bytes for one in found))
     return {
         "pairs": [list(one.nodes) for one in found],
         "sum_bytes": 2 * (size - 1) * summed,
@@ -202,6 +205,9 @@ class ColumnModel(PipelinedModel):
         for name in pieces:
             forget(named[name], name, "in columns on all workers")
 
+    def passed(self, say: Callable[[str], None]) -> None:
+        """All workers do the same."""
+
     def _seed(self) -> int:
         """Of a pass that this worker begins; all take one of theirs."""
         if not self._columns.is_random or not self._mode():
@@ -228,6 +234,7 @@ class ColumnRunner:
         self, module: nn.Module, group: PeerGroup, borders: Sequence[Sequence[TensorShape]]
     ) -> None:
         self._module, self._group, self._borders = module, group, borders
+        self.busy_s = 0.0  # not looked at: all workers do the same
 
     def forward(
         self, chunks: list[Chunk], own: Values, *, keeps: bool

@@ -19,13 +19,14 @@ from ..errors import ConfigError
 from ..replica.absent import forget
 from .base import OwnTensors, SpreadModel
 from .cut import ModelCut
-from .group import SplitGroups
+from .group import SplitGroups, tell_all
 from .meeting import Intent, PartTask, mode_of
 from .pipeline import PartRunner, Passed, chunk_rows, chunks_of
 
 if TYPE_CHECKING:
     from .layered import ColumnRunner
 
+_MUCH_WORSE = 0.85
 _NOTHING = Intent(PartTask.STEP_END)
 
 
@@ -50,6 +51,7 @@ class PipelinedModel(SpreadModel):
         self.cut, self.note, self.sent_bytes = cut, cut.note, cut.sent_bytes
         self._pipeline = self._make_runner()
         self._passes: dict[int, Passed] = {}
+        self._has_told = False
         self._anchor = torch.zeros((), requires_grad=True)
         self._hold(optimizers)
         self._stand_in(optimizers)
@@ -111,6 +113,22 @@ class PipelinedModel(SpreadModel):
 
     def _ended(self) -> None:
         self._passes.clear()
+
+    def passed(self, say: Callable[[str], None]) -> None:
+        """Say once where parts are busy otherwise than the cut was made for."""
+        busy = tell_all(self.groups.copy, self._pipeline.busy_s)
+        self._pipeline.busy_s = 0.0
+        if not min(busy) or self._has_told:
+            return
+        balance = sum(busy) / len(busy) / max(busy)
+        if balance < _MUCH_WORSE * self.cut.balance and self.groups.seat == 0:
+            shares = " | ".join(f"{one / sum(busy):.0%}" for one in busy)
+            say(
+                f"parts were busy {shares} of the time, a balance of {balance:.0%} where "
+                f"{self.cut.balance:.0%} was predicted: a run that goes on from a checkpoint "
+                "(--resume) is measured and cut anew"
+            )
+            self._has_told = True
 
     def _forward(self, *given: Any, **named: Any) -> Any:
         """All workers of the copy call it."""

@@ -12,6 +12,7 @@ What a part needs for its backward pass it keeps. This module must not know what
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -119,6 +120,8 @@ class PartRunner:
         self._outputs = borders[-1]
         self._inputs = borders[0]
         self._sent: list[tuple[Pending, Tensor]] = []
+        self.busy_s = 0.0
+        """Of computing, forward and backward, since it was set to 0."""
 
     def forward(
         self, chunks: list[Chunk], own: Values, *, keeps: bool
@@ -129,37 +132,43 @@ class PartRunner:
             keeps: a backward pass may follow.
         """
         passed = Passed(chunks) if keeps else None
-        if self._part:
-            for one in self._mine(chunks):
+        given = [self._given_of(one, own) for one in chunks]
+        outputs: dict[int, Sequence[Tensor] | Arriving] = {}
+        for one in self._mine(chunks):
+            if self._part:
                 self._send(own[one.number], 0, _INPUT)
-        outputs: dict[int, list[Tensor]] = {}
-        with torch.set_grad_enabled(keeps):
-            for one in chunks:
-                given = self._take(one, own)
-                if keeps and self._part:
-                    given = [x.requires_grad_(x.is_floating_point()) for x in given]
-                made = _tensors(self._module(*given))
-                if passed is not None:
-                    passed.kept.append((given, made))
-                self._give(one, made, outputs)
-        if self._part != self._last:
-            for one in self._mine(chunks):
+            if self._part != self._last:
                 rooms = [shape.empty(one.rows) for shape in self._outputs]
-                outputs[one.number] = self._receive(rooms, self._last, _OUTPUT)
+                outputs[one.number] = self._expect(rooms, self._last, _OUTPUT)
+        with torch.set_grad_enabled(keeps):
+            for at, one in enumerate(chunks):
+                entering = _there(given[at])
+                given[at] = ()
+                if keeps and self._part:
+                    entering = [x.requires_grad_(x.is_floating_point()) for x in entering]
+                start_s = time.perf_counter()
+                made = _tensors(self._module(*entering))
+                self.busy_s += time.perf_counter() - start_s
+                if passed is not None:
+                    passed.kept.append((entering, made))
+                self._give(one, made, outputs)
+        found = {number: _there(one) for number, one in outputs.items()}
         self._finish()
-        return outputs, passed
+        return found, passed
 
     def _mine(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         return [one for one in chunks if one.owner == self._part]
 
-    def _take(self, one: Chunk, own: Values) -> list[Tensor]:
-        """What this part is given of a micro-batch."""
+    def _given_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Arriving":
+        """What this part is given of a micro-batch, on its way as soon as its maker has it."""
         if self._part == 0 and one.owner == 0:
-            return list(own[one.number])
+            return own[one.number]
         source, tag = (one.owner, _INPUT) if self._part == 0 else (self._part - 1, _BORDER)
-        return self._receive([shape.empty(one.rows) for shape in self._given], source, tag)
+        return self._expect([shape.empty(one.rows) for shape in self._given], source, tag)
 
-    def _give(self, one: Chunk, made: Sequence[Tensor], outputs: dict[int, list[Tensor]]) -> None:
+    def _give(
+        self, one: Chunk, made: Sequence[Tensor], outputs: "dict[int, Sequence[Tensor] | Arriving]"
+    ) -> None:
         """What it has made goes on, or to whose it is."""
         leaving = [tensor.detach() for tensor in made]
         if self._part < self._last:
@@ -175,24 +184,25 @@ class PartRunner:
         Args:
             own: of the outputs of this worker's chunks that have gradients.
         """
+        coming = [self._gradients_of(one, own) for one in passed.chunks]
         if self._part != self._last:
             for one in self._mine(passed.chunks):
                 self._send(own[one.number], self._last, _OUTPUT_GRAD)
-        for at, one in enumerate(passed.chunks):
+        for at in range(len(passed.chunks)):
             given, made = passed.kept[at]
             passed.kept[at] = ([], [])
+            has_gradient = [made[i] for i, shape in enumerate(self._made) if shape.has_gradient]
             pairs = [
                 (tensor, gradient)
-                for tensor, gradient in zip(
-                    [made[i] for i, shape in enumerate(self._made) if shape.has_gradient],
-                    self._gradients(one, own),
-                    strict=True,
-                )
+                for tensor, gradient in zip(has_gradient, _there(coming[at]), strict=True)
                 if tensor.requires_grad
             ]
+            coming[at] = ()
             if pairs:
                 tensors, gradients = zip(*pairs, strict=True)
+                start_s = time.perf_counter()
                 torch.autograd.backward(tensors, gradients)
+                self.busy_s += time.perf_counter() - start_s
             if self._part:
                 back = [given[i] for i, shape in enumerate(self._given) if shape.has_gradient]
                 self._send(
@@ -203,17 +213,14 @@ class PartRunner:
         passed.kept.clear()
         self._finish()
 
-    def _gradients(self, one: Chunk, own: Values) -> Sequence[Tensor]:
+    def _gradients_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Arriving":
         """Of what this part has made of a micro-batch."""
-        if self._part == self._last and one.owner == self._part:
+        is_last = self._part == self._last
+        if is_last and one.owner == self._part:
             return own[one.number]
-        source, tag = (
-            (one.owner, _OUTPUT_GRAD)
-            if self._part == self._last
-            else (self._part + 1, _BORDER_GRAD)
-        )
+        source, tag = (one.owner, _OUTPUT_GRAD) if is_last else (self._part + 1, _BORDER_GRAD)
         rooms = [shape.empty(one.rows) for shape in self._made if shape.has_gradient]
-        return self._receive(rooms, source, tag)
+        return self._expect(rooms, source, tag)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -222,16 +229,30 @@ class PartRunner:
             whole = one.contiguous()
             self._sent.append((self._group.begin_send(whole, peer, tag), whole))
 
-    def _receive(self, rooms: list[Tensor], peer: int, tag: int) -> list[Tensor]:
-        for pending in [self._group.begin_receive(one, peer, tag) for one in rooms]:
-            pending.wait()
-        return rooms
+    def _expect(self, rooms: list[Tensor], peer: int, tag: int) -> "Arriving":
+        return Arriving(rooms, [self._group.begin_receive(one, peer, tag) for one in rooms])
 
     def _finish(self) -> None:
         """All that was sent has arrived."""
         for pending, _ in self._sent:
             pending.wait()
         self._sent.clear()
+
+
+class Arriving(NamedTuple):
+    """Tensors on their way here, while others are computed."""
+
+    rooms: list[Tensor]
+    under_way: list[Pending]
+
+
+def _there(tensors: Sequence[Tensor] | Arriving) -> list[Tensor]:
+    """Once they have arrived."""
+    if not isinstance(tensors, Arriving):
+        return list(tensors)
+    for one in tensors.under_way:
+        one.wait()
+    return tensors.rooms
 
 
 def _tensors(values: Any) -> list[Tensor]:

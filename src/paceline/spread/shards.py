@@ -11,9 +11,6 @@ The three stages of S. Rajbhandari et al., "ZeRO", 2020, section 5. All workers 
 the same order, which the first pass of each kind fixes: who has no mini-batch gives its pieces in
 that order, and who comes to another unit refuses by name. Each loss's gradient is weighed by its
 samples where it enters the model, so sums over workers are means.
-
-*Rejected:* torch's ``fully_shard``: it keeps pieces in padded memory of its own, and what a run
-steps lies in the block that is pinned for checkpoints. This module must not know the loop.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError
 from ..plan import format_bytes
@@ -32,7 +28,7 @@ from ..store.optimizer_copy import is_elementwise
 from .base import OwnTensors, SpreadModel
 from .group import SplitGroups
 from .meeting import Intent, PartTask
-from .units import ParameterUnit, Piece, find_units, modules_of
+from .units import ParameterPiece, ParameterUnit, cut_state, find_units, used_outside
 
 _GATHER, _REDUCE = 0, 1
 
@@ -75,18 +71,8 @@ class ShardedModel(SpreadModel):
         self._at, self._is_noting = 0, False
         self._is_back, self._is_stale, self._num_passes = False, False, 0
         size = sum(one.nbytes for one in module.parameters())
-        outside = _used_outside(module, look)
-        self._units = find_units(module, outside, groups.copy)
-        pieces = {piece.name: piece for unit in self._units for piece in unit.pieces}
-        names = dict(module.named_parameters())
-        self.own = OwnTensors(
-            [(name, pieces[name].held) for name in names if name in pieces],
-            list(module.named_buffers()),
-            module,
-        )
-        self.starts = {name: one.start for name, one in pieces.items()}
-        self.counted = frozenset(pieces)
-        self._hand_over(optimizers, pieces)
+        self._units = find_units(module, used_outside(module, look), groups.copy)
+        self._hold_pieces(optimizers)
         self._watch()
         for unit in self._units:
             unit.free() if stage == 3 else unit.hide()
@@ -94,6 +80,19 @@ class ShardedModel(SpreadModel):
         self._tell(size)
         with torch.no_grad():
             look()  # which fixes the order of looks
+
+    def _hold_pieces(self, optimizers: Sequence[Optimizer]) -> None:
+        """What this worker steps from now on."""
+        pieces = {piece.name: piece for unit in self._units for piece in unit.pieces}
+        names = [name for name, _ in self._module.named_parameters()]
+        self.own = OwnTensors(
+            [(name, pieces[name].held) for name in names if name in pieces],
+            list(self._module.named_buffers()),
+            self._module,
+        )
+        self.starts = {name: one.start for name, one in pieces.items()}
+        self.counted = frozenset(pieces)
+        self._hand_over(optimizers, pieces)
 
     def _tell(self, num_bytes: int) -> None:
         others = self.groups.copy.size - 1
@@ -105,7 +104,9 @@ class ShardedModel(SpreadModel):
             f"{others + 1} pieces, {len(self._units)} units of at most {format_bytes(largest)}"
         )
 
-    def _hand_over(self, optimizers: Sequence[Optimizer], pieces: dict[str, Piece]) -> None:
+    def _hand_over(
+        self, optimizers: Sequence[Optimizer], pieces: dict[str, ParameterPiece]
+    ) -> None:
         """Optimizers step pieces, with what they had of them."""
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -115,10 +116,8 @@ class ShardedModel(SpreadModel):
                     row = optimizer.state.pop(one, None)
                     if row and piece is not None:
                         optimizer.state[piece.held] = {
-                            key: _cut(value, one, piece) for key, value in row.items()
+                            key: cut_state(value, one, piece) for key, value in row.items()
                         }
-
-    # -- the order of units -----------------------------------------------------------------------
 
     @contextmanager
     def _in_order(self, task: PartTask) -> Iterator[None]:
@@ -155,8 +154,6 @@ class ShardedModel(SpreadModel):
             "otherwise than in its first pass, and shards are put together by all workers in one "
             "order: use --split data, or let the model always compute the same layers"
         )
-
-    # -- hooks ------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         for unit in self._units:
@@ -300,42 +297,3 @@ class _Entered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         share = ctx.spread.enter_backward(ctx.number)
         return (None, None, *(None if one is None else one * share for one in gradients))
-
-
-class _Uses(TorchFunctionMode):
-    """Which parameters an operation is given while their module does not compute."""
-
-    def __init__(self, owners: dict[int, nn.Module]) -> None:
-        super().__init__()
-        self._owners, self.inside, self.found = owners, list[nn.Module](), set[int]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in torch.utils._pytree.tree_leaves((args, kwargs)):
-            owner = self._owners.get(id(one)) if isinstance(one, nn.Parameter) else None
-            if owner is not None and owner not in self.inside:
-                self.found.add(id(one))
-        return func(*args, **(kwargs or {}))
-
-
-def _used_outside(model: nn.Module, look: Callable[[], object]) -> set[int]:
-    """Parameters, by identity, that the model uses by itself, and not through their layer."""
-    owners = {id(one): module for module in modules_of(model) for one in module.parameters()}
-    uses = _Uses(owners)
-    handles = []
-    for module in modules_of(model):
-        handles.append(module.register_forward_pre_hook(lambda one, _: uses.inside.append(one)))
-        handles.append(module.register_forward_hook(lambda one, *_: uses.inside.remove(one)))
-    try:
-        with torch.no_grad(), uses:
-            look()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return uses.found
-
-
-def _cut(value: Any, whole: Tensor, piece: Piece) -> Any:
-    """This worker's piece of what an optimizer keeps for a parameter."""
-    if not isinstance(value, Tensor) or value.shape != whole.shape:
-        return value
-    return value.reshape(-1)[piece.start : piece.start + piece.held.numel()].clone()

@@ -11,11 +11,13 @@ same place before that (Y. Zhao et al., "PyTorch FSDP", VLDB 2023, section 4.1: 
 resized). This module must not know when.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError
 from ..exchange.group import MemberGroup
@@ -25,7 +27,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ParameterPiece:
     """What this worker has of a parameter.
 
     Attributes:
@@ -61,7 +63,7 @@ class ParameterUnit:
         self._row = -(-numel // group.size)
         self._flat = torch.zeros(self._row * group.size, dtype=self._parameters[0].dtype)
         self._bytes = self._flat.nbytes
-        self.pieces: list[Piece] = []
+        self.pieces: list[ParameterPiece] = []
         self._places: list[tuple[int, int]] = []
         at, first = 0, group.rank * self._row
         for name, one in named:
@@ -71,7 +73,9 @@ class ParameterUnit:
             start, stop = max(at, first), min(end, first + self._row)
             if start < stop:
                 held = nn.Parameter(self._flat[start:stop].clone(), one.requires_grad)
-                self.pieces.append(Piece(name=name, held=held, start=start - at, at=start - first))
+                self.pieces.append(
+                    ParameterPiece(name=name, held=held, start=start - at, at=start - first)
+                )
             one.data = self._flat[at:end].view(one.shape)
             at = end
         self.trained = [one for one in self._parameters if one.requires_grad]
@@ -185,3 +189,42 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
             yield from modules_of(child)
         elif next(child.parameters(), None) is not None:
             yield child
+
+
+class _Uses(TorchFunctionMode):
+    """Which parameters an operation is given while their module does not compute."""
+
+    def __init__(self, owners: dict[int, nn.Module]) -> None:
+        super().__init__()
+        self._owners, self.inside, self.found = owners, list[nn.Module](), set[int]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in torch.utils._pytree.tree_leaves((args, kwargs)):
+            owner = self._owners.get(id(one)) if isinstance(one, nn.Parameter) else None
+            if owner is not None and owner not in self.inside:
+                self.found.add(id(one))
+        return func(*args, **(kwargs or {}))
+
+
+def used_outside(model: nn.Module, look: Callable[[], object]) -> set[int]:
+    """Parameters, by identity, that the model uses by itself, and not through their layer."""
+    owners = {id(one): module for module in modules_of(model) for one in module.parameters()}
+    uses = _Uses(owners)
+    handles = []
+    for module in modules_of(model):
+        handles.append(module.register_forward_pre_hook(lambda one, _: uses.inside.append(one)))
+        handles.append(module.register_forward_hook(lambda one, *_: uses.inside.remove(one)))
+    try:
+        with torch.no_grad(), uses:
+            look()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return uses.found
+
+
+def cut_state(value: Any, whole: Tensor, piece: ParameterPiece) -> Any:
+    """This worker's piece of what an optimizer keeps for a parameter."""
+    if not isinstance(value, Tensor) or value.shape != whole.shape:
+        return value
+    return value.reshape(-1)[piece.start : piece.start + piece.held.numel()].clone()

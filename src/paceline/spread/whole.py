@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..errors import LinkError
 from ..store.layout import Layout, StateEntry, TensorPlace, lay_out
 from ..store.optimizer_copy import EXISTS
 from .group import SplitGroups, tell_all
@@ -86,10 +87,27 @@ class SpreadState:
         self._parts = [[_place(row) for row in rows["places"]] for rows in told]
         self._starts: list[dict[str, int]] = [_piece_starts(rows) for rows in told]
         """Of each worker's places that are pieces, also of state."""
-        wholes = dict(whole[0])
         self._sizes = [int(rows["bytes"]) for rows in told]
-        names = [name for name, _ in whole[0]]
-        number_of = {name: number for number, name in enumerate(names)}
+        self._names = [name for name, _ in whole[0]]
+        self.layout = self._lay_out(told, whole, grouped)
+        self._targets = {
+            one.name: one for one in (*self.layout.parameters.places, *self.layout.buffers.places)
+        }
+        for entry in self.layout.entries:
+            self._targets[f"{self._names[entry.parameter]}/{entry.key}"] = entry.place
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._words = groups.ranks.words()
+        self._thread.start()
+
+    def _lay_out(
+        self,
+        told: Sequence[Mapping[str, Any]],
+        whole: tuple[Sequence[tuple[str, Tensor]], Sequence[tuple[str, Tensor]]],
+        grouped: Sequence[str],
+    ) -> Layout:
+        """The layout of the whole, with state as the first who has it keeps it."""
+        wholes = dict(whole[0])
+        number_of = {name: number for number, name in enumerate(self._names)}
         states: dict[str, dict[str, tuple[TensorPlace, bool]]] = {}
         for rows, places in zip(told, self._parts, strict=True):
             by_name = {one.name: one for one in places}
@@ -104,16 +122,7 @@ class SpreadState:
             for name in grouped
             for key, (place, is_number) in states.get(name, {}).items()
         ]
-        self.layout = lay_out(whole[0], whole[1], rows_of_state)
-        self._targets = {
-            one.name: one for one in (*self.layout.parameters.places, *self.layout.buffers.places)
-        }
-        for entry in self.layout.entries:
-            self._targets[f"{names[entry.parameter]}/{entry.key}"] = entry.place
-        self._names = names
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._words = groups.ranks.words()
-        self._thread.start()
+        return lay_out(whole[0], whole[1], rows_of_state)
 
     # -- who asks -------------------------------------------------------------------------------
 
@@ -169,7 +178,7 @@ class SpreadState:
                 with self.standing.at(version):
                     block = _joined(self._own, *self._read())
                 asks.begin_send(block, asker, _TAG).wait()
-            except RuntimeError:  # the run is over, or the asker has died
+            except (RuntimeError, LinkError):  # the run is over, or the asker has died
                 return
 
     def close(self) -> None:
