@@ -306,6 +306,7 @@ def test_ranks_come_to_one_worker_and_checkpoints_are_anyones(tmp_path: Path) ->
     folder = tmp_path / "split"
     died = by_two_ranks(folder, PACELINE_CHECKPOINT_EVERY="1 epoch", KILLED="1")
     assert died.code != 0
+    assert len([line for line in died.errors if "worker 1 ended" in line]) == 1, died.said
     assert "layer:2: channels of 0 + 3, 6 + 8 on all workers" in died.said
     shutil.copytree(folder, tmp_path / "alone")
     alone, one = tmp_path / "alone", tmp_path / "one"
