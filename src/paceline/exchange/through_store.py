@@ -155,9 +155,7 @@ class StoreExchange(Exchange):
             self.is_cut_short = True
             return False
         own.is_between = False
-        self.come_to_end()
-        if own.hooks.spread is not None and self.has_opened:
-            own.hooks.spread.passed(self.say)
+        self.come_to_end(is_epochs=self.has_opened)
         kept, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
         own.begin_epoch(epoch, ends)
@@ -191,10 +189,17 @@ class StoreExchange(Exchange):
             own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept)
         return True
 
-    def come_to_end(self) -> None:
-        """Before this member waits for a message: others may need it for a model they share."""
-        if self._own.hooks.spread is not None:
-            self._own.hooks.spread.come_to_end()
+    def come_to_end(self, *, is_epochs: bool = False) -> None:
+        """Before this member waits for a message: others may need it for a model they share.
+
+        Args:
+            is_epochs: an epoch is over, in all.
+        """
+        if (spread := self._own.hooks.spread) is None:
+            return
+        spread.come_to_end()
+        if is_epochs:
+            spread.passed(self.say)
 
     def _settle_edits(self) -> torch.Tensor | None:
         """What the script changed since the last epoch; buffers of its own, as a pass leaves them.

@@ -53,12 +53,12 @@ def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | 
         ConfigError: the two differ, or this run cannot carry it.
     """
     text = context.split if asked is None else asked
-    if asked is not None and context.split not in ("data", asked):
+    name, told = (read_split(one, context.workers) for one in (text, context.split))
+    if told not in (None, name):
         raise ConfigError(
             f"prepare(split={asked!r}) and --split {context.split}: one run is divided in one way; "
             "leave one of them out"
         )
-    name = read_split(text, context.workers)
     if name is None:
         return None
     if exchange is None or exchange.ranks is None:

@@ -40,8 +40,7 @@ class SplitAveraging(DistributedAveraging):
         super().__init__(copy, barrier, hooks, Route(collective="native"))
         parameters = self._replica.layout.parameters
         self._tied = {
-            name: [one.flat(self._mean) for one in parameters.places if one.name == name]
-            for name in spread.shared
+            one.name: one.flat(self._mean) for one in parameters.places if one.name in spread.shared
         }
         self._counted = [one for one in parameters.places if one.name in spread.counted]
         """Whose norm is counted here: of a tied one only one copy is."""
@@ -108,8 +107,9 @@ class SplitAveraging(DistributedAveraging):
         if spread.groups.twins is not None:
             self._reduce_all(runs, own)
         for name, kind, numel in spread.shared_sizes:
-            held = self._tied[name]
-            total = held[0] if held else torch.zeros(numel, dtype=kind)
+            total = self._tied.get(name, torch.zeros(0))
+            if not total.numel():  # of others alone
+                total = torch.zeros(numel, dtype=kind)
             with self._told_of_deaths():
                 spread.groups.copy.all_reduce(total).wait()
         counted = [one.flat(self._mean) for one in self._counted]

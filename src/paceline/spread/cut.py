@@ -103,29 +103,27 @@ def make_cut(
     most = min(mini_batch, max(FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
     own = None if seat else _choose(traced, inputs, (most, mini_batch), name, speeds)
     chosen = tell_all(ranks.everyone, own)[0]
-    if len(traced.pieces) != len(chosen["part_of"]):
-        raise ConfigError(
-            f"worker {seat} finds {len(traced.pieces)} pieces in the model, and worker 0 "
-            f"{len(chosen['part_of'])}: build it alike in all"
-        )
-    parts = make_parts(traced, chosen["part_of"])
-    rows = _rows(mini_batch, chosen["most"])
-    if traced.how == "torch.export" and rows * chosen["most"] != mini_batch:
-        raise ConfigError(
-            f"torch.export follows this model for one size of batch: {mini_batch} samples a worker "
-            f"cannot be {chosen['most']} equal micro-batches"
-        )
-    if traced.how == "torch.export":
-        traced = trace(model, inputs(rows))
-        parts = make_parts(traced, chosen["part_of"])
-    sizes = (rows, rows) if traced.how == "torch.export" else (2, 3)
-    borders, form = find_borders(model, parts, inputs, sizes)
+    _refuse_other_pieces(traced, chosen, seat)
+    parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["most"])
+    is_fixed = traced.how == "torch.export"
+    if is_fixed:
+        parts = make_parts(trace(model, inputs(rows)), chosen["part_of"])
+    borders, form = find_borders(model, parts, inputs, (rows, rows) if is_fixed else (2, 3))
     return ModelCut(
         parts=parts, borders=borders, form=form, most=chosen["most"],
         order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
-        fixed_rows=rows if traced.how == "torch.export" else None,
+        fixed_rows=rows if is_fixed else None,
         sent_bytes=sent_bytes(model, borders, mini_batch, name),
     )  # fmt: skip
+
+
+def _refuse_other_pieces(traced: TracedModel, chosen: dict[str, Any], seat: int) -> None:
+    """Raise ConfigError where this worker has found another model than the first."""
+    if (found := len(traced.pieces)) != (wanted := len(chosen["part_of"])):
+        raise ConfigError(
+            f"worker {seat} finds {found} pieces in the model, and worker 0 {wanted}: build it "
+            "alike in all"
+        )
 
 
 def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:

@@ -76,6 +76,11 @@ def make_columns(
     refuse_other_results(model, traced, given)
     found = None if groups.seat else _choose(traced, given, mini_batch, groups)
     chosen = tell_all(groups.ranks.everyone, found)[0]
+    if len(traced.pieces) != chosen["num_pieces"]:
+        raise ConfigError(
+            f"worker {groups.seat} finds {len(traced.pieces)} pieces in the model, and worker 0 "
+            f"{chosen['num_pieces']}: build it alike in all"
+        )
     pairs = tuple(pair_of(traced, one) for one in chosen["pairs"])
     if not pairs:
         raise ConfigError(
@@ -106,6 +111,7 @@ def _choose(
     rows = size * mini_batch / len(given[0])
     summed = round(rows * sum(one.in_bytes + one.out_bytes for one in found))
     return {
+        "num_pieces": len(traced.pieces),
         "pairs": [list(one.nodes) for one in found],
         "sum_bytes": 2 * (size - 1) * summed,
     }

@@ -133,7 +133,7 @@ class PartRunner:
         """
         passed = Passed(chunks) if keeps else None
         given = [self._given_of(one, own) for one in chunks]
-        outputs: dict[int, Sequence[Tensor] | Arriving] = {}
+        outputs: dict[int, Sequence[Tensor] | Incoming] = {}
         for one in self._mine(chunks):
             if self._part:
                 self._send(own[one.number], 0, _INPUT)
@@ -159,7 +159,7 @@ class PartRunner:
     def _mine(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         return [one for one in chunks if one.owner == self._part]
 
-    def _given_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Arriving":
+    def _given_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Incoming":
         """What this part is given of a micro-batch, on its way as soon as its maker has it."""
         if self._part == 0 and one.owner == 0:
             return own[one.number]
@@ -167,7 +167,7 @@ class PartRunner:
         return self._expect([shape.empty(one.rows) for shape in self._given], source, tag)
 
     def _give(
-        self, one: Chunk, made: Sequence[Tensor], outputs: "dict[int, Sequence[Tensor] | Arriving]"
+        self, one: Chunk, made: Sequence[Tensor], outputs: "dict[int, Sequence[Tensor] | Incoming]"
     ) -> None:
         """What it has made goes on, or to whose it is."""
         leaving = [tensor.detach() for tensor in made]
@@ -213,7 +213,7 @@ class PartRunner:
         passed.kept.clear()
         self._finish()
 
-    def _gradients_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Arriving":
+    def _gradients_of(self, one: Chunk, own: Values) -> "Sequence[Tensor] | Incoming":
         """Of what this part has made of a micro-batch."""
         is_last = self._part == self._last
         if is_last and one.owner == self._part:
@@ -229,8 +229,8 @@ class PartRunner:
             whole = one.contiguous()
             self._sent.append((self._group.begin_send(whole, peer, tag), whole))
 
-    def _expect(self, rooms: list[Tensor], peer: int, tag: int) -> "Arriving":
-        return Arriving(rooms, [self._group.begin_receive(one, peer, tag) for one in rooms])
+    def _expect(self, rooms: list[Tensor], peer: int, tag: int) -> "Incoming":
+        return Incoming(rooms, [self._group.begin_receive(one, peer, tag) for one in rooms])
 
     def _finish(self) -> None:
         """All that was sent has arrived."""
@@ -239,16 +239,16 @@ class PartRunner:
         self._sent.clear()
 
 
-class Arriving(NamedTuple):
+class Incoming(NamedTuple):
     """Tensors on their way here, while others are computed."""
 
     rooms: list[Tensor]
     under_way: list[Pending]
 
 
-def _there(tensors: Sequence[Tensor] | Arriving) -> list[Tensor]:
+def _there(tensors: Sequence[Tensor] | Incoming) -> list[Tensor]:
     """Once they have arrived."""
-    if not isinstance(tensors, Arriving):
+    if not isinstance(tensors, Incoming):
         return list(tensors)
     for one in tensors.under_way:
         one.wait()
