@@ -35,6 +35,12 @@ its share of the samples, and each part adds up over all of them. So what lies i
 part is already the mean that the optimizer steps on; with several copies (2x2) it is summed over
 those who hold the same part. No batch is loaded twice, and no output is where it is not needed.
 
+Where layers are divided over channels (`layer`), all rows go to all workers, each of which has its
+columns of pairs of layers, and all other layers; what the columns of a pair give is summed over the
+copy, and so are the gradients of what they take:
+
+    x0, x1 -> whole layers ->[ own outputs of one, own inputs of the next ]-> sum -> ... -> y0
+
 **Nobody can be left waiting.** Whoever comes to ``model(x)``, ``backward()`` or the end of a step
 first says so to all of its copy, and hears what they come to (meeting.py):
 
