@@ -44,6 +44,21 @@ def mlp() -> nn.Module:
     ).double()
 
 
+class Block(nn.Module):
+    """What a transformer has beside attention: a norm, two layers for each token, a way around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(8), nn.Linear(8, 11), nn.Linear(11, 8)
+        self.out = nn.Linear(64, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, 8, 8)
+        tokens = tokens + self.second(nn.functional.gelu(self.first(self.norm(tokens))))
+        return self.out(tokens.flatten(1))
+
+
 class Tied(nn.Module):
     """Its two layers are one."""
 
@@ -66,7 +81,7 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
 
 def inputs_for(make: Callable[[], nn.Module], rows: int) -> Tensor:
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return x.view(rows, 1, 8, 8) if make is not mlp else x
+    return x if make in (mlp, Block) else x.view(rows, 1, 8, 8)
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
@@ -83,7 +98,7 @@ def spread(ranks: Ranks, model: nn.Module, x: Tensor) -> tuple[ColumnModel, torc
     return ColumnModel(model, [optimizer], columns, groups, lambda: 4), optimizer
 
 
-@pytest.mark.parametrize(("make", "size"), [(alexnet, 2), (mlp, 2), (mlp, 3)])
+@pytest.mark.parametrize(("make", "size"), [(alexnet, 2), (mlp, 2), (mlp, 3), (Block, 2)])
 def test_twenty_steps_come_to_what_one_device_does(
     make: Callable[[], nn.Module], size: int
 ) -> None:
