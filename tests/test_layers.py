@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("partition",),
     ("core", "trace"),
     ("exchange", "checkpoints", "workloads", "report", "splits", "tuning", "theory"),
+    ("spread",),
     ("script", "program"),
     ("trainer",),
     ("engines",),

@@ -365,6 +365,9 @@ def test_what_cannot_be_made_again_says_why(tmp_path: Path) -> None:
     _edit(live, '"kind": ?"run"', lambda one: one.update(num_samples=61), 0)
     with pytest.raises(ConfigError, match="samples 61 then, 60 now"):
         replay(live.folder)
+    _edit(live, '"kind": ?"run"', lambda one: one.update(split="network:2: a | b"), 0)
+    with pytest.raises(ConfigError, match="its model was split"):
+        replay(live.folder)
     script = Path(__file__).parent / "support" / "loops.py"
     other = run_script(script, tmp_path / "script", "summing", str(tmp_path), workers=2)
     with pytest.raises(ConfigError, match=r"it ran the script .*loops.py.*run it again"):

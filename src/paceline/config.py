@@ -103,6 +103,12 @@ class RunSettings:
         "Where workers run: processes of this machine, or one process for debugging; torchrun "
         "where that began them.",
     )
+    split: str = _setting(
+        "data",
+        "How the model is divided: data (each worker has all of it), network[:N] (N parts, one "
+        "behind the other), layer[:N] (pairs of layers over their channels), AxB (A parts in B "
+        "copies), shard[:1|2|3] (pieces: ZeRO).",
+    )
     batch_size: int | None = _setting(
         None, "Samples an update averages, over all workers.", least=1
     )

@@ -19,6 +19,7 @@ class Context:
         parts: mini-batches that an update averages (the protocol's K).
         num_steps: local steps a push (local-sgd's H).
         is_difference: members push differences of parameters, the store averages them.
+        split: how the model is divided, as it is written.
         outer: the optimizer that the store steps with on their mean, as it is written.
         fragments: in which they are pushed, one an update; ``overlap``: steps until it is merged.
         num_as_full_sync: first updates that are full-sync's, where SGD steps locally.
@@ -63,6 +64,7 @@ class Context:
     deterministic: bool = False
     path: str = "auto"
     compress: str = "none"
+    split: str = "data"
     dry_run: bool = False
     workers: int = 1
     protocol: str = "full-sync"

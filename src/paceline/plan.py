@@ -133,6 +133,7 @@ class Plan:
         collective: what sums the gradients of peers: ``shared``, ``native`` or a schedule; empty:
             the store does.
         collective_why: in words.
+        split: how the model is cut, and what a step takes then; empty: each worker has all of it.
     """
 
     task: str
@@ -164,6 +165,7 @@ class Plan:
     compression: CompressionPrice | None = None
     collective: str = ""
     collective_why: str = ""
+    split: str = ""
 
     def __post_init__(self) -> None:
         for name in ("workers", "mini_batch_size", "pushes_per_update", "samples_per_update"):
@@ -190,6 +192,7 @@ class Plan:
             *([("outer optimizer", outer)] if self.outer != "none" else []),
             *self._fragments_row(),
             *self._collective_row(),
+            *([("split", self.split)] if self.split else []),
             ("batch", batches),
             ("updates", self._updates()),
             ("learning rate", "the optimizer has none" if math.isnan(self.lr) else f"{self.lr:g}"),

@@ -219,6 +219,8 @@ def _reason(header: Header) -> str:
         return f"it ran the script {name}, whose loop the trace does not hold; run it again"
     if not name:
         return "its task was handed over from Python and has no name to find it by"
+    if header.text("split", ""):
+        return "its model was split, and a replay computes all of it in one go"
     if header.text("path") == "collective":
         return _summed_otherwise(header.text("collective", "native"))
     if not device.startswith("cpu"):

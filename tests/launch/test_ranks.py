@@ -40,11 +40,21 @@ def test_connect_is_the_workers_own_where_nobody_began_ranks(
         ({"workers": 4}, "there are 2 processes"),
         ({"engine": "inline"}, "this process was begun as one of several"),
         ({"fault": ("kill worker 1 at 3s",)}, "comes from within"),
+        ({"split": "network:3"}, "is for 3 workers, and there are 2"),
+        ({"split": "network", "protocol": "local-sgd:2"}, "hold parts of one model step together"),
     ],
 )
 def test_what_ranks_cannot_carry_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         job.settings_of_ranks(given(**settings), RANK)
+
+
+def test_a_split_is_of_several_workers_and_makes_them_ranks() -> None:
+    assert job.is_split(given(split="2x2", workers=4).settings)
+    assert not job.is_split(given(split="1x4", workers=4).settings)
+    assert not job.is_split(given(workers=4).settings)
+    with pytest.raises(ConfigError, match="and there is one: add --workers 2"):
+        job.is_split(given(split="network").settings)
 
 
 def test_ordered_faults_come_in_the_first_start_only() -> None:

@@ -71,8 +71,9 @@ def test_a_pair_of_layers_shares_its_work_and_sums_twice() -> None:
     pairs = (ChannelPair(nodes=(0, 1, 2), in_bytes=64, out_bytes=32),)
     found = by_name(costs(2, pairs=pairs, link=link))["layer"]
     layer_s = 3.0 * 16
-    assert found.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + 96 * 0.001)
-    assert found.sent_bytes == 96
+    ends = 2 * 4 * 16  # inputs, and outputs' gradients, of which each has half
+    assert found.step_s == pytest.approx(5 * layer_s + 3 * layer_s / 2 + (96 + ends / 2) * 0.001)
+    assert found.sent_bytes == 96 + ends / 2
     assert by_name(costs(2))["layer"].step_s is None
 
 

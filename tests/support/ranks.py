@@ -177,9 +177,9 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def run_alone(folder: Path, ranks: list[dict[str, str]]) -> list[Ended]:
+def run_alone(folder: Path, ranks: list[dict[str, str]], script: str = SCRIPT) -> list[Ended]:
     """Processes as srun or mpirun begins them, each with its own variables."""
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(script)
     processes = [
         Forked(
             ["train.py"], cwd=folder, env=environment(folder, settings), stdout=PIPE, stderr=STDOUT

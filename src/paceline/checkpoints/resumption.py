@@ -32,7 +32,7 @@ RUN, COORDINATOR = "run.json", "coordinator.json"
 _OF_THE_CALL = frozenset(
     (
         "resume", "run_dir", "name", "dry_run", "json", "checkpoint_every", "keep", "log",
-        "updates", "seconds", "target_accuracy", "fault", "parameters",
+        "updates", "seconds", "target_accuracy", "fault", "parameters", "split",
     )
 )  # fmt: skip
 """Settings that say how to look at a run, where it lies, when to stop or what is to go wrong: they
@@ -160,6 +160,8 @@ def adopt(resolved: Resolved) -> RunSettings:
         for name in NAMES
         if name in saved and name not in _OF_THE_CALL and resolved.origins[name] == "default"
     }
+    if changes.get("engine") == "torchrun":  # which a launcher begins, and no setting
+        del changes["engine"]
     given = {one for one in ("batch_size", "mini_batch_size") if resolved.origins[one] != "default"}
     if given:  # the other convention is not the saved one's to choose
         for one in ("batch_size", "mini_batch_size"):

@@ -1,4 +1,4 @@
-"""``paceline bench``: what is measured: compilers, asynchrony, overlap; collectives, scaling.
+"""``paceline bench``: what is measured: compilers, overlap; collectives, scaling, splits.
 
 A command a measurement and its flags, which makes more than 300 lines.
 """
@@ -16,6 +16,7 @@ from .flags import Json, say, show, writable
 if TYPE_CHECKING:
     from ..bench.scaling import MeasuredScaling, ScalingQuestion
     from ..bench.throughput import ThroughputRow
+    from ..report.live_splits import LiveSplits
 
 bench = App(
     name="bench",
@@ -372,6 +373,72 @@ def _scaling_question(task: str, asked: ScalingFlags) -> "ScalingQuestion":
         device=asked.device,
         seed=asked.seed,
     )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SplitFlags:
+    """Which splits are run, and how long.
+
+    Parameters
+    ----------
+    workers
+        n, also -n: of each split but `none`.
+    only
+        A split, as the table calls it, once for each: none, data, network, 2x2 [default: all].
+    updates
+        Of each run.
+    rounds
+        In which they take turns.
+    batch_size
+        Samples an update [default: the task's].
+    plot
+        Draw the picture into this SVG file.
+    """
+
+    workers: int = 2
+    only: list[str] | None = None
+    updates: int = 12
+    rounds: int = 1
+    batch_size: int | None = None
+    plot: Path | None = None
+
+
+NO_SPLITS = SplitFlags()
+
+
+@bench.command
+def splits(task: str, /, *, asked: SplitFlags = NO_SPLITS, json: Json = False) -> None:
+    """Every split that runs here, live for a few steps, beside what `plan --memory` predicts.
+
+    Example: paceline bench splits mlp -n 2 --only data --only network --plot splits.svg
+
+    Parameters
+    ----------
+    task
+        A built-in task or package.module:task.
+    """
+    from ..bench.splits import LiveSplitsQuestion, measure_splits
+
+    writable(asked.plot)
+    question = LiveSplitsQuestion(
+        task=task, workers=asked.workers, only=tuple(asked.only or ()), updates=asked.updates,
+        rounds=asked.rounds, batch_size=asked.batch_size,
+    )  # fmt: skip
+    try:
+        found = measure_splits(question, say)
+    except Interrupted as end:
+        _show_splits(end.summary, asked.plot, is_json=json)
+        raise
+    _show_splits(found, asked.plot, is_json=json)
+
+
+def _show_splits(found: "LiveSplits", plot: Path | None, *, is_json: bool) -> None:
+    from ..report.live_splits import draw_live_splits, render_live_splits
+
+    if plot is not None:
+        plot.write_text(draw_live_splits(found), encoding="utf-8")
+    show(is_json, found.to_json, lambda: render_live_splits(found))
 
 
 @Parameter(name="*")

@@ -18,6 +18,7 @@ from cyclopts import Parameter
 from ..config import RunSettings, flag_of, resolve
 from ..engines.torchrun.world import RankOfWorld, find_rank
 from ..errors import ConfigError, Interrupted
+from ..launch.job import is_split
 from ..launch.nodes import Nodes
 from ..program import Program, ScriptProgram, TaskProgram
 from ..system.signals import ended_by_signals
@@ -145,6 +146,10 @@ def _run_among_ranks(
             asked.check(rank.size)
         _run_as_rank(rank, program, flags, config)
     if asked is None:
+        resolved = resolve(command.given(flags), config)
+        settings = resolved.settings
+        if settings.engine == "local" and is_split(settings):
+            Nodes(count=1, workers=settings.workers).begin(resolved, sys.argv[1:])
         return flags
     asked.refuse_workers(resolved := resolve(command.given(flags), config))
     if asked.count > 1:

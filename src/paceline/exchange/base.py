@@ -32,6 +32,7 @@ from ..wire.messages import OfStream, Totals
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..spread.base import SpreadModel
     from .compressed import CompressedGradient
     from .evaluation import EvaluationRanges
     from .solo import SoloExchange
@@ -167,6 +168,7 @@ class ScriptHooks:
         hear_stream: who reads the stream, where it is given, and what of it is done with.
         write_layout: write what lies where in the pinned block.
         compressed: sends gradients in fewer bytes, and has what was not sent; None: sent whole.
+        spread: this member's side of a model that several compute together; None: it has all of it.
         follow: make all others' step, of this optimizer, with a closure or without; None: none is.
     """
 
@@ -182,6 +184,7 @@ class ScriptHooks:
     write_layout: Callable[[int], None] = lambda number: None
     hear_stream: Callable[[OfStream], None] = lambda message: None
     compressed: "CompressedGradient | None" = None
+    spread: "SpreadModel | None" = None
     follow: Callable[[int, bool], None] | None = None
 
 

@@ -57,6 +57,10 @@ class LocalRanges(EvaluationRanges):
         return self._totals
 
 
+class PartRanges(LocalRanges):
+    """One member's share of an evaluation that all make together, ranges that it knows."""
+
+
 class SharedRanges(EvaluationRanges):
     """An evaluation whose ranges come from the coordinator."""
 

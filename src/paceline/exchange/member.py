@@ -58,6 +58,8 @@ class Carrier(Protocol):
 
     control: Control
     is_shared: bool
+    is_split: bool = False
+    """Whether each member has a part of the model, with a layout of its own."""
 
     def open_store(self, layout: Layout, num_bytes: int) -> SharedStore:
         """The parameters and the slots, as this member sees them.
@@ -78,6 +80,7 @@ class MemoryCarrier:
     """
 
     is_shared = True
+    is_split = False
 
     def __init__(self, control: Control, arena: Memory) -> None:
         self.control = control

@@ -11,9 +11,9 @@ the loop.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -38,6 +38,9 @@ from .member import Carrier, MemberSide
 from .model_copy import Unedited
 from .peers import PeerRounds
 from .turns import Beginning, Turns
+
+if TYPE_CHECKING:
+    from ..spread.group import Ranks
 
 _LOOK_S = 0.001
 
@@ -84,6 +87,8 @@ class StoreExchange(Exchange):
         """Whether that began, so that all hold the main member's weights."""
         self._is_published = False
         """Whether weights were published since the last epoch."""
+        self.ranks: Ranks | None = None
+        """How members reach each other, for a model that is spread over them; None: they do not."""
         self.measure_link: Callable[[torch.device], LinkCost | None] | None = None
         """What a message between members costs, measured by all of them together; None: it costs
         none, or nobody can."""
@@ -115,12 +120,19 @@ class StoreExchange(Exchange):
             rule: the optimizer that the store applies: the user's, or plain averaging.
         """
         own = self._own
+        self._carrier.is_split = own.hooks.spread is not None
         laid = own.describe(replica, rule, shape, description, self.check)
         self.num_steps, self.begins = laid.num_steps, (laid.first_epoch, laid.place)
         self.store = own.store
-        self._beginning = Beginning(own.copy, self._mail, laid.version, self.beat)
+        self._beginning = Beginning(
+            own.copy, self._mail, laid.version, self.beat, is_part=own.hooks.spread is not None
+        )
         self._beginning.lay_out(self.first_scale, self._first_skipped)
         own.copy.live_alone()
+
+    def standing(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See ``MemberSide.standing``."""
+        return self._own.standing()
 
     def own_steps(self) -> Mapping[str, Any]:
         """What a checkpoint has of steps that this member has not exchanged."""
@@ -143,6 +155,7 @@ class StoreExchange(Exchange):
             self.is_cut_short = True
             return False
         own.is_between = False
+        self.come_to_end(is_epochs=self.has_opened)
         kept, is_first = self._settle_edits(), not self.has_opened
         self.has_opened = True
         own.begin_epoch(epoch, ends)
@@ -175,6 +188,18 @@ class StoreExchange(Exchange):
         if kept is not None and own.grant is not None:
             own.copy.replica.layout.buffers.of(own.copy.home).copy_(kept)
         return True
+
+    def come_to_end(self, *, is_epochs: bool = False) -> None:
+        """Before this member waits for a message: others may need it for a model they share.
+
+        Args:
+            is_epochs: an epoch is over, in all.
+        """
+        if (spread := self._own.hooks.spread) is None:
+            return
+        spread.come_to_end()
+        if is_epochs:
+            spread.passed(self.say)
 
     def _settle_edits(self) -> torch.Tensor | None:
         """What the script changed since the last epoch; buffers of its own, as a pass leaves them.
@@ -302,6 +327,8 @@ class StoreExchange(Exchange):
 
     def check(self) -> None:
         self._beat()
+        if self._own.hooks.spread is not None:
+            return  # who left a step alone would leave the others in theirs
         is_late = self.is_in_step and self._control[self._cancelled] > self._own.serial
         if is_late and self._own.grant is not None:  # else the epoch is over: no work will come
             raise Superseded
@@ -425,11 +452,21 @@ class StoreExchange(Exchange):
         return SharedRanges(self._channel, self._mail)
 
     def sum(self, values: Sequence[float]) -> list[float]:
+        self.come_to_end()
         self._channel.send(said.SumValues(tuple(float(value) for value in values)))
         return list(self._mail.expect(said.Summed).values)
 
-    def once(self) -> AbstractContextManager[bool]:
-        return self._turns.once()
+    @contextmanager
+    def once(self) -> Iterator[bool]:
+        spread = self._own.hooks.spread
+        with self._turns.once() as is_first:
+            if spread is not None:
+                spread.is_alone = is_first
+            try:
+                yield is_first
+            finally:
+                if spread is not None:
+                    spread.is_alone = False
 
     def _look(self) -> None:
         """While this member waits for another one's block."""
@@ -478,6 +515,7 @@ class StoreExchange(Exchange):
     def rest(self, epoch: int) -> None:
         """The script has no more epochs: wait until the others have none, and the last is kept."""
         self.is_over = True
+        self.come_to_end()
         published = 0
         if self._is_published:
             self.unedited.take_published()

@@ -29,13 +29,21 @@ class Beginning:
             loaded.
         version: that the run begins with: of one that goes on it is not 0.
         beat: gives a sign of life: who waits for another does not hang.
+        is_part: whether each member has a part of the model, and lays it out by itself.
     """
 
     def __init__(
-        self, copy: ModelCopy, mail: Inbox, version: int, beat: Callable[[], None]
+        self,
+        copy: ModelCopy,
+        mail: Inbox,
+        version: int,
+        beat: Callable[[], None],
+        *,
+        is_part: bool = False,
     ) -> None:
         self._copy, self._store, self._control = copy, copy.store, copy.store.control
         self._mail, self._version, self._beat = mail, version, beat
+        self._is_part = is_part
 
     def lay_out(self, scale: LossScale | None, num_skipped: int) -> None:
         """Parameters and state into the store, once; returns when they are there.
@@ -80,7 +88,10 @@ class Beginning:
     def _reach(self, stage: int, write: Callable[[], None]) -> None:
         control = self._control
         while control[LAYOUT] < stage:
-            if self._mail.is_main:
+            if self._is_part:
+                write()
+                control[LAYOUT] = stage
+            elif self._mail.is_main:
                 write()
                 control.set_and_wake(LAYOUT, stage)
             elif not control.wait_while(LAYOUT, lambda value: value < stage, POLL_S):

@@ -15,6 +15,7 @@ from ..conditions.faults import FaultPlan, Kind
 from ..config import Resolved, RunSettings
 from ..engines.torchrun.world import RankOfWorld
 from ..errors import ConfigError
+from ..partition.names import read_split
 from ..protocols import protocol_of
 from ..run.collective import path_of
 from ..run_dir import RUNS
@@ -41,7 +42,7 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
             f"engine {given.engine!r} ({resolved.origins['engine']}): this process was begun as "
             "one of several; leave the setting out"
         )
-    settings = replace(given, workers=size, engine="torchrun")
+    is_split(settings := replace(given, workers=size, engine="torchrun"))
     protocol = protocol_of(settings)
     instead = f"paceline launch --workers {size} --protocol {settings.protocol} SCRIPT"
     if not protocol.is_spmd:
@@ -69,6 +70,26 @@ def settings_of_ranks(resolved: Resolved, rank: RankOfWorld) -> RunSettings:
         )
     _refuse_faults(settings)
     return settings if rank.restarts == 0 else replace(settings, fault=())
+
+
+def is_split(settings: RunSettings) -> bool:
+    """Whether the model is divided, so that its workers are ranks.
+
+    Raises:
+        ConfigError: it cannot be, or not so.
+    """
+    name = read_split(settings.split, settings.workers)
+    if settings.workers == 1 and settings.split not in ("data", "none"):
+        raise ConfigError(
+            f"split {settings.split!r} divides a model among several workers, and there is one: "
+            "add --workers 2"
+        )
+    if name is not None and settings.protocol.partition("+")[0] != "full-sync":
+        raise ConfigError(
+            f"split {settings.split!r} with protocol {settings.protocol} is not carried: workers "
+            "that hold parts of one model step together; use --protocol full-sync, or --split data"
+        )
+    return name is not None
 
 
 def _refuse_faults(settings: RunSettings) -> None:

@@ -28,6 +28,7 @@ from ..data.fetch import choose
 from ..engines import make_engine
 from ..engines.base import RENDEZVOUS, Engine
 from ..errors import AllGone, ConfigError, FileError, Interrupted, LinkError, WorkerError
+from ..partition.names import read_split
 from ..program import Program, TaskProgram
 from ..protocols import protocol_of
 from ..report.files import write_report
@@ -127,6 +128,11 @@ def launch_run(
         )
     protocol = protocol_of(settings)
     path_of(settings, protocol)
+    if settings.engine != "torchrun" and read_split(settings.split, settings.workers) is not None:
+        raise ConfigError(
+            f"split {settings.split!r} runs among ranks: paceline train TASK, or paceline launch "
+            "SCRIPT, --workers N --split begins them, and so does torchrun"
+        )
     check_compression(settings, protocol)
     parse_delays(settings.delay, settings.workers)
     parse_slowness(settings.slow, settings.workers)

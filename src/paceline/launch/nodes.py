@@ -95,11 +95,12 @@ class Nodes:
         here = self.workers
         if are_all_here(os.environ):
             here = self.size
-            sys.stderr.write(
-                f"{self.count} nodes of {self.workers}, all on this machine; on several: the same "
-                "command on each, with MASTER_ADDR=first-machine NODE_RANK=0, 1, ...\n"
-            )
-            sys.stderr.flush()
+            if self.count > 1:
+                sys.stderr.write(
+                    f"{self.count} nodes of {self.workers}, all on this machine; on several: the "
+                    "same command on each, with MASTER_ADDR=first-machine NODE_RANK=0, 1, ...\n"
+                )
+                sys.stderr.flush()
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // here)))
         os.execv(begun[0], begun)
 

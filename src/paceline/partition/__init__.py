@@ -2,6 +2,7 @@
 
     graph          what is split: nodes of work, edges of bytes, tied parameters
     pipeline       what it is cut for: workers, the link between two, micro-batches
+    names          what --split is told
     placement      a cut: what each part takes and holds, what flows over its borders; the even one
     search         the best cut; brute_force: of a small model, by trying every one
     schedules      who computes which micro-batch when: gpipe, 1f1b, interleaved; in virtual time

@@ -4,7 +4,8 @@
     data      each a share of the batch                    gradients, all-reduced
     network   each some of the layers, M micro-batches     what crosses the borders, both ways
     layer     each some of the channels of pairs of        sums of what pairs give, and of the
-              layers, the whole batch                      gradients of what they take
+              layers, the whole batch                      gradients of what they take; inputs, and
+                                                           outputs' gradients, to all
     shard-1   data, and each a share of the optimizer's    gradients reduce-scattered, parameters
               state                                        all-gathered: as many bytes as data
     shard-2   and of the gradients                         likewise
@@ -28,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
 from .costs import LARGE_MODEL, SplitCosts
-from .graph import WorkGraph
+from .graph import INPUT, WorkGraph
 from .pipeline import Pipeline, PipelineWorker
 from .placement import Placement, even_cut, is_allowed, pipeline_step
 from .search import FoundPlacement, find_placement
@@ -208,11 +209,13 @@ def _layer(costs: SplitCosts) -> SplitPrice:
     sums = [size for pair in costs.pairs for size in (pair.in_bytes, pair.out_bytes) if size]
     parameter_bytes = held(lambda i: graph.nodes[i].parameter_bytes) + tied
     step_s = held(lambda i: graph.nodes[i].work_s) / costs.slowest * costs.sharing
+    ends = sum(edge.num_bytes for edge in graph.edges if edge.source == INPUT)
+    ends += sum(edge.gradient_bytes for edge in graph.edges if len(graph) in edge.targets)
     step_s += sum(costs.all_reduce_s(size, num) for size in sums)
-    step_s += _update_s(costs, parameter_bytes)
+    step_s += costs.all_reduce_s(ends, num) / 2 + _update_s(costs, parameter_bytes)
     memory = (2 + costs.pipeline.state_copies) * parameter_bytes
     memory += held(lambda i: graph.nodes[i].activation_bytes) + _buffers(graph)
-    return _priced(costs, "layer", step_s, 2 * (num - 1) / num * sum(sums), memory)
+    return _priced(costs, "layer", step_s, (num - 1) / num * (2 * sum(sums) + ends), memory)
 
 
 def network_price(costs: SplitCosts, name: str, num_parts: int, replicas: int) -> SplitPrice:

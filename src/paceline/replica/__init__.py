@@ -1,6 +1,7 @@
 """One member's copy of the model.
 
     replica      parameters, buffers and gradients as flat memory
+    absent       a parameter whose numbers another worker holds
     own_gradients  gradients where torch makes them, and whether they were changed
     held         whether the model still holds that memory, and nobody else changed it
     held_state   the same of the state of its optimizers

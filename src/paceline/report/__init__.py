@@ -7,7 +7,7 @@
     live, screen       what is seen while the run goes
     compared, compared_lines    several runs side by side
     forecast, ranking  what is predicted, and advised
-    splits             a cut of a model, and all ways to split it
+    splits             a cut of a model, and all ways to split it; live_splits: beside real runs
     trials             the summaries of a script that trains in trials
     text, chart        numbers, tables and curves, for all that print or draw them
 

@@ -79,6 +79,10 @@ class Description:
     """Of ``--parameters``."""
     compression: CompressionPrice | None = None
     """Of ``--compress``."""
+    split: str = ""
+    """How the model is cut, in words; empty: each worker has all of it."""
+    split_bytes: int = 0
+    """That flow between its parts, an update."""
     machine: str = ""
     """What computes, by its maker's name."""
 
@@ -141,6 +145,7 @@ class Description:
             "engine": plan.engine,
             "path": plan.path,
             "compress": settings.compress,
+            "split": self.split,
             **({} if plan.compression is None else plan.compression.header()),
             "collective": plan.collective,
             "batch_size": plan.samples_per_update,
@@ -190,6 +195,8 @@ def make_plan(
     _refuse_to_compress(first, settings, path)
     _refuse_to_stream(first, protocol, settings, path)
     collective, why = collective_of(settings, path, first.update_bytes, measured)
+    if first.split:
+        collective, why = "", ""
     return Plan(
         task=first.task,
         source=first.source,
@@ -206,7 +213,7 @@ def make_plan(
         updates_total=total,
         lr=first.learning_rates[0] if first.learning_rates else math.nan,
         num_parameters=first.num_parameters,
-        update_bytes=first.update_bytes * parts,
+        update_bytes=first.split_bytes if first.split else first.update_bytes * parts,
         shared_bytes=first.arena_bytes,
         grain=first.grain,
         notes=(*_notes(first, protocol), *_promise(protocol, settings, path)),
@@ -220,6 +227,7 @@ def make_plan(
         compression=first.compression,
         collective=collective,
         collective_why=why,
+        split=first.split,
     )
 
 

@@ -2,6 +2,7 @@
 
     one worker    for batch in loader -> fn -> totals
     several       loader's positions, drawn once and alike -> ranges -> whoever is free: batch, fn
+    a split model                                          -> every n-th range each: all compute
 
 Each range has its own random state, so the totals do not depend on who counted it, and afterwards
 every generator stands where it stood. This module must not know how ranges are shared out.
@@ -20,8 +21,9 @@ from ..data.loader import refuse_shares
 from ..data.order import EpochOrder
 from ..errors import ConfigError
 from ..exchange.base import Exchange
-from ..exchange.evaluation import EvaluationRanges, LocalRanges, ranges_of
+from ..exchange.evaluation import EvaluationRanges, LocalRanges, PartRanges, ranges_of
 from ..replica.seeding import kept_random_state, mix, seed_all
+from ..spread.group import tell_all
 from ..wire.messages import Totals
 from .loader import PreparedLoader
 from .loop import to_device
@@ -106,7 +108,23 @@ class Evaluation:
                 batch = _load(loader, list(order.indices[slice(*one)]))
                 census.report(_checked(fn(to_device(batch, self._device))))
         totals = census.totals()
+        if isinstance(census, PartRanges):
+            return self._of_all(totals, order)
         return self._told(totals) if isinstance(census, LocalRanges) else totals
+
+    def _of_all(self, totals: Totals, order: EpochOrder) -> Totals:
+        """Where a model is split: what all have counted; for the run it is one range."""
+        shared = self._exchange.shared
+        assert shared is not None
+        assert shared.ranks is not None
+        shared.come_to_end()
+        own = LocalRanges([])
+        for one in tell_all(shared.ranks.everyone, totals):
+            own.report({name: (pair[0], pair[1]) for name, pair in one.items()})
+        census = shared.census(1, 1, None, order.fingerprint())
+        while census.next() is not None:
+            census.report(own.totals())
+        return census.totals()
 
     def _told(self, totals: Totals) -> Totals:
         """What this worker has evaluated by itself, which the run hears of."""
@@ -127,15 +145,17 @@ class Evaluation:
         shared = self._exchange.shared
         if self._prepared.loop.is_iterating or shared is None:
             return LocalRanges(ranges_of(num, size, ends))
+        if shared.hooks.spread is not None:
+            return PartRanges(ranges_of(num, size, ends)[shared.seat :: shared.num_workers])
         return shared.census(num, size, ends, order.fingerprint())
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """No gradients, every module in evaluation mode; afterwards each in its own again."""
-        modules = [] if self._prepared is None else list(self._prepared.model.modules())
+        modules = [] if self._prepared is None else list(self._prepared.whole.modules())
         modes = [one.training for one in modules]
         if self._prepared is not None:
-            self._prepared.model.eval()
+            self._prepared.whole.eval()
         try:
             with torch.no_grad():
                 yield

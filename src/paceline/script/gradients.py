@@ -50,6 +50,7 @@ class LocalGradients:
         loss: of the last backward pass, which the next push reports; None: nobody recorded one.
         edits: what finds changes on the way; None: every change is right.
         accumulation: of an update that several steps of the loop make; None: each makes one.
+        own_of: of what a script gives to clip, what lies here; another one where a model is split.
         aside: gradients of several optimizers that are not pushed together; None: all are.
     """
 
@@ -75,6 +76,7 @@ class LocalGradients:
         self.aside: SetAside | None = None
         self.loss: Tensor | None = None
         self.accumulation: Accumulation | None = None
+        self.own_of: Callable[[list[Tensor]], list[Tensor]] = lambda parameters: parameters
         self._clips = Clips(model, self._optimizers)
         self._average: Callable[[], None] = _nothing
 
@@ -231,7 +233,7 @@ class LocalGradients:
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> Tensor:
         """See ``Pace.clip_grad_norm_``."""
-        if not self._clips_now(parameters := _listed(parameters)):
+        if not self._clips_now(parameters := self.own_of(_listed(parameters))):
             return torch.tensor(math.nan, device=self.device)
         if self._clips_here:
             self._average()
@@ -249,7 +251,7 @@ class LocalGradients:
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """See ``Pace.clip_grad_value_``."""
-        if not self._clips_now(parameters := _listed(parameters)):
+        if not self._clips_now(parameters := self.own_of(_listed(parameters))):
             return
         if self._clips_here:
             self._average()

@@ -33,6 +33,7 @@ from ..errors import ConfigError
 from ..exchange.base import Exchange, Shape
 from ..exchange.compressed import CompressedGradient
 from ..exchange.through_store import StoreExchange
+from ..partition.names import SplitName
 from ..plan import CompressionPrice
 from ..protocols.outer import parse_outer
 from ..replica.held_state import SharedStates
@@ -40,9 +41,12 @@ from ..replica.layers import batch_norm_note, grain, parameter_table, unwatch_fo
 from ..replica.rates import RateScaling, make_warmup, note_of_warmup, scale
 from ..replica.replica import Replica, refuse_what_cannot_be_carried
 from ..replica.seeding import random_states, restore_random_states
+from ..spread.asked import refuse_objects, split_of, spread_over
+from ..spread.base import SpreadModel
 from ..store.control import MOST_SCHEDULES
 from ..store.fragments import Fragments
 from ..store.joint import joined
+from ..store.layout import Layout
 from ..store.means import difference_rule
 from ..store.parameter_store import arena_bytes, pinned_at
 from ..system.processors import num_cores, processor_name
@@ -75,6 +79,7 @@ class Prepared:
         fast: ``auto`` or ``none``, and the loop's own (model, batch) -> loss where it is known.
         accumulate: batches that an update averages.
         is_sticky: each worker keeps its part of every batch.
+        split: how the model is divided; None: as ``--split`` says.
 
     Attributes:
         model, optimizer: the user's; of several, one that stands for all.
@@ -95,6 +100,7 @@ class Prepared:
         *,
         is_sticky: bool = False,
         closures: bool = False,
+        split: str | None = None,
     ) -> None:
         self._exchange = exchange
         self._member = exchange.shared
@@ -111,6 +117,16 @@ class Prepared:
         refuse_together(context, accumulate, is_sticky=is_sticky)
         model = self.models[0] if len(self.models) == 1 else nn.ModuleList(self.models)
         refuse_what_cannot_be_carried(model, self.optimizers)
+        self.whole = model
+        """What the script holds; ``model`` is what is stepped here, a part of it where it is
+        split."""
+        self.spread: SpreadModel | None = None
+        name = split_of(split, context, self._member)
+        if name is not None:
+            refuse_objects(
+                self.models, self.optimizers, loader, device, accumulate=accumulate > 1,
+                sticky=is_sticky, closures=closures, fast=fast[0] != "none",
+            )  # fmt: skip
         optimizer, fast = joined(self.optimizers), self._only_for_one(fast)
         self.steps_apart = len(self.optimizers) > 1 and (
             self._member is None or context.steps_apart
@@ -160,6 +176,8 @@ class Prepared:
             is_sticky=is_sticky,
         )
         self._batch_size, self._accumulate = size, accumulate
+        if name is not None:
+            model = self._spread_over(name, loader, fast[1])
         self._scaling = self._scaling_of(loader, batch)
         own = [one for one in objects if isinstance(one, AnyScheduler)]
         if context.scale_lr != "none":
@@ -192,6 +210,20 @@ class Prepared:
         self.step = OptimizerStep(
             context, self.optimizers, self.gradients, self.loop, self.schedules, self.warmup
         )
+
+    def _spread_over(
+        self, name: SplitName, loader: DataLoader[Any], forward: Forward | None
+    ) -> nn.Module:
+        """The part of the model that is stepped here."""
+        assert self._member is not None
+        self._keeper.load(self.whole, self.optimizer)
+        mini_batch = -(-self._batch_size // self._context.parts)
+        self.spread = spread = spread_over(
+            self._member, name, self.whole, self.optimizers, loader, forward, mini_batch
+        )
+        self._member.hooks.spread = spread
+        self.model = spread.own
+        return self.model
 
     def _set_up_accumulation(self, size: int) -> None:
         """Steps of the loop are set aside; ``size``: positions of a worker's mini-batch."""
@@ -310,22 +342,30 @@ class Prepared:
                 self.model.parameters(), lr=outer.lr, momentum=outer.momentum,
                 is_nesterov=outer.is_nesterov,
             )  # fmt: skip
-        self._keeper.load(self.model, rule)
+        if self.spread is None:
+            self._keeper.load(self.model, rule)
         self._remember()
         self._replica = replica = Replica(self.model, self.optimizer, rule)
+        if self.spread is not None:
+            self.spread.version = lambda: exchange.version
+            self.spread.lay_out(replica.layout, exchange.standing)
         self._compress(exchange, replica)
         if self._context.cancels:
             watch_forward(self.model, exchange.check)
         self.loop.leased.seeds_between = exchange.num_workers > 1
         self._answer(exchange, replica)
         exchange.attach(replica, rule, self.shape, self._describe(replica))
+        if self.spread is not None:
+            whole = self.spread.whole
+            exchange.store.pin_by(whole.layout, self.spread.pin)
+            whole.standing.stands(exchange.version)
         if self._context.fragments > 1:
             go_on = exchange.go_on_with
             if self._context.is_newcomer:  # it begins with what all others hold
                 go_on = lambda steps: None  # noqa: E731
             self._keeper.add("own steps", exchange.own_steps, go_on)
         clone_state(self.model)
-        self._strays = Strays(self.model.parameters())
+        self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])
         note_losses(self.note_loss)
         self._watch(exchange, replica)
         if exchange.num_workers > 1:
@@ -353,7 +393,8 @@ class Prepared:
 
     def _answer(self, exchange: StoreExchange, replica: Replica) -> None:
         """Fill in what the exchange asks of the script's side."""
-        hooks, at = exchange.hooks, pinned_at(replica.layout, exchange.num_workers)
+        hooks, layout = exchange.hooks, self._whole_layout(replica)
+        at = pinned_at(layout, exchange.num_workers)
         hooks.order_digest = self.loop.leased.order.fingerprint
         hooks.advance_schedule, hooks.marks = self.schedules.advance, self.schedules.marks
         if self._context.is_difference:
@@ -364,7 +405,11 @@ class Prepared:
             hooks.follow = self.step.follow
         hooks.adopt = lambda text: adopt(text, self.optimizer, self.schedules)
         hooks.write_into, hooks.write_own = self._keeper.write_into, self._keeper.write
-        hooks.write_layout = lambda number: self._keeper.write_layout(number, replica.layout, at)
+        hooks.write_layout = lambda number: self._keeper.write_layout(number, layout, at)
+
+    def _whole_layout(self, replica: Replica) -> Layout:
+        """Of the whole model, as one worker alone has it."""
+        return replica.layout if self.spread is None else self.spread.whole.layout
 
     def _watch(self, exchange: StoreExchange, replica: Replica) -> None:
         """See to it that gradients, and the optimizers' state, are what a run takes them for."""
@@ -376,6 +421,9 @@ class Prepared:
             hooks.take_loaded, hooks.check_objects = states.take_loaded, states.check
             is_refused = self._context.averages or self._accumulate > 1
             self.gradients.watch(replica, is_refused=is_refused)
+            if self.spread is not None:
+                self.spread.keep_state_dict(self.optimizers)
+                self.gradients.own_of = self.spread.own_of
         elif self._context.steps_together:
             self.gradients.watch_here(replica, self.step.own.clip)
         if self.loop.accumulation is not None:
@@ -406,7 +454,7 @@ class Prepared:
         add("random", random_states, restore_random_states)
 
     def _describe(self, replica: Replica) -> dict[str, object]:
-        layout, context = replica.layout, self._context
+        layout, context = self._whole_layout(replica), self._context
         compressed = None if self._member is None else self._member.hooks.compressed
         if context.checkpoints and (odd := unwritable(layout.rows())):
             raise ConfigError(
@@ -435,7 +483,9 @@ class Prepared:
             "could_try": [] if self.is_stream else list(self.settled.could_try),
             "rounding": list(self.settled.rounding),
             "steps_together": context.steps_together,
-            "parameter_table": parameter_table(self.model) if context.parameters else [],
+            "parameter_table": parameter_table(self.whole) if context.parameters else [],
+            "split": "" if self.spread is None else self.spread.note,
+            "split_bytes": 0 if self.spread is None else self.spread.sent_bytes,
             "compression": None if compressed is None else asdict(self._price(compressed)),
         }
 

@@ -347,6 +347,7 @@ class Pace:
         forward: Forward | None = None,
         accumulate: int = 1,
         closures: bool = False,
+        split: str | None = None,
     ) -> Any:
         """Make a model, its optimizer, its loader and its schedulers take part in the run.
 
@@ -389,6 +390,11 @@ class Pace:
                 (SAM): under full-sync all workers make each step together then, each evaluation
                 with the mean gradient and the mean loss of all. LBFGS needs no saying so. An
                 optimizer inside it, which its ``state_dict()`` leaves out, is kept by ``keep``.
+            split: how the model is divided among the ranks of a run: "data" (each has all of it),
+                "network:2" (two parts, one behind the other; "network": as many as workers), "2x2"
+                (two parts in two copies), "shard" or "shard:3" (pieces of everything; "shard:2" of
+                gradients and optimizer state, "shard:1" of that alone). Each worker goes on with
+                mini-batches of its own, and holds and steps its part. None: what ``--split`` says.
 
         Raises:
             ConfigError: something cannot be carried; it is named.
@@ -399,7 +405,7 @@ class Pace:
         num_batches = self._context.accumulate or _number_of(accumulate)
         if num_batches > 1 and sticky:
             raise _beside_accumulation(num_batches, "prepare(sticky=True)")
-        objects = self._of_this_trial(objects)
+        objects = self._of_this_trial(objects, split)
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
         if self._in_trial:
@@ -408,7 +414,7 @@ class Pace:
         exchange, self._batch = self._exchange, batch or "global"
         self._prepared = prepared = Prepared(
             exchange, self._context, objects, self.device, self._batch, self._keeper,
-            (fast, forward), num_batches, is_sticky=sticky, closures=closures,
+            (fast, forward), num_batches, is_sticky=sticky, closures=closures, split=split,
         )  # fmt: skip
         self._loader = loader = PreparedLoader(
             prepared.loop, prepared.schedules, prepared.shape, prepared.num_batches, self._passes
@@ -424,12 +430,17 @@ class Pace:
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
 
-    def _of_this_trial(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _of_this_trial(self, objects: tuple[Any, ...], split: str | None) -> tuple[Any, ...]:
         """The same; a loader that an earlier trial gave back counts as the plain one that it was.
 
         Raises:
-            ConfigError: there are trials, and this stands in none.
+            ConfigError: there are trials, and this stands in none; it splits a model in one.
         """
+        if self._in_trial and (split or self._context.split) != "data":
+            raise ConfigError(
+                "a split model in pace.trial(), which gives it back whole, is not carried: train "
+                "it in a run of its own, or use --split data"
+            )
         if self._trials and not self._in_trial:
             raise ConfigError(
                 f"prepare() stands outside of pace.trial(), after trial {self._trials[-1]!r}: a "
@@ -723,6 +734,8 @@ class Pace:
             self._prepared.loop.end_iteration()
             self._say_what_did_nothing()
             self._exchange.rest(self._passes.next)
+        if (member := self._exchange.shared) is not None:
+            member.come_to_end()
 
     def _say_what_did_nothing(self) -> None:
         """Metrics that were asked for, and that no evaluation had."""
@@ -861,7 +874,7 @@ class Pace:
         evaluation = Evaluation(self._exchange, prepared, self.seed, self.device)
         found = evaluation.totals(fn, loader)
         if self._best is not None and prepared is not None and (is_inside or self.is_main):
-            self._best.look(found, self.version, lambda: model_file(prepared.model))
+            self._best.look(found, self.version, lambda: model_file(prepared.whole))
         return found
 
     def keep_best(self, name: str, most: int = 1, mode: str | None = None) -> None:
@@ -1041,7 +1054,7 @@ class Pace:
         if self.is_main or self._draws_alone:
             is_within = Path(name).name == name  # else it is a path of the user's own
             save_model(
-                self._prepared.model if model is None else model,
+                self._prepared.whole if model is None else model,
                 path,
                 self._context.run_identity if is_within else None,
             )

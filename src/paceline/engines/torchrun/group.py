@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import LinkError
-from ...exchange.group import Parcel, Pending, TorchGroup
+from ...exchange.group import Messages, Parcel, Pending, TorchGroup, plain
+from ...spread.group import PeerGroup
 from .place import MeetingPlace
 from .world import RankOfWorld
 
@@ -131,6 +132,40 @@ class RankGroup(TorchGroup):
             return False
         self._watch.join(_LEAVE_S)
         return not self._watch.is_alive()
+
+
+class RankPart(TorchGroup, PeerGroup):
+    """Some of the ranks, by their numbers among them; their deaths are the whole group's.
+
+    Args:
+        name: that no other part has.
+        ranks: in the order of their numbers here.
+    """
+
+    patience = _LONGEST
+
+    def __init__(
+        self, whole: RankGroup, place: MeetingPlace, name: str, ranks: Sequence[int]
+    ) -> None:
+        self._whole = whole
+        self.rank, self.size = ranks.index(whole.rank), len(ranks)
+        self._store = place.client(f"part {name}")
+        self._gloo: Any = dist.ProcessGroupGloo(
+            self._store, self.rank, self.size, datetime.timedelta(seconds=_MEET_S)
+        )
+        self._gloo._set_default_timeout(_LONGEST)
+
+    def begin_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return self._told(Messages([self._gloo.send([plain(tensor)], peer, tag)], self.patience))
+
+    def begin_receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return self._told(Messages([self._gloo.recv([plain(tensor)], peer, tag)], self.patience))
+
+    def _of(self, tensor: Tensor) -> Any:
+        return self._gloo
+
+    def _told(self, work: Any) -> Pending:
+        return _Watched(self._whole, work)
 
 
 class _Watched:

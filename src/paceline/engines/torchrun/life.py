@@ -30,16 +30,22 @@ import torch
 
 from ...context import Context
 from ...errors import ConfigError, PacelineError
+from ...exchange.averaging import Averaging
+from ...exchange.base import ScriptHooks
 from ...exchange.compressed import measured_link
+from ...exchange.model_copy import ModelCopy
+from ...exchange.rounds import Barrier
 from ...exchange.through_store import StoreExchange
 from ...replica.seeding import GENERATORS
 from ...script import worker
+from ...spread.averaging import SplitAveraging
+from ...spread.group import Ranks
 from ...system.signals import REASONS
 from ...wire.messages import Done, Failed
 from ..base import MemberSpec
 from ..local import process
 from .averaging import RankAveraging
-from .group import RankGroup, trap
+from .group import RankGroup, RankPart, trap
 from .member import RankCarrier
 from .place import MeetingPlace
 from .post import (
@@ -144,7 +150,11 @@ class RankLife:
         self.carrier = RankCarrier(spec.num_seats, seat, group, self.place.client())
         self._exchange = StoreExchange(
             self.channel, self.carrier, seat=seat, member=spec.member,
-            averaging=partial(RankAveraging, group),
+            averaging=partial(_averaging, group),
+        )  # fmt: skip
+        self._exchange.ranks = Ranks(
+            everyone=group, part=partial(RankPart, group, self.place),
+            words=partial(self.place.client, "asks"), share=group.begin_to_share,
         )  # fmt: skip
         if not context.dry_run:  # where all others have left by now
             self._exchange.measure_link = partial(measured_link, group)
@@ -264,6 +274,8 @@ class RankLife:
     def _await_threads(self) -> None:
         """Python ends, and aborts where a thread comes back from torch's code meanwhile."""
         self.channel.join(_JOIN_S)
+        if self._exchange is not None and self._exchange.hooks.spread is not None:
+            self._exchange.hooks.spread.close()
         if self.controller is not None:
             self.controller.join(_JOIN_S)
 
@@ -272,6 +284,15 @@ class RankLife:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _averaging(
+    group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, collective: str
+) -> Averaging:
+    """How updates are made: of the whole model in each rank, or of its part."""
+    if hooks.spread is not None:
+        return SplitAveraging(hooks.spread, copy, barrier, hooks)
+    return RankAveraging(group, copy, barrier, hooks, collective)
 
 
 def say(text: str) -> None:

@@ -100,6 +100,7 @@ class RankCarrier:
     """
 
     is_shared = False
+    is_split = False
 
     def __init__(self, num_seats: int, seat: int, group: RankGroup, words: Store) -> None:
         self.page = SharedMemory.create(control_bytes(num_seats))
@@ -124,7 +125,9 @@ class RankCarrier:
 
     def present(self, seat: int) -> memoryview:
         """Which gradients this seat's push has; before there is a store none."""
-        return memoryview(bytearray()) if self._store is None else self._store.present(seat)
+        if self._store is None or self.is_split:
+            return memoryview(bytearray())
+        return self._store.present(seat)
 
     # -- what the main member has laid out ------------------------------------------------------
 

@@ -1,0 +1,83 @@
+"""A parameter whose numbers another worker holds: what looks at them is told so.
+
+It stays the script's own object, of its shape, in its module, without memory. A sum over
+``model.parameters()`` that silently left out what lies elsewhere would be another number than plain
+PyTorch's; so each look is refused by name. This module must not know who holds what.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+
+_ALLOWED = {
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.stride,
+    Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.__hash__,
+    Tensor.__len__,
+    *(
+        vars(torch._C.TensorBase)[name].__get__
+        for name in (
+            "shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "nbytes",
+            "is_sparse", "is_meta", "is_cuda", "itemsize",
+        )
+    ),
+}  # fmt: skip
+"""What tells of its shape and kind."""
+
+
+class AbsentParameter(nn.Parameter):
+    """In the place of a parameter that lies elsewhere; made of one by `forget`."""
+
+    called = ""
+    place = ""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ALLOWED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        found = next(one for one in leaves if isinstance(one, AbsentParameter))
+        return found._refuse(getattr(func, "__name__", str(func)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        self._refuse("copy.deepcopy")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse("pickle")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"AbsentParameter({self.called!r}, {tuple(self.shape)}, {self.place})"
+
+    def _refuse(self, what: str) -> NoReturn:
+        what = "grad" if what == "__get__" else what
+        raise ConfigError(
+            f"parameter {self.called!r} lies {self.place}, since the model is split, and here "
+            f"{what} looks at its numbers: model.state_dict() and pace.save() give the whole "
+            "model's, pace.clip_grad_norm_(model.parameters(), ...) clips by all gradients; what "
+            "changes weights or copies the model comes before prepare()"
+        )
+
+
+def forget(parameter: nn.Parameter, name: str, where: str) -> None:
+    """Its numbers are needed here no more, and their memory is given back.
+
+    Args:
+        where: they lie, in words: ``on worker 1``.
+    """
+    parameter.grad = None
+    parameter.data = torch.empty_like(parameter.data)  # it may be a view of more
+    parameter.untyped_storage().resize_(0)
+    parameter.__class__ = AbsentParameter
+    assert isinstance(parameter, AbsentParameter)
+    parameter.called, parameter.place = name, where
+
+
+def is_absent(parameter: Tensor) -> bool:
+    """Whether its numbers lie elsewhere."""
+    return isinstance(parameter, AbsentParameter)

@@ -1,0 +1,183 @@
+"""A script's model spread over the workers of its run: what is asked, and what cannot be.
+
+    prepare(split="network:2") -> refused by name | a batch -> weights alike -> cut -> SpreadModel
+
+Settings that change a model, or whose workers do not step together, are refused here, each with
+what can be done instead. This module must not know how parts are computed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..context import Context
+from ..data.feed import fetch
+from ..errors import ConfigError
+from ..exchange.through_store import StoreExchange
+from ..partition.names import CARRIED, SplitName, read_split
+from ..replica.seeding import kept_random_state
+from ..tuning.candidate import Forward
+from ..tuning.fast import made_up_loss
+from .base import SpreadModel
+from .borders import inputs_of
+from .cut import make_cut
+from .group import Ranks, SplitGroups
+from .layered import ColumnModel, make_columns
+from .model import PipelinedModel
+from .shards import ShardedModel
+
+_REFUSED: Sequence[tuple[Callable[[Context], bool], str]] = (
+    (lambda c: c.protocol.partition("+")[0] != "full-sync", "another protocol than full-sync"),
+    (lambda c: c.steps_together, "a step that all make together (closures, optimizer hooks)"),
+    (lambda c: c.compile != "none", "--compile"),
+    (lambda c: c.precision not in (None, "fp32"), "--precision"),
+    (lambda c: c.channels_last, "--channels-last"),
+    (lambda c: c.compress != "none", "--compress"),
+    (lambda c: c.fast != "none", "--fast"),
+)
+"""What cannot be beside a split, and how it is called."""
+
+
+def split_of(asked: str | None, context: Context, exchange: Any) -> SplitName | None:
+    """How this run's model is divided; None: each worker has all of it.
+
+    Args:
+        asked: what ``prepare`` was told; None: what ``--split`` says.
+
+    Raises:
+        ConfigError: the two differ, or this run cannot carry it.
+    """
+    text = context.split if asked is None else asked
+    name, told = (read_split(one, context.workers) for one in (text, context.split))
+    if told not in (None, name):
+        raise ConfigError(
+            f"prepare(split={asked!r}) and --split {context.split}: one run is divided in one way; "
+            "leave one of them out"
+        )
+    if name is None:
+        return None
+    if exchange is None or exchange.ranks is None:
+        raise ConfigError(
+            f"split {text!r} runs among ranks, which reach each other's parts: paceline launch "
+            f"--workers {name.size} --split {text} SCRIPT, or torchrun --nproc-per-node {name.size}"
+        )
+    if context.dry_run:
+        raise ConfigError(
+            f"--dry-run with split {text!r}: where a model is cut is measured by all workers; "
+            f"paceline partition TASK -n {name.size} shows the cut, and paceline plan --memory "
+            "what each split costs"
+        )
+    for is_refused, what in _REFUSED:
+        if is_refused(context):
+            raise ConfigError(
+                f"{what} is not carried where a model is split ({text}): leave it out, or use "
+                f"--split data; what runs is full-sync over {', '.join(CARRIED[1:])}"
+            )
+    return name
+
+
+def refuse_objects(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    loader: DataLoader[Any] | None,
+    device: torch.device,
+    **asked: bool,
+) -> None:
+    """Raise ConfigError where these objects cannot be split.
+
+    Args:
+        asked: other arguments of ``prepare``, by their names, and whether they were given.
+    """
+    found = [f"prepare({name}=...)" for name, is_given in asked.items() if is_given]
+    if len(models) > 1 or len(optimizers) > 1:
+        found.append(f"{len(models)} models with {len(optimizers)} optimizers")
+    if loader is None:
+        found.append("a loop without a loader")
+    elif isinstance(loader.dataset, IterableDataset):
+        found.append("a stream")
+    if device.type != "cpu":
+        found.append(f"device {device} (parts are sent between CPUs)")
+    if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
+        found.append("an optimizer that calls its closure again (LBFGS)")
+    if found:
+        raise ConfigError(f"{found[0]} is not carried where a model is split; use --split data")
+
+
+def spread_over(
+    exchange: StoreExchange,
+    name: SplitName,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    loader: DataLoader[Any],
+    forward: Forward | None,
+    mini_batch: int,
+) -> SpreadModel:
+    """The model, each part on its worker from now on.
+
+    Args:
+        mini_batch: samples of a worker's, the most.
+    """
+    ranks = exchange.ranks
+    assert ranks is not None
+    _share_weights(ranks, model)
+
+    def inputs(size: int) -> tuple[Tensor, ...]:
+        with kept_random_state():
+            found: tuple[Tensor, ...] = inputs_of(
+                model, forward or made_up_loss, _batch(loader, size)
+            )
+        return found
+
+    def num_samples() -> int:
+        grant = exchange.grant()
+        return sum(one.num_samples for one in grant.leases) if grant is not None else 0
+
+    def look() -> None:
+        with kept_random_state(), _evaluating(model):
+            (forward or made_up_loss)(model, _batch(loader, mini_batch))
+
+    if name.stage:
+        groups = SplitGroups(ranks, name)
+        return ShardedModel(model, optimizers, groups, name.stage, look, num_samples)
+    if name.is_layer:
+        groups = SplitGroups(ranks, name)
+        columns = make_columns(model, inputs, mini_batch, groups)
+        return ColumnModel(model, optimizers, columns, groups, num_samples)
+    cut = make_cut(model, inputs, mini_batch, ranks, name)
+    groups = SplitGroups(ranks, name, cut.order)
+    return PipelinedModel(model, optimizers, cut, groups, num_samples)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode; afterwards each in its own again."""
+    modes = [(one, one.training) for one in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for one, is_training in modes:
+            one.training = is_training
+
+
+def _batch(loader: DataLoader[Any], size: int) -> Any:
+    """The first samples of the data set, as the loader would make a batch of them."""
+    dataset: Any = loader.dataset
+    indices = [index % len(dataset) for index in range(size)]
+    return loader.collate_fn(fetch(dataset, indices))
+
+
+def _share_weights(ranks: Ranks, model: nn.Module) -> None:
+    """The first worker's become everyone's, as they do where nothing is split."""
+    with torch.no_grad():
+        for one in (*model.parameters(), *model.buffers()):
+            held = one.detach().contiguous()
+            flat = held.view(-1).view(torch.uint8) if held.numel() else None
+            if flat is not None:
+                ranks.share(flat).wait()
+                one.copy_(held)

@@ -1,0 +1,149 @@
+"""The optimizer's step on a spread model: each worker on its part, all at the same version.
+
+    .grad of a part   = sum over its copy of share x gradient     (pipeline.py, as they came back)
+    mean              = sum over copies of (samples of the copy / of all) x that
+    tied parameters   their gradients in all parts are added up: each holds a copy of them
+
+What one part finds (a gradient that is not finite, its share of the norm) all parts must know
+before any of them steps. This module must not know protocols.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import ConfigError
+from ..exchange import Route
+from ..exchange.base import ScriptHooks, Work
+from ..exchange.distributed import DistributedAveraging, norm_of
+from ..exchange.group import MemberGroup
+from ..exchange.model_copy import ModelCopy
+from ..exchange.rounds import Barrier, Line
+from ..store.clip import Clip
+from .base import SpreadModel
+
+_SAME_SHARE = 1e-9
+
+
+class SplitAveraging(DistributedAveraging):
+    """Members that each hold a part of the model.
+
+    Args:
+        spread: this worker's side of it.
+    """
+
+    def __init__(
+        self, spread: SpreadModel, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks
+    ) -> None:
+        self._spread = spread
+        super().__init__(copy, barrier, hooks, Route(collective="native"))
+        parameters = self._replica.layout.parameters
+        self._tied = {
+            one.name: one.flat(self._mean) for one in parameters.places if one.name in spread.shared
+        }
+        self._counted = [one for one in parameters.places if one.name in spread.counted]
+        """Whose norm is counted here: of a tied one only one copy is."""
+        spread.whole.standing.stands(copy.version)
+
+    def _make_group(self, route: Route) -> MemberGroup:
+        return self._spread.groups.twins or self._spread.groups.copy
+
+    def refuse(self, what: str, *, is_over: bool = False) -> None:
+        if not is_over:
+            raise ConfigError(
+                f"{what} is not carried where a model is split: all workers compute each step "
+                "together; use --split data"
+            )
+
+    def fill(self, work: Work) -> None:
+        """Nobody shows a push before all are at it; who has no mini-batch has others' gradients."""
+        if not work.num_samples:
+            self._replica.drop_gradients()
+        self._spread.come_to_end()
+        super().fill(work)
+        if not work.num_samples:
+            self._fill(work)
+
+    def update(self, lines: Sequence[Line]) -> None:
+        self._spread.whole.standing.changes()
+        super().update(lines)
+
+    def settle(self) -> int:
+        fault = super().settle()
+        if not self._pushed.num_samples:  # its script knows nothing of them, and clears none
+            self._replica.drop_gradients()
+        self._spread.whole.standing.stands(self._copy.version + 1)
+        return fault
+
+    def _present_in_any(self, weights: Sequence[float]) -> Sequence[int]:
+        """Only of this part; of all copies."""
+        mine = bytes(self._store.present(self._seat))
+        found = torch.tensor(list(mine), dtype=torch.uint8)
+        if self._spread.groups.twins is not None:
+            self._spread.groups.twins.all_reduce(found, is_maximum=True).wait()
+        if not self._spread.shared_sizes:
+            return found.tolist()
+        names = [one.name for one in self._replica.layout.parameters.places]
+        own = {name: number for number, name in enumerate(names)}
+        tied = torch.tensor(
+            [int(found[own[name]]) if name in own else 0 for name, *_ in self._spread.shared_sizes],
+            dtype=torch.uint8,
+        )
+        self._spread.groups.copy.all_reduce(tied, is_maximum=True).wait()
+        for (name, *_), is_there in zip(self._spread.shared_sizes, tied.tolist(), strict=True):
+            if name in own:
+                found[own[name]] = is_there
+        return found.tolist()
+
+    def _step(self, weights: Sequence[float], present: Sequence[int], clip: Clip) -> None:
+        spread = self._spread
+        own = sum(weights[seat] for seat in spread.groups.members)
+        self._check_shares([weights[seat] for seat in spread.groups.members], own)
+        for number, place in enumerate(self._replica.layout.parameters.places):
+            if not self._store.present(self._seat)[number]:
+                place.flat(self._mean).zero_()
+        runs = self._runs()
+        if spread.groups.twins is not None:
+            self._reduce_all(runs, own)
+        for name, kind, numel in spread.shared_sizes:
+            total = self._tied.get(name, torch.zeros(0))
+            if not total.numel():  # of others alone
+                total = torch.zeros(numel, dtype=kind)
+            with self._told_of_deaths():
+                spread.groups.copy.all_reduce(total).wait()
+        counted = [one.flat(self._mean) for one in self._counted]
+        is_bad = not self._are_finite(runs)
+        squared = norm_of(counted) ** 2 if counted and not is_bad else 0.0
+        found = torch.tensor([float(is_bad), squared], dtype=torch.float64)
+        with self._told_of_deaths():
+            spread.groups.copy.all_reduce(found).wait()
+        self._is_bad = bool(found[0])
+        if self._is_bad:
+            return
+        if clip.has_norm:
+            self.norm = math.sqrt(float(found[1]))
+        for run in runs:
+            if (factor := clip.factor(self.norm)) != 1.0:
+                run.mul_(factor)
+            if clip.has_value:
+                run.clamp_(-clip.max_value, clip.max_value)
+        self._hooks.advance_schedule(self._copy.version)
+        self._updater.step(self._mean, present, self._copy.rule.param_groups)
+        spread.stepped()
+        if spread.groups.twins is not None:
+            self._reduce_buffers(own)
+        elif spread.sums_buffers:
+            self._reduce_buffers(weights[self._seat])
+        self._copy.unedited.mark()
+
+    def _check_shares(self, weights: Sequence[float], own: float) -> None:
+        """Raise ConfigError where a loss was weighed otherwise than its push is."""
+        used = self._spread.take_shares()
+        if used is None or not own:
+            return
+        if any(abs(a / own - b) > _SAME_SHARE for a, b in zip(weights, used, strict=True)):
+            raise ConfigError(
+                "step.weight is not carried where a model is split: gradients are weighed by the "
+                "samples of each worker's mini-batch as they are computed; use --split data"
+            )

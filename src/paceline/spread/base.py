@@ -1,0 +1,277 @@
+"""One worker's side of a model that several compute together: what all ways to spread it share.
+
+    model(x), backward()   -> meet (meeting.py) -> what a member of the family does
+    model.state_dict()     -> the whole model's, from all (whole.py)
+
+Members: model.py (parts behind one another), layered.py (layers divided over channels), shards.py
+(each parameter in pieces). What a run steps
+here is ``own``: to exchange, store and optimizer that is the model. This module must not know the
+loop.
+"""
+
+import abc
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..store.joint import parameters_of
+from ..store.layout import Layout
+from ..store.optimizer_copy import EXISTS
+from .group import SplitGroups
+from .meeting import Intent, Meeting, PartTask
+from .whole import SpreadState
+
+
+class OwnTensors(nn.Module):
+    """What a worker holds of a model, under the model's names.
+
+    Args:
+        parameters, buffers: with their names.
+        computed: whose modules compute here, and may make buffers anew.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        buffers: Sequence[tuple[str, Tensor]],
+        computed: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.computed = computed
+        self._held, self._kept = parameters, buffers
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        return iter(self._held)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        return iter(self._kept)
+
+
+class SpreadModel(abc.ABC):
+    """One worker's side.
+
+    Args:
+        module: the script's, whole.
+        num_samples: of this worker's mini-batch, 0 where it has none.
+
+    Attributes:
+        own: what a run steps here.
+        note, sent_bytes: for the plan: how it is divided, and what flows between workers an update.
+        shared: names of parameters of this worker that others step, too.
+        shared_sizes: of all such: name, type and elements.
+        counted: names of those whose norm is counted here.
+        sums_buffers: whether each worker has buffers of its own, whose mean is taken.
+        starts: of parameters that are pieces, where in the whole each begins (see `SpreadState`).
+    """
+
+    own: OwnTensors
+    note: str
+    sent_bytes: int
+    shared: frozenset[str] = frozenset()
+    shared_sizes: Sequence[tuple[str, torch.dtype, int]] = ()
+    counted: frozenset[str]
+    sums_buffers = False
+    is_alone = False
+    """Whether all others wait until this worker has gone through something."""
+    starts: dict[str, int]
+    whole: SpreadState
+    version: Callable[[], int]
+    """Of the parameters that this worker holds; filled in when it joins the run."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        groups: SplitGroups,
+        num_samples: Callable[[], int],
+    ) -> None:
+        self.groups, self._module, self._num_samples = groups, module, num_samples
+        self._meeting = Meeting(groups.copy, groups.members)
+        self._shares: list[float] | None = None
+        self.starts = {}
+        parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
+        self._names = {id(one): name for name, one in [*parameters, *buffers]}
+        self._state_names = [
+            (name, self._names.get(id(one), ""))
+            for name, one in module.state_dict(keep_vars=True).items()
+        ]
+        if odd := [name for name, own in self._state_names if not own]:
+            raise ConfigError(
+                f"{odd[0]!r} of model.state_dict() is no parameter and no buffer, and a split "
+                "model keeps these alone; use --split data"
+            )
+        self._without_memory = (
+            [(name, torch.empty_like(one, device="meta")) for name, one in parameters],
+            [(name, torch.empty_like(one, device="meta")) for name, one in buffers],
+        )
+        self._groups_of = [
+            [[self._names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+            for optimizer in optimizers
+        ]
+
+    def _stand_in(self, optimizers: Sequence[Optimizer]) -> None:
+        """From now on the module is computed by all.
+
+        Raises:
+            ConfigError: this worker would have nothing to step.
+        """
+        if not any(parameters_of(one) for one in optimizers):
+            raise ConfigError(
+                f"worker {self.groups.seat} would have nothing to train: use fewer parts"
+            )
+        module: Any = self._module
+        module.forward = self._forward
+        module.state_dict = self._state_dict
+        module.load_state_dict = _refuse_to_load
+        module.zero_grad = self._zero_grad
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        self.own.zero_grad(set_to_none)
+
+    @abc.abstractmethod
+    def _forward(self, *given: Any, **named: Any) -> Any:
+        """What ``model(...)`` is; all workers of the copy call it."""
+
+    # -- what all have come to ------------------------------------------------------------------
+
+    def _meet(self, mine: Intent) -> list[Intent]:
+        """What all have come to, once that is what this worker has; until then it serves."""
+        if self.is_alone:
+            raise ConfigError(
+                "the model is called inside pace.once(), where all others wait, and it is split: "
+                "call it outside"
+            )
+        while True:
+            every = self._meeting.show(mine)
+            doing = self._meeting.decide(every)
+            if doing is mine.doing:
+                return every
+            self._serve(doing, every)
+
+    @abc.abstractmethod
+    def _serve(self, doing: PartTask, every: Sequence[Intent]) -> None:
+        """Do this worker's part of what others have come to."""
+
+    def _note_shares(self, every: Sequence[Intent]) -> None:
+        """By what each worker's gradient is weighed, from the samples that they have."""
+        total = sum(one.samples for one in every if one.doing is PartTask.FORWARD)
+        self._shares = [
+            one.samples / max(1, total) if one.doing is PartTask.FORWARD else 0.0 for one in every
+        ]
+
+    def _refuse_outside(self) -> None:
+        if not self._num_samples():
+            raise ConfigError(
+                "backward() through a split model stands outside the loop over the loader, where "
+                "no mini-batch says what its gradient weighs"
+            )
+
+    def come_to_end(self) -> None:
+        """A step, an epoch or an evaluation is over here: serve all others until they are there."""
+        self._meet(Intent(PartTask.STEP_END))
+        self._ended()
+
+    def _ended(self) -> None:
+        """All are there: what was kept for backward passes is needed no more."""
+        return
+
+    def passed(self, say: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to do
+        """An epoch is over in all workers; ``say``: tells the user."""
+
+    def stepped(self) -> None:  # noqa: B027  most have nothing to do
+        """The optimizer has stepped on ``own``."""
+
+    def take_shares(self) -> list[float] | None:
+        """By what gradients were weighed since the last time; None: there was no pass."""
+        shares, self._shares = self._shares, None
+        return shares
+
+    # -- the whole model ------------------------------------------------------------------------
+
+    def lay_out(self, layout: Layout, read: Callable[[], tuple[Tensor, Tensor | None]]) -> None:
+        """The layout of this part is known: that of all, and who hands out what."""
+        grouped = [name for one in self._groups_of for group in one for name in group]
+        self.whole = SpreadState(
+            self.groups, layout, self._without_memory, grouped, read, self.starts
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the whole model at this worker's version."""
+        return self.whole.tensors(self.whole.fetch_all(self.version()))
+
+    def _state_dict(self, *_: Any, prefix: str = "", **__: Any) -> "OrderedDict[str, Tensor]":
+        found = self.tensors()
+        return OrderedDict((prefix + name, found[own]) for name, own in self._state_names)
+
+    def optimizer_state(self, number: int, optimizer: Optimizer) -> dict[str, Any]:
+        """What ``state_dict`` of this optimizer is, over the whole model."""
+        rows = self.whole.states(self.whole.fetch_all(self.version()))
+        state: dict[int, dict[str, Any]] = {}
+        groups, at = [], 0
+        for names, group in zip(self._groups_of[number], optimizer.param_groups, strict=True):
+            values = {key: value for key, value in group.items() if key != "params"}
+            groups.append({**values, "params": list(range(at, at + len(names)))})
+            for index, name in enumerate(names, at):
+                row = dict(rows.get(name, {}))
+                if int(row.pop(EXISTS, torch.zeros(1))) and row:
+                    state[index] = row
+            at += len(names)
+        return {"state": state, "param_groups": groups}
+
+    def pin(self, block: Tensor, buffers: Tensor | None, out: Tensor) -> None:
+        """The whole version that this worker is at, to where a checkpoint is written from."""
+        self.whole.fetch(self.version(), out, (block, buffers))
+
+    def keep_state_dict(self, optimizers: Sequence[Optimizer]) -> None:
+        """``state_dict()`` of each optimizer is of the whole model."""
+        for number, one in enumerate(optimizers):
+            one.state_dict = partial(self.optimizer_state, number, one)  # type: ignore[method-assign]
+            one.load_state_dict = _refuse_to_load_state  # type: ignore[method-assign]
+
+    def own_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Of all parameters of the model those that lie here, whose gradients are clipped as one.
+
+        Raises:
+            ConfigError: some that are trained are left out.
+        """
+        given = {id(one) for one in parameters}
+        left = [
+            self._names[id(one)]
+            for one in self._module.parameters()
+            if one.requires_grad and id(one) not in given
+        ]
+        if left:
+            raise ConfigError(
+                f"a clip was given without {left[0]!r}: the average is clipped as a whole, "
+                "pace.clip_grad_norm_(model.parameters(), ...)"
+            )
+        return list(self.own.parameters())
+
+    def close(self) -> None:
+        """The run is over."""
+        if hasattr(self, "whole"):
+            self.whole.close()
+
+
+def _refuse_to_load(*_: Any, **__: Any) -> NoReturn:
+    raise ConfigError(
+        "model.load_state_dict() after prepare(): the model is split, and no worker has the whole; "
+        "load before, model.load_state_dict(...); model, optimizer, loader = pace.prepare(...)"
+    )
+
+
+def _refuse_to_load_state(*_: Any, **__: Any) -> NoReturn:
+    raise ConfigError(
+        "optimizer.load_state_dict() after prepare(): the model is split, and no worker steps all "
+        "of it; load before, optimizer.load_state_dict(...); pace.prepare(model, optimizer, ...)"
+    )

@@ -1,0 +1,294 @@
+"""Where a model is cut for its workers: measured by the first of them, the same in all.
+
+    a mini-batch of the data -> what the script calls the model with -> operations (splits/tracing)
+         -> proved: rows are computed by themselves       -> costs of pieces, measured
+         -> the cut, and micro-batches (partition/)        -> this worker's part, and all borders
+
+What a cut would compute otherwise than the model is refused here, before anything runs: batch norm
+in training, outputs that are no rows, code that reads ``self.training`` itself.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..partition.graph import INPUT, WorkGraph
+from ..partition.names import SplitName
+from ..partition.pipeline import Pipeline, workers
+from ..partition.placement import Placement, pipeline_step
+from ..partition.prices import best_cut
+from ..splits.clocks import TimedClock
+from ..splits.loopback import measure_loopback
+from ..splits.measuring import measure
+from ..splits.parts import ModelPart, make_parts
+from ..splits.tracing import TracedModel, trace, untouched
+from ..system.processors import num_cores
+from .borders import Inputs, find_borders, leaves_of, sent_bytes
+from .group import Ranks, tell_all
+from .pipeline import TensorShape
+
+_MICRO_BATCHES = (1, 2, 4)
+"""Of a worker's mini-batch, to choose from."""
+_CLOSE = 1e-4
+_UNEVEN = 1.15
+"""So many times faster than another one a worker gets more to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCut:
+    """What a worker knows of the cut.
+
+    Args:
+        parts: of all, in their order.
+        borders: what crosses each: inputs, ..., outputs.
+        form: what the model gives, as torch's trees have it.
+        most: micro-batches of a worker's mini-batch at most.
+        order: of a copy's workers, whose part comes first.
+        fixed_rows: of each micro-batch, where it can be no other; None: any number.
+        balance: that is predicted, the mean over the most.
+        note: for the plan.
+        sent_bytes: between all workers, an update.
+    """
+
+    parts: tuple[ModelPart, ...]
+    borders: tuple[tuple[TensorShape, ...], ...]
+    form: Any
+    most: int
+    order: tuple[int, ...]
+    fixed_rows: int | None
+    balance: float
+    note: str
+    sent_bytes: int
+
+
+FEW = 4
+"""Samples with which operations are found."""
+_MEASURED_S = 0.4
+"""About how long the batch that is measured may take for a step."""
+
+
+def measured_s(model: nn.Module, given: Sequence[Tensor]) -> float:
+    """What this worker takes for these, forward and backward."""
+    with untouched(model):
+        return sum(TimedClock().both(lambda: model(*given), model))
+
+
+def make_cut(
+    model: nn.Module,
+    inputs: Inputs,
+    mini_batch: int,
+    ranks: Ranks,
+    name: SplitName,
+    seconds: Callable[[nn.Module, Sequence[Tensor]], float] = measured_s,
+) -> ModelCut:
+    """The cut; all workers come to the same.
+
+    Args:
+        mini_batch: samples of a worker's, the most.
+        seconds: measures how fast this worker is, while all others do, too.
+
+    Raises:
+        ConfigError: the model cannot be cut into so many parts, or would compute something else.
+    """
+    given = inputs(min(mini_batch, FEW))
+    traced = followed(model, given)
+    _refuse_too_few(traced, name)
+    refuse_other_results(model, traced, given)
+    seat, took_s = ranks.everyone.rank, seconds(model, given)
+    speeds = _speeds(tell_all(ranks.everyone, took_s), name)
+    most = min(mini_batch, max(FEW, int(_MEASURED_S * len(given[0]) / max(took_s, 1e-9))))
+    own = None if seat else _choose(traced, inputs, (most, mini_batch), name, speeds)
+    chosen = tell_all(ranks.everyone, own)[0]
+    _refuse_other_pieces(traced, chosen, seat)
+    parts, rows = make_parts(traced, chosen["part_of"]), _rows(mini_batch, chosen["most"])
+    is_fixed = traced.how == "torch.export"
+    if is_fixed:
+        parts = make_parts(trace(model, inputs(rows)), chosen["part_of"])
+    borders, form = find_borders(model, parts, inputs, (rows, rows) if is_fixed else (2, 3))
+    return ModelCut(
+        parts=parts, borders=borders, form=form, most=chosen["most"],
+        order=tuple(chosen["order"]), balance=chosen["balance"], note=chosen["note"],
+        fixed_rows=rows if is_fixed else None,
+        sent_bytes=sent_bytes(model, borders, mini_batch, name),
+    )  # fmt: skip
+
+
+def _refuse_other_pieces(traced: TracedModel, chosen: dict[str, Any], seat: int) -> None:
+    """Raise ConfigError where this worker has found another model than the first."""
+    if (found := len(traced.pieces)) != (wanted := len(chosen["part_of"])):
+        raise ConfigError(
+            f"worker {seat} finds {found} pieces in the model, and worker 0 {wanted}: build it "
+            "alike in all"
+        )
+
+
+def followed(model: nn.Module, given: Sequence[Tensor]) -> TracedModel:
+    """The model's operations, where workers that hold parts of them compute what it computes.
+
+    Raises:
+        ConfigError: they would not.
+    """
+    was_training = model.training
+    model.train()
+    traced = trace(model, given)
+    if traced.batch_statistics:
+        names = ", ".join(traced.batch_statistics[:3])
+        raise ConfigError(
+            f"{names}: batch norm looks at the whole batch, and of micro-batches it would be "
+            "another model; use nn.GroupNorm, or --split data"
+        )
+    model.eval()
+    code, other = traced.graph_module.code, trace(model, given).graph_module.code
+    model.train(was_training)
+    if code != other:
+        how = ", followed by torch.export," if traced.how == "torch.export" else ""
+        raise ConfigError(
+            f"{type(model).__name__}{how} computes by ``self.training`` outside of torch's layers, "
+            "which a cut would freeze: let a layer do it (nn.Dropout), or use --split data"
+        )
+    return traced
+
+
+def _refuse_too_few(traced: TracedModel, name: SplitName) -> None:
+    """Raise ConfigError where there are more parts than pieces, with what keeps pieces together."""
+    if (found := len(traced.pieces)) >= name.parts:
+        return
+    kept = "; ".join(f"{one.name or 'it'} is kept whole: {one.why}" for one in traced.kept[:2])
+    raise ConfigError(
+        f"{name} is {name.parts} parts, and {type(traced.module).__name__} has {found} "
+        f"piece{'s' * (found > 1)} that can be cut apart{f' ({kept})' if kept else ''}: use fewer "
+        "parts, or --split shard"
+    )
+
+
+def refuse_other_results(model: nn.Module, traced: TracedModel, given: Sequence[Tensor]) -> None:
+    """Raise ConfigError where rows of a batch are not computed each by itself."""
+    if any(not one.ndim or len(one) != len(given[0]) for one in given):
+        raise ConfigError(
+            f"{type(model).__name__} is called with tensors {[list(one.shape) for one in given]}: "
+            "a split model's inputs have a row for each sample"
+        )
+    if len(given[0]) < 2:
+        return
+    middle = len(given[0]) // 2
+    halves = [[one[:middle] for one in given], [one[middle:] for one in given]]
+    was_training = model.training
+    model.eval()
+    with untouched(model), torch.no_grad():
+        whole = leaves_of(model(*given))
+        parts = [leaves_of(model(*half)) for half in halves]
+    model.train(was_training)
+    for one, first, second in zip(whole, *parts, strict=True):
+        is_rows = one.ndim and len(one) == len(first) + len(second)
+        if not is_rows or not torch.allclose(
+            one, torch.cat([first, second]), rtol=_CLOSE, atol=_CLOSE, equal_nan=True
+        ):
+            raise ConfigError(
+                f"{type(model).__name__} gives something else for a batch than for its halves: its "
+                "samples depend on each other, or its output is no row for each (a loss: let the "
+                "model return outputs, and the script compute the loss); use --split data"
+            )
+
+
+def _speeds(seconds: Sequence[float], name: SplitName) -> list[float]:
+    """Of a copy's workers beside the first of all; of several copies the slowest counts.
+
+    What is not much slower or faster is as fast: measured once, while others measure.
+    """
+    slowest = [max(seconds[number :: name.parts]) for number in range(name.parts)]
+    found = [seconds[0] / one for one in slowest]
+    is_even = max(found) < _UNEVEN * min(found)
+    return [1.0] * name.parts if is_even else found
+
+
+def _choose(
+    traced: TracedModel,
+    inputs: Inputs,
+    sizes: tuple[int, int],
+    name: SplitName,
+    speeds: Sequence[float],
+) -> dict[str, Any]:
+    """What the first worker finds best, as plain data.
+
+    Args:
+        sizes: the most samples that are measured, and those of a mini-batch.
+    """
+    num_parts, link = name.parts, measure_loopback()
+    cores = num_cores() / torch.get_num_threads() / name.copies
+    found: list[tuple[float, int, Placement, WorkGraph]] = []
+    for most, graph in _measured(traced, inputs, *sizes):
+        setting = Pipeline(
+            workers=workers(num_parts, speeds=speeds), link=link,
+            micro_batches=most * num_parts, schedule="gpipe",
+        )  # fmt: skip
+        cut = best_cut(graph, setting, cores).placement
+        seconds = pipeline_step(cut, setting, cores).seconds
+        seconds += most * (num_parts - 1) * _ends_s(graph, setting)
+        found.append((seconds, most, cut, graph))
+    seconds, most, cut, graph = min(found, key=lambda one: one[0])
+    part_of = cut.part_of()
+    return {
+        "part_of": [part_of[node] for node in range(len(graph))],
+        "most": most,
+        "balance": cut.balance,
+        "order": [one.worker for one in cut.parts],
+        "note": _note(cut, graph, most * num_parts, seconds, str(name)) + _of_speeds(cut, speeds),
+    }
+
+
+def _measured(
+    traced: TracedModel, inputs: Inputs, largest: int, mini_batch: int
+) -> Iterator[tuple[int, WorkGraph]]:
+    """How many micro-batches a mini-batch can be, and what pieces take for each."""
+    if traced.how == "torch.export":  # its sizes are fixed: traced anew
+        for most in _MICRO_BATCHES:
+            if mini_batch % most == 0:
+                given = inputs(mini_batch // most)
+                yield most, measure(trace(traced.module, given), given).graph
+        return
+    least = max(1, largest // _MICRO_BATCHES[-1])
+    large = measure(traced, inputs(largest)).graph
+    small = large if least == largest else measure(traced, inputs(least)).graph
+    for most in _MICRO_BATCHES:
+        if least == largest:  # one sample
+            yield most, large
+            return
+        if most <= mini_batch:
+            yield most, small.at(_rows(mini_batch, most), least, large, largest)
+
+
+def _ends_s(graph: WorkGraph, setting: Pipeline) -> float:
+    """Of a micro-batch of another worker than the first or last: inputs, outputs and back."""
+    inputs = [one for one in graph.edges if one.source == INPUT]
+    outputs = [one for one in graph.edges if len(graph) in one.targets]
+    sizes = [*(one.num_bytes for one in (*inputs, *outputs)), *(o.gradient_bytes for o in outputs)]
+    return sum(setting.message_s(one) for one in sizes)
+
+
+def _note(cut: Placement, graph: WorkGraph, num: int, seconds: float, name: str) -> str:
+    """The cut in one line of the plan."""
+    said = []
+    for one in cut.parts:
+        first = graph.nodes[one.nodes[0]].name.partition(" .. ")[0]
+        last = graph.nodes[one.nodes[-1]].name.rpartition(" .. ")[2]
+        said.append(first if first == last else f"{first} .. {last}")
+    return (
+        f"{name}: {' | '.join(said)}; {num} micro-batches by gpipe, balance "
+        f"{cut.balance:.0%}, {seconds * 1e3:.1f} ms a step predicted, without the optimizer"
+    )
+
+
+def _of_speeds(cut: Placement, speeds: Sequence[float]) -> str:
+    if len(set(speeds)) == 1:
+        return ""
+    said = ", ".join(f"{speeds[one.worker]:.2f}" for one in cut.parts)
+    return f"; workers' speeds, part by part: {said}"
+
+
+def _rows(mini_batch: int, most: int) -> int:
+    """Of the largest micro-batch."""
+    return max(1, -(-mini_batch // most))

@@ -1,0 +1,299 @@
+"""A model whose parameters lie in pieces on all workers: each computes all of it, on its own batch.
+
+    shard:1   optimizer state in pieces        parameters whole, gradients until backward() is over
+    shard:2   and gradients                    each unit's are summed as soon as they are there
+    shard:3   and parameters                   a unit is put together before it computes
+
+    forward    gather u1 | compute | free    gather u2 | compute | free     ...
+    backward   gather u2 | compute | reduce, free    gather u1 | compute | reduce, free
+
+The three stages of S. Rajbhandari et al., "ZeRO", 2020, section 5. All workers go through units in
+the same order, which the first pass of each kind fixes: who has no mini-batch gives its pieces in
+that order, and who comes to another unit refuses by name. Each loss's gradient is weighed by its
+samples where it enters the model, so sums over workers are means.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..plan import format_bytes
+from ..store.optimizer_copy import is_elementwise
+from .base import OwnTensors, SpreadModel
+from .group import SplitGroups
+from .meeting import Intent, PartTask
+from .units import ParameterPiece, ParameterUnit, cut_state, find_units, used_outside
+
+_GATHER, _REDUCE = 0, 1
+
+
+class ShardedModel(SpreadModel):
+    """One worker's side of a model in pieces.
+
+    Args:
+        module: the script's, whole; all but this worker's pieces is given up here.
+        optimizers: over it; they keep the pieces.
+        stage: 1, 2 or 3.
+        look: calls the module as the script will.
+        num_samples: of this worker's mini-batch, 0 where it has none.
+
+    Raises:
+        ConfigError: an optimizer needs whole parameters, or one is not contiguous.
+    """
+
+    sums_buffers = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        groups: SplitGroups,
+        stage: int,
+        look: Callable[[], object],
+        num_samples: Callable[[], int],
+    ) -> None:
+        super().__init__(module, optimizers, groups, num_samples)
+        for one in optimizers:
+            if not is_elementwise(one):
+                raise ConfigError(
+                    f"{type(one).__name__} may need whole parameters, and shards are pieces of "
+                    "them: use torch's own SGD or Adam (and their kin), or --split network"
+                )
+        self._stage, self._compute = stage, module.forward
+        self._orders: dict[PartTask, list[tuple[int, int]]] = {}
+        self._order: list[tuple[int, int]] | None = None
+        self._at, self._is_noting = 0, False
+        self._is_back, self._is_stale, self._num_passes = False, False, 0
+        size = sum(one.nbytes for one in module.parameters())
+        self._units = find_units(module, used_outside(module, look), groups.copy)
+        self._hold_pieces(optimizers)
+        self._watch()
+        for unit in self._units:
+            unit.free() if stage == 3 else unit.hide()
+        self._stand_in(optimizers)
+        self._tell(size)
+        with torch.no_grad():
+            look()  # which fixes the order of looks
+
+    def _hold_pieces(self, optimizers: Sequence[Optimizer]) -> None:
+        """What this worker steps from now on."""
+        pieces = {piece.name: piece for unit in self._units for piece in unit.pieces}
+        names = [name for name, _ in self._module.named_parameters()]
+        self.own = OwnTensors(
+            [(name, pieces[name].held) for name in names if name in pieces],
+            list(self._module.named_buffers()),
+            self._module,
+        )
+        self.starts = {name: one.start for name, one in pieces.items()}
+        self.counted = frozenset(pieces)
+        self._hand_over(optimizers, pieces)
+
+    def _tell(self, num_bytes: int) -> None:
+        others = self.groups.copy.size - 1
+        self.sent_bytes = (3 if self._stage == 3 else 2) * others * num_bytes
+        what = {1: "optimizer state", 2: "gradients and optimizer state", 3: "all"}[self._stage]
+        largest = max(unit.num_bytes for unit in self._units)
+        self.note = (
+            f"shard:{self._stage}: {what} of {format_bytes(num_bytes)} of parameters in "
+            f"{others + 1} pieces, {len(self._units)} units of at most {format_bytes(largest)}"
+        )
+
+    def _hand_over(
+        self, optimizers: Sequence[Optimizer], pieces: dict[str, ParameterPiece]
+    ) -> None:
+        """Optimizers step pieces, with what they had of them."""
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                own = [(one, pieces.get(self._names[id(one)])) for one in group["params"]]
+                group["params"] = [piece.held for _, piece in own if piece is not None]
+                for one, piece in own:
+                    row = optimizer.state.pop(one, None)
+                    if row and piece is not None:
+                        optimizer.state[piece.held] = {
+                            key: cut_state(value, one, piece) for key, value in row.items()
+                        }
+
+    @contextmanager
+    def _in_order(self, task: PartTask) -> Iterator[None]:
+        self._begin_order(task)
+        yield
+        self._end_order(task)
+
+    def _begin_order(self, task: PartTask) -> None:
+        self._is_noting = task not in self._orders
+        self._order, self._at = self._orders.get(task, []), 0
+
+    def _end_order(self, task: PartTask) -> None:
+        assert self._order is not None
+        if not self._is_noting and self._at != len(self._order):
+            raise self._other_order()
+        self._orders[task], self._order = self._order, None
+
+    def _event(self, kind: int, unit: ParameterUnit) -> None:
+        """All workers do this now."""
+        assert self._order is not None
+        if self._is_noting:
+            self._order.append((kind, unit.number))
+        elif self._at >= len(self._order) or self._order[self._at] != (kind, unit.number):
+            raise self._other_order()
+        self._at += 1
+        if kind == _GATHER:
+            unit.gather()
+        else:
+            unit.reduce()
+
+    def _other_order(self) -> ConfigError:
+        return ConfigError(
+            f"worker {self.groups.seat} goes through the layers of {type(self._module).__name__} "
+            "otherwise than in its first pass, and shards are put together by all workers in one "
+            "order: use --split data, or let the model always compute the same layers"
+        )
+
+    def _watch(self) -> None:
+        for unit in self._units:
+            for one in unit.trained:
+                register: Any = one.register_post_accumulate_grad_hook
+                register(partial(self._arrived, unit))
+            if unit.module is not None:
+                unit.module.register_forward_pre_hook(partial(self._before, unit), prepend=True)
+                unit.module.register_forward_hook(partial(self._after, unit))
+
+    def _before(self, unit: ParameterUnit, *_: Any) -> None:
+        if self._order is not None and not unit.is_here:
+            self._event(_GATHER, unit)
+
+    def _after(self, unit: ParameterUnit, module: nn.Module, given: Any, made: Any) -> None:
+        if self._order is None or self._stage < 3 or self._is_back:
+            return
+        for one in torch.utils._pytree.tree_leaves(made):
+            if isinstance(one, Tensor) and one.requires_grad:
+                register: Any = one.register_hook
+                register(partial(self._before_back, unit))
+        unit.free()
+
+    def _before_back(self, unit: ParameterUnit, gradient: Tensor) -> None:
+        if self._is_back and not unit.is_here:
+            self._event(_GATHER, unit)
+
+    def _arrived(self, unit: ParameterUnit, _: Tensor) -> None:
+        unit.num_arrived += 1
+        if self._is_back and self._stage > 1 and unit.num_arrived == len(unit.trained):
+            self._event(_REDUCE, unit)
+            if self._stage == 3 and unit.frees_early and unit.module is not None:
+                unit.free()
+
+    # -- passes -----------------------------------------------------------------------------------
+
+    def _forward(self, *given: Any, **named: Any) -> Any:
+        keeps = torch.is_grad_enabled()
+        task = PartTask.FORWARD if keeps else PartTask.LOOK
+        every = self._meet(Intent(task, -1, 0, self._num_samples() if keeps else 0))
+        if keeps:
+            self._note_shares(every)
+        self._freshen()
+        with self._in_order(task):
+            for unit in self._own_units():
+                self._event(_GATHER, unit)
+            if self._stage < 3:
+                for unit in self._units:
+                    unit.show()
+            made = self._compute(*given, **named)
+            for unit in self._own_units() if self._stage == 3 else self._units:
+                unit.free() if self._stage == 3 else unit.hide()
+        if not keeps:
+            return made
+        leaves, form = torch.utils._pytree.tree_flatten(made)
+        number, self._num_passes = self._num_passes, self._num_passes + 1
+        tensors = [one for one in leaves if isinstance(one, Tensor) and one.requires_grad]
+        entered = iter(_Entered.apply(self, number, *tensors)) if tensors else iter(())  # type: ignore[no-untyped-call]
+        rows = [
+            next(entered) if isinstance(one, Tensor) and one.requires_grad else one
+            for one in leaves
+        ]
+        return torch.utils._pytree.tree_unflatten(rows, form)
+
+    def _own_units(self) -> list[ParameterUnit]:
+        """Those that the whole model computes with, where they are not here always."""
+        return [one for one in self._units if one.module is None and self._stage == 3]
+
+    def _freshen(self) -> None:
+        """Where parameters are whole, they are those of the newest version."""
+        if self._stage < 3 and self._is_stale:
+            for unit in self._units:
+                unit.gather()
+                unit.hide()
+            self._is_stale = False
+
+    def stepped(self) -> None:
+        self._is_stale = True
+
+    def enter_backward(self, number: int) -> float:
+        """A loss's gradient enters the model; what it is multiplied with."""
+        self._refuse_outside()
+        assert self._shares is not None
+        self._meet(Intent(PartTask.BACKWARD, number))
+        self._begin_order(PartTask.BACKWARD)
+        self._is_back = True
+        for unit in self._units:
+            unit.is_reduced, unit.num_arrived = False, 0
+        for unit in self._own_units():
+            self._event(_GATHER, unit)
+        if self._stage < 3:
+            for unit in self._units:
+                unit.show()
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._leave_backward)
+        return self._shares[self.groups.part]
+
+    def _leave_backward(self) -> None:
+        for unit in self._units:
+            if not unit.is_reduced and unit.trained:
+                self._event(_REDUCE, unit)
+        for unit in self._units:
+            if self._stage < 3:
+                unit.hide()
+            elif unit.is_here:
+                unit.free()
+        self._is_back = False
+        self._end_order(PartTask.BACKWARD)
+
+    def _serve(self, doing: PartTask, every: Sequence[Intent]) -> None:
+        """Give pieces, and take sums, in the order in which others go through units."""
+        if doing is PartTask.FORWARD:
+            self._note_shares(every)
+            self._num_passes += 1
+        if doing is not PartTask.BACKWARD:
+            self._freshen()
+        if doing not in self._orders:
+            raise ConfigError(
+                "the first batch has fewer samples than there are workers, so that no pass of all "
+                "has shown the order of layers: use a larger batch"
+            )
+        for kind, number in self._orders[doing]:
+            unit = self._units[number]
+            if kind == _REDUCE:
+                unit.reduce()
+            else:
+                unit.gather()
+                unit.free()
+
+
+class _Entered(torch.autograd.Function):
+    """Where gradients enter the model, weighed by the samples of this worker's mini-batch."""
+
+    @staticmethod
+    def forward(ctx: Any, spread: ShardedModel, number: int, *made: Tensor) -> tuple[Tensor, ...]:
+        ctx.spread, ctx.number = spread, number
+        ctx.set_materialize_grads(False)
+        return tuple(one.view_as(one) for one in made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        share = ctx.spread.enter_backward(ctx.number)
+        return (None, None, *(None if one is None else one * share for one in gradients))

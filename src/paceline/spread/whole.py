@@ -1,0 +1,274 @@
+"""A spread model as one again: its parameters, buffers and optimizer state by their names.
+
+    worker 1  asks "version 7"  ->  queue of worker 0  ->  thread: is it at 7?  ->  its block
+                                    queue of worker 2  ->  thread ...           ->  its block
+
+Only the worker that wants the whole does anything: the others hand out their parts while they wait
+or compute, from memory that nobody changes meanwhile (`PartVersion`). No worker can be further than
+the one that asks, since every update needs all of them. This module must not know who wants it.
+"""
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import LinkError
+from ..store.layout import Layout, StateEntry, TensorPlace, lay_out
+from ..store.optimizer_copy import EXISTS
+from .group import SplitGroups, tell_all
+
+_REQUEST = struct.Struct("<qq")
+_STOP = b"-"
+_TAG = 11
+
+StateValue: TypeAlias = Tensor | int | float
+ReadBlock = Callable[[], tuple[Tensor, Tensor | None]]
+
+
+class PartVersion:
+    """Which version this worker's part is at, and whether it may be read now."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._version: int | None = None
+
+    def stands(self, version: int) -> None:
+        """From now on it is this one, and stays as it is."""
+        with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+    def changes(self) -> None:
+        """An update begins, once nobody reads."""
+        with self._changed:
+            self._version = None
+
+    @contextmanager
+    def at(self, version: int) -> Iterator[None]:
+        """A block in which the part is at this version."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version is not None and self._version >= version)
+            yield
+
+
+class SpreadState:
+    """What all workers of a copy hold, as one.
+
+    Args:
+        layout: of this worker's part.
+        whole: parameters and buffers of the model, in its order, without memory.
+        grouped: names of parameters, as the optimizers' groups had them.
+        starts: of parameters of which this worker holds a piece, where in the whole it begins: in
+            elements, or, where it has the whole's dimensions, in the one in which it is smaller.
+        read: this worker's block at the version that stands, and its buffers where they lie apart.
+
+    Attributes:
+        layout: of all, as one worker alone would have it.
+    """
+
+    def __init__(
+        self,
+        groups: SplitGroups,
+        layout: Layout,
+        whole: tuple[Sequence[tuple[str, Tensor]], Sequence[tuple[str, Tensor]]],
+        grouped: Sequence[str],
+        read: ReadBlock,
+        starts: Mapping[str, int],
+    ) -> None:
+        self.standing = PartVersion()
+        self._groups, self._own, self._read = groups, layout, read
+        told = tell_all(groups.copy, {**_plain(layout), "starts": dict(starts)})
+        self._parts = [[_place(row) for row in rows["places"]] for rows in told]
+        self._starts: list[dict[str, int]] = [_piece_starts(rows) for rows in told]
+        """Of each worker's places that are pieces, also of state."""
+        self._sizes = [int(rows["bytes"]) for rows in told]
+        self._names = [name for name, _ in whole[0]]
+        self.layout = self._lay_out(told, whole, grouped)
+        self._targets = {
+            one.name: one for one in (*self.layout.parameters.places, *self.layout.buffers.places)
+        }
+        for entry in self.layout.entries:
+            self._targets[f"{self._names[entry.parameter]}/{entry.key}"] = entry.place
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._words = groups.ranks.words()
+        self._thread.start()
+
+    def _lay_out(
+        self,
+        told: Sequence[Mapping[str, Any]],
+        whole: tuple[Sequence[tuple[str, Tensor]], Sequence[tuple[str, Tensor]]],
+        grouped: Sequence[str],
+    ) -> Layout:
+        """The layout of the whole, with state as the first who has it keeps it."""
+        wholes = dict(whole[0])
+        number_of = {name: number for number, name in enumerate(self._names)}
+        states: dict[str, dict[str, tuple[TensorPlace, bool]]] = {}
+        for rows, places in zip(told, self._parts, strict=True):
+            by_name = {one.name: one for one in places}
+            for name, key, is_number in rows["entries"]:
+                held = states.setdefault(name, {})
+                place = by_name[f"{name}/{key}"]
+                if f"{name}/{key}" in _piece_starts(rows):
+                    place = _as_whole(place, wholes[name])
+                held.setdefault(key, (place, is_number))
+        rows_of_state = [
+            (number_of[name], key, _like(place), is_number)
+            for name in grouped
+            for key, (place, is_number) in states.get(name, {}).items()
+        ]
+        return lay_out(whole[0], whole[1], rows_of_state)
+
+    # -- who asks -------------------------------------------------------------------------------
+
+    def fetch(self, version: int, out: Tensor, own: tuple[Tensor, Tensor | None]) -> Tensor:
+        """All parts at this version into ``out``, by the whole layout; which is returned.
+
+        Args:
+            out: bytes, ``(layout.block_bytes,)``.
+            own: this worker's block, and its buffers.
+        """
+        copy, asks = self._groups.copy, self._groups.asks
+        others = [number for number in range(copy.size) if number != copy.rank]
+        for number in others:
+            self._ask(number, version)
+        self._place(copy.rank, _joined(self._own, *own), out)
+        for number in others:
+            block = torch.empty(self._sizes[number], dtype=torch.uint8)
+            asks.begin_receive(block, number, _TAG).wait()
+            self._place(number, block, out)
+        return out
+
+    def fetch_all(self, version: int) -> Tensor:
+        """The same, into new memory."""
+        out = torch.zeros(self.layout.block_bytes, dtype=torch.uint8)
+        return self.fetch(version, out, self._read())
+
+    def _place(self, number: int, block: Tensor, out: Tensor) -> None:
+        starts = self._starts[number]
+        for one in self._parts[number]:
+            target = self._targets[one.name]
+            start = starts.get(one.name)
+            if start is None:
+                target.view(out).copy_(one.view(block))
+            elif (dim := _divided_dim(one, target)) is None:
+                target.flat(out, start, start + one.numel).copy_(one.flat(block))
+            else:
+                target.view(out).narrow(dim, start, one.shape[dim]).copy_(one.view(block))
+
+    def _ask(self, number: int, version: int) -> None:
+        seat = self._groups.members[number]
+        self._words.queue_push(f"asks/{seat}", _REQUEST.pack(self._groups.copy.rank, version))
+
+    # -- who is asked ---------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        words, asks = self._groups.ranks.words(), self._groups.asks
+        while True:
+            try:
+                request = words.queue_pop(f"asks/{self._groups.seat}")
+                if request == _STOP:
+                    return
+                asker, version = _REQUEST.unpack(request)
+                with self.standing.at(version):
+                    block = _joined(self._own, *self._read())
+                asks.begin_send(block, asker, _TAG).wait()
+            except (RuntimeError, LinkError):  # the run is over, or the asker has died
+                return
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        try:
+            self._words.queue_push(f"asks/{self._groups.seat}", _STOP)
+        except RuntimeError:
+            return
+        self._thread.join(1.0)
+
+    # -- what it says ---------------------------------------------------------------------------
+
+    def tensors(self, block: Tensor) -> dict[str, Tensor]:
+        """Parameters and buffers of a whole block, clones by their names."""
+        places = (*self.layout.parameters.places, *self.layout.buffers.places)
+        return {one.name: one.view(block).clone() for one in places}
+
+    def states(self, block: Tensor) -> dict[str, dict[str, StateValue]]:
+        """The optimizer's state of each parameter in a whole block."""
+        found: dict[str, dict[str, StateValue]] = {}
+        for entry in self.layout.entries:
+            row = found.setdefault(self._names[entry.parameter], {})
+            value = entry.place.view(block).clone()
+            row[entry.key] = _number(value) if entry.is_number else value
+        return found
+
+
+def _number(value: Tensor) -> int | float:
+    found = float(value)
+    return int(found) if found.is_integer() else found
+
+
+def _joined(layout: Layout, block: Tensor, buffers: Tensor | None) -> Tensor:
+    """A copy of a block, with its buffers."""
+    found = block.to("cpu", copy=True)
+    if buffers is not None:
+        layout.buffers.of(found).copy_(buffers)
+    return found
+
+
+def _plain(layout: Layout) -> dict[str, Any]:
+    """A layout as plain data; state is called by its parameter's name and its key."""
+    names = [one.name for one in layout.parameters.places]
+
+    def said(name: str, one: TensorPlace) -> list[Any]:
+        kind = str(one.dtype).removeprefix("torch.")
+        return [name, list(one.shape), list(one.strides), kind, one.offset]
+
+    def of(entry: StateEntry) -> str:
+        return f"{names[entry.parameter]}/{entry.key}"
+
+    own = [said(one.name, one) for one in (*layout.parameters.places, *layout.buffers.places)]
+    return {
+        "bytes": layout.block_bytes,
+        "places": own + [said(of(one), one.place) for one in layout.entries],
+        "entries": [[names[one.parameter], one.key, one.is_number] for one in layout.entries],
+    }
+
+
+def _piece_starts(rows: Mapping[str, Any]) -> dict[str, int]:
+    """Where pieces of parameters begin, and of what an optimizer keeps element by element."""
+    starts = dict(rows["starts"])
+    shapes = {row[0]: row[1] for row in rows["places"]}
+    for name, key, is_number in rows["entries"]:
+        is_piece = name in rows["starts"] and key != EXISTS and not is_number
+        if is_piece and shapes[f"{name}/{key}"] == shapes[name]:
+            starts[f"{name}/{key}"] = rows["starts"][name]
+    return starts
+
+
+def _divided_dim(piece: TensorPlace, whole: TensorPlace) -> int | None:
+    """The dimension in which a piece is smaller than its whole; None: it is a row of elements."""
+    if len(piece.shape) != len(whole.shape):
+        return None
+    pairs = enumerate(zip(piece.shape, whole.shape, strict=True))
+    return next((dim for dim, (a, b) in pairs if a != b), None)
+
+
+def _as_whole(place: TensorPlace, whole: Tensor) -> TensorPlace:
+    """What a piece is a piece of."""
+    return replace(place, shape=tuple(whole.shape), strides=whole.stride())
+
+
+def _place(row: Sequence[Any]) -> TensorPlace:
+    name, shape, strides, kind, offset = row
+    return TensorPlace(
+        name=name, shape=tuple(shape), strides=tuple(strides), dtype=getattr(torch, kind),
+        offset=offset,
+    )  # fmt: skip
+
+
+def _like(place: TensorPlace) -> Tensor:
+    return torch.empty_strided(place.shape, place.strides, dtype=place.dtype, device="meta")

@@ -1,0 +1,197 @@
+"""Splits that are run beside their prediction: what runs come to, how it prints, what cannot."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from paceline.bench import splits
+from paceline.bench.splits import (
+    LiveSplitsQuestion,
+    ProcessWatch,
+    SplitSample,
+    command_of,
+    measure_splits,
+    read_watches,
+)
+from paceline.errors import ConfigError, Interrupted
+from paceline.partition.prices import SplitPrice, SplitTable
+from paceline.report.live_splits import draw_live_splits, render_live_splits
+from paceline.report.splits import SplitReport
+
+Say = Callable[[str], tuple[int, str, str]]
+TASK = """
+import torch
+from torch import nn
+from paceline import Splits, Task
+from paceline.workloads.base import loss_metrics
+
+def data():
+    data = torch.utils.data.TensorDataset(torch.randn(96, 8), torch.randint(0, 2, (96,)))
+    return Splits(train=data, test=None, source="made up")
+
+loss = nn.functional.cross_entropy
+task = Task(
+    name="three layers", model=lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2)),
+    loss=loss, data=data, learning_rate=0.1, batch_size=8, epochs=1, metrics=loss_metrics(loss),
+)
+"""
+QUESTION = LiveSplitsQuestion(task="quadratic", workers=2, rounds=2, batch_size=8)
+
+
+def price(name: str, step_s: float | None, why: str = "") -> SplitPrice:
+    return SplitPrice(name=name, step_s=step_s, sent_bytes=64, memory_bytes=4096, why=why)
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, steps_s: dict[str, float]) -> list[str]:
+    """Instead of runs: two workers, one of which does 3/4 of the other's work; who ran, in turn."""
+    prices = (
+        price("none", 0.004), price("data", 0.003), price("network", None, "nine are odd"),
+        price("2x2", 0.002),
+    )  # fmt: skip
+    table = SplitTable(prices=prices, advised=prices[3], reason="so")
+    report = SplitReport(about=(("model", "a small one"),), table=table)
+    ran: list[str] = []
+
+    def run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSample:
+        ran.append(split)
+        step_s = steps_s[split]
+        if step_s == 0.0:
+            raise KeyboardInterrupt
+        if step_s < 0.0:
+            raise ConfigError(f"{split} is not possible")
+        return SplitSample((step_s, 2 * step_s), (1024.0, 2048.0), (10.0, 5.0), (0.004, 0.003))
+
+    monkeypatch.setattr(splits, "plan_splits", lambda question: report)
+    monkeypatch.setattr(splits, "_run", run)
+    return ran
+
+
+def test_known_runs_make_rows_beside_their_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = made_up(monkeypatch, {"none": 0.010, "data": 0.020, "network": 0.030})
+    found = measure_splits(QUESTION)
+    assert ran == ["none", "data", "network", "data", "network", "none"]
+    rows = {one.split: one for one in found.rows}
+    assert rows["data"].steps_s == (0.020, 0.040) * 2
+    assert rows["data"].step_s == pytest.approx(0.030)
+    assert (rows["data"].memory_bytes, rows["data"].sent_bytes) == (2048.0, 10.0)
+    assert rows["data"].balance == pytest.approx(3.5 / 4)
+    assert rows["network"].predicted_step_s is None
+    assert (rows["2x2"].steps_s, rows["2x2"].memory_bytes) == ((), None)
+    assert (found.advised, found.fastest) == ("2x2", "none")
+    lines = render_live_splits(found)
+    row = next(line for line in lines if line.startswith("data"))
+    assert row.split() == [
+        "data", "30", "ms", "20", "ms", "to", "40", "ms", "3", "ms", "10", "B", "64", "B",
+        "2.0", "KiB", "4.0", "KiB", "0.88", "1.00",
+    ]  # fmt: skip
+    assert next(line for line in lines if line.startswith("none")).endswith("fastest measured")
+    assert next(one for one in lines if one.startswith("2x2")).endswith("advised, not run")
+    assert "network: nine are odd" in lines
+    assert any(one.startswith("2x2: split '2x2' is for 4 workers") for one in lines)
+    assert lines[-1] == "advised: 2x2, which was not run; fastest measured: none"
+
+
+def test_a_run_that_is_refused_is_a_row_and_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = made_up(monkeypatch, {"none": 0.010, "data": -1.0, "network": 0.030})
+    found = measure_splits(QUESTION)
+    assert ran.count("data") == 1
+    assert "data: data is not possible" in render_live_splits(found)
+    ElementTree.fromstring(draw_live_splits(found))
+
+
+def test_what_is_there_is_given_when_the_user_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(monkeypatch, {"none": 0.010, "data": 0.0, "network": 0.030})
+    with pytest.raises(Interrupted) as caught:
+        measure_splits(QUESTION)
+    assert caught.value.summary.fastest == "none"
+    assert "interrupted in round 1 of 2: data" in render_live_splits(caught.value.summary)
+    made_up(monkeypatch, {"none": 0.0})
+    with pytest.raises(KeyboardInterrupt) as alone:
+        measure_splits(QUESTION)
+    assert not isinstance(alone.value, Interrupted)
+
+
+def test_none_is_one_worker_and_all_have_the_same_batch() -> None:
+    by_name = {
+        name: command_of(QUESTION, name, 64, Path("run")) for name in ("none", "network", "2x2")
+    }
+    for name, (workers, split) in {
+        "none": ("1", "data"), "network": ("2", "network"), "2x2": ("2", "2x2")
+    }.items():  # fmt: skip
+        words = by_name[name]
+        flags = dict(zip(words[5::2], words[6::2], strict=True))
+        assert (flags["--workers"], flags["--split"]) == (workers, split)
+        assert flags["--batch-size"] == "64"
+
+
+def test_a_process_is_watched_from_its_third_loss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What it writes for the watch itself is not counted; the peak is above what was before."""
+    held, resets, written = [0], [0], [0]
+
+    def reset(device: object) -> None:
+        resets[0] += 1
+
+    monkeypatch.setattr(splits, "reset_peak", reset)
+    monkeypatch.setattr(splits, "peak_bytes", lambda device: held[0])
+    monkeypatch.setattr(splits, "_written_bytes", lambda: written[0] + own())
+    monkeypatch.setattr(splits, "time", SimpleNamespace(process_time=lambda: held[0] / 1000))
+
+    def own() -> int:
+        return sum(path.stat().st_size for path in tmp_path.glob("*.jsonl"))
+
+    held[0] = 1000
+    watch = ProcessWatch(tmp_path)
+    watch.begin()
+    for held[0] in (9000, 3000, 4000, 6000, 5000):
+        written[0] += 200
+        watch.note()
+    assert resets[0] == 2
+    memory, sent, busy = read_watches(tmp_path)
+    assert memory == (5000.0,)
+    assert sent == (200.0,)
+    assert busy == (0.5,)
+
+
+def test_a_real_split_is_run_and_drawn(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "three_layers.py").write_text(TASK)
+    code, out, err = say(
+        "bench splits three_layers:task -n 2 --only network --updates 8 --plot s.svg --json"
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    (network,) = found["rows"]
+    assert len(network["steps_s"]) >= 2 * 4
+    assert min(network["steps_s"]) > 0
+    assert network["sent_bytes"] > 4 * 8 * 64 / 2  # half of the border, at the least
+    assert 0 < network["balance"] <= 1
+    assert network["memory_bytes"] > 0
+    ElementTree.parse(tmp_path / "s.svg")
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = page.split("## `paceline bench splits`")[1].split("\n## ")[0]
+    for name in (*found, *network):
+        assert f"`{name}`" in section, name
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("quadratic -n 1", "--workers must be >= 2, got 1"),
+        ("quadratic --updates 3", "--updates must be >= 6"),
+        ("quadratic --rounds 0", "--rounds must be >= 1"),
+        ("quadratik", "did you mean 'quadratic'"),
+        ("quadratic --plot nowhere/splits.svg", "nowhere is no folder"),
+        ("softmax --only netwrok --batch-size 8", "did you mean 'network'"),
+    ],
+)
+def test_bad_input_is_one_sentence(say: Say, flags: str, words: str) -> None:
+    code, _, err = say(f"bench splits {flags}")
+    assert code == 2
+    assert words in err.splitlines()[-1]

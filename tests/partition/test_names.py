@@ -1,0 +1,53 @@
+"""What ``--split`` says, for how many workers."""
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.partition.names import SplitName, read_split
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "found"),
+    [
+        ("network", 3, SplitName(3, 1)),
+        ("network:2", 2, SplitName(2, 1)),
+        ("2x2", 4, SplitName(2, 2)),
+        ("layer", 3, SplitName(3, 1, is_layer=True)),
+        ("layer:2", 2, SplitName(2, 1, is_layer=True)),
+        ("data", 4, None),
+        ("1x4", 4, None),
+        ("shard", 3, SplitName(3, 1, 3)),
+        ("shard:1", 2, SplitName(2, 1, 1)),
+        ("shard-2", 2, SplitName(2, 1, 2)),
+        ("network", 1, None),
+    ],
+)
+def test_a_name_says_parts_and_copies(text: str, workers: int, found: SplitName | None) -> None:
+    assert read_split(text, workers) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("network:3", "is for 3 workers, and there are 2"),
+        ("2x2", "is for 4 workers, and there are 2"),
+        ("shard:4", "write shard:1"),
+        ("shard:", "write shard:1"),
+        ("shard:33", "write shard:1"),
+        ("layer:3", "write layer:2"),
+        ("layer:x", "unknown split"),
+        ("pipeline", "unknown split 'pipeline'"),
+        ("network:x", "unknown split"),
+        ("0x2", "at least one part"),
+    ],
+)
+def test_what_cannot_be_split_so_is_refused_with_what_can(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_split(text, 2)
+    assert words in str(refused.value)
+
+
+def test_copies_and_twins_are_all_workers_once() -> None:
+    name = SplitName(2, 3)
+    assert [name.copy_of(one) for one in (0, 3, 5)] == [(0, 1), (2, 3), (4, 5)]
+    assert [name.twins_of(one) for one in (0, 3)] == [(0, 2, 4), (1, 3, 5)]

@@ -1,0 +1,57 @@
+"""A parameter that lies elsewhere tells of its shape, and of nothing else."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.replica.absent import forget, is_absent
+
+
+def given_up() -> nn.Linear:
+    layer = nn.Linear(3, 4)
+    forget(layer.weight, "head.weight", "on worker 1")
+    return layer
+
+
+def test_it_stays_itself_and_gives_its_memory_back() -> None:
+    layer = nn.Linear(3, 4)
+    weight = layer.weight
+    weight.grad = torch.ones(4, 3)
+    storage = weight.untyped_storage()
+    forget(weight, "weight", "on worker 1")
+    assert layer.weight is weight
+    assert is_absent(weight)
+    assert not is_absent(layer.bias)
+    assert (tuple(weight.shape), weight.numel(), weight.dtype) == ((4, 3), 12, torch.float32)
+    assert weight.requires_grad
+    assert {weight: 1}[weight] == 1
+    assert "on worker 1" in repr(weight)
+    assert storage.nbytes() == 48  # the caller's own hold on it; the parameter has let go
+    assert sum(one.numel() for one in layer.parameters()) == 16
+
+
+LOOKS: list[Callable[[nn.Linear], object]] = [
+    lambda one: one.weight.norm(),
+    lambda one: one.weight.grad,
+    lambda one: one.weight.data,
+    lambda one: one.weight.detach(),
+    lambda one: one.weight + 1,
+    lambda one: one(torch.ones(3)),
+    lambda one: one.double(),
+    lambda one: nn.utils.clip_grad_norm_(one.parameters(), 1.0),
+    copy.deepcopy,
+    pickle.dumps,
+]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_whoever_looks_at_its_numbers_is_told_where_they_are(
+    look: Callable[[nn.Linear], object],
+) -> None:
+    with pytest.raises(ConfigError, match=r"'head.weight' lies on worker 1, .* model.state_dict"):
+        look(given_up())

@@ -1,0 +1,68 @@
+"""What a script asks of a split, and what is refused before anything is cut."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.context import Context
+from paceline.errors import ConfigError
+from paceline.spread.asked import refuse_objects, split_of
+
+LOADER = DataLoader(TensorDataset(torch.zeros(4, 1)))
+MODEL = nn.Linear(1, 1)
+SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+
+class Reaching:
+    """An exchange whose members reach each other."""
+
+    ranks = object()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"protocol": "local-sgd:2"}, "another protocol than full-sync"),
+        ({"compile": "default"}, "--compile"),
+        ({"precision": "bf16"}, "--precision"),
+        ({"compress": "fp16"}, "--compress"),
+        ({"channels_last": True}, "--channels-last"),
+        ({"fast": "auto"}, "--fast"),
+    ],
+)
+def test_a_setting_that_changes_the_model_is_refused_by_name(
+    setting: dict[str, object], words: str
+) -> None:
+    context = Context(workers=2, split="network", **setting)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as refused:
+        split_of(None, context, Reaching())
+    assert str(refused.value).startswith(f"{words} is not carried where a model is split")
+
+
+def test_a_split_needs_workers_that_reach_each_other() -> None:
+    context = Context(workers=2)
+    assert split_of(None, context, None) is None
+    assert str(split_of("network", context, Reaching())) == "network:2"
+    with pytest.raises(ConfigError, match=r"runs among ranks.* --workers 2 --split network SCRIPT"):
+        split_of("network", context, None)
+    with pytest.raises(ConfigError, match="--dry-run"):
+        split_of("network", Context(workers=2, dry_run=True), Reaching())
+    with pytest.raises(ConfigError, match="one run is divided in one way"):
+        split_of("2x2", Context(workers=4, split="network"), Reaching())
+
+
+def test_objects_that_cannot_be_split_are_refused_by_name() -> None:
+    cpu = torch.device("cpu")
+    refuse_objects([MODEL], [SGD], LOADER, cpu, sticky=False)
+    cases = [
+        (([MODEL, MODEL], [SGD], LOADER, cpu), {}, "2 models"),
+        (([MODEL], [SGD], None, cpu), {}, "a loop without a loader"),
+        (([MODEL], [SGD], LOADER, torch.device("cuda")), {}, "device cuda"),
+        (([MODEL], [torch.optim.LBFGS(MODEL.parameters())], LOADER, cpu), {}, "LBFGS"),
+        (([MODEL], [SGD], LOADER, cpu), {"sticky": True}, "prepare(sticky=...)"),
+    ]
+    for objects, asked, words in cases:
+        with pytest.raises(ConfigError, match="is not carried") as refused:
+            refuse_objects(*objects, **asked)  # type: ignore[arg-type]
+        assert words in str(refused.value)

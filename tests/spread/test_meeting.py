@@ -1,0 +1,49 @@
+"""What workers of a split model do is decided from what all have come to."""
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.spread.meeting import Intent, PartTask, decide, mode_of
+
+FORWARD, LOOK, BACKWARD, END = (
+    Intent(one, -1, 4, 4, 1)
+    for one in (PartTask.FORWARD, PartTask.LOOK, PartTask.BACKWARD, PartTask.STEP_END)
+)
+
+
+@pytest.mark.parametrize(
+    ("every", "doing"),
+    [
+        ([FORWARD, FORWARD], PartTask.FORWARD),
+        ([FORWARD, END], PartTask.FORWARD),
+        ([END, BACKWARD], PartTask.BACKWARD),
+        ([END, END], PartTask.STEP_END),
+        ([LOOK, FORWARD], PartTask.LOOK),
+        ([END, LOOK, BACKWARD], PartTask.LOOK),
+    ],
+)
+def test_who_is_at_a_steps_end_serves_and_a_look_comes_first(
+    every: list[Intent], doing: PartTask
+) -> None:
+    assert decide(every, range(len(every))) is doing
+
+
+@pytest.mark.parametrize(
+    ("every", "words"),
+    [
+        ([FORWARD, BACKWARD], "worker 4 calls the model where worker 6 is in backward()"),
+        (
+            [BACKWARD._replace(number=0), BACKWARD._replace(number=1)],
+            "worker 4 is in backward() of its call 0 where worker 6 of its call 1",
+        ),
+        ([FORWARD, FORWARD._replace(mode=0)], "another mode on worker 4 than on worker 6"),
+    ],
+)
+def test_two_who_do_different_things_are_named(every: list[Intent], words: str) -> None:
+    with pytest.raises(ConfigError, match="worker") as refused:
+        decide(every, (4, 6))
+    assert words in str(refused.value)
+
+
+def test_a_mix_of_modes_is_neither_training_nor_evaluation() -> None:
+    assert mode_of([True, False]) not in (0, 1, mode_of([False, True]))

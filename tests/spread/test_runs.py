@@ -1,0 +1,97 @@
+"""Runs of ranks whose model is split come to what one worker comes to, and go on from its files.
+
+Each set of ranks costs seconds, so each makes many claims. Pieces of it are tested in threads
+(test_spread_model.py).
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import Ended, free_port, run_alone
+from runs import Run, run_script
+from split_script import SPLIT_SCRIPT
+
+CLOSE = 1e-9
+
+
+def by_ranks(folder: Path, size: int, **settings: str) -> Ended:
+    """The script in so many processes, as mpirun begins them."""
+    folder.mkdir(exist_ok=True)
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    world = {**settings, **meet, "OMPI_COMM_WORLD_SIZE": str(size)}
+    ranks = [
+        {**world, "OMPI_COMM_WORLD_RANK": str(rank), "RANK": str(rank)} for rank in range(size)
+    ]
+    ended = run_alone(folder, ranks, SPLIT_SCRIPT)
+    return Ended(
+        folder=folder,
+        code=max(abs(one.code) for one in ended),
+        said="".join(one.said for one in ended),
+        took_s=max(one.took_s for one in ended),
+    )
+
+
+def by_one(folder: Path, **settings: object) -> Run:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(SPLIT_SCRIPT)
+    return run_script(folder / "train.py", folder, workers=1, engine="inline", **settings)
+
+
+def assert_same(run: Run, other: Run) -> None:
+    state, expected = run.state, other.state
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(state[name], tensor, rtol=CLOSE, atol=CLOSE), name
+
+
+@pytest.mark.timeout(150)
+def test_a_split_run_dies_with_one_cause_and_its_checkpoints_are_anyones(tmp_path: Path) -> None:
+    expected = by_one(tmp_path / "one")
+    folder = tmp_path / "split"
+    died = by_ranks(
+        folder, 2, PACELINE_SPLIT="network:2", PACELINE_CHECKPOINT_EVERY="4 updates", MODE="kill 1"
+    )
+    assert died.code != 0
+    assert "split            network:2: " in died.said
+    causes = [line for line in died.errors if "worker 1 ended" in line]
+    assert len(causes) == 1, died.said
+    assert died.took_s < 60
+    shutil.copytree(folder, tmp_path / "alone")
+    some = by_ranks(
+        folder, 2, ASKED="shard:2", PACELINE_RESUME=str(folder / "run"), PACELINE_UPDATES="10"
+    )
+    assert some.code == 0, some.said
+    assert "split            shard:2: gradients and optimizer state of " in some.said
+    went_on = by_ranks(
+        folder, 2, PACELINE_SPLIT="shard", PACELINE_RESUME=str(folder / "run"), MODE="surface"
+    )
+    assert went_on.code == 0, went_on.said
+    assert_same(went_on.run, expected)
+    for words in (
+        "split            shard:3: ",
+        " lies in pieces on all workers, since the model is split",
+        "deepcopy is refused: ",
+        "load is refused: model.load_state_dict() after prepare()",
+        "epoch 1 version 12 acc",
+        "at the end (5, 3)",
+    ):
+        assert words in went_on.said, went_on.said
+    assert " of 19 rate" in went_on.said
+    alone = by_one(tmp_path / "alone", resume=str(tmp_path / "alone" / "run"))
+    assert_same(alone, expected)
+
+
+@pytest.mark.timeout(150)
+def test_two_parts_in_two_copies_are_one_worker(tmp_path: Path) -> None:
+    expected = by_one(tmp_path / "one")
+    split = by_ranks(tmp_path / "split", 4, ASKED="2x2", MODE="surface")
+    assert split.code == 0, split.said
+    assert_same(split.run, expected)
+    assert "parameters 111" in split.said
+    assert "clip is refused: parameter" in split.said
+    assert split.said.count("difference 0.0") == 2, split.said
+    assert "at the end (5, 3)" in split.said
+    assert split.said.count("states 7 [3, 4]") == 2, split.said

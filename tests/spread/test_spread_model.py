@@ -1,0 +1,443 @@
+"""A model over several workers computes what it computes alone: outputs, gradients, names.
+
+Workers are threads over real gloo (tests/support/threaded.py); a run of ranks is in test_runs.py.
+"""
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.partition.names import SplitName
+from paceline.replica.replica import Replica
+from paceline.spread.averaging import SplitAveraging
+from paceline.spread.base import SpreadModel
+from paceline.spread.borders import inputs_of
+from paceline.spread.cut import make_cut
+from paceline.spread.group import Ranks, SplitGroups
+from paceline.spread.meeting import PartTask
+from paceline.spread.model import PipelinedModel
+from paceline.spread.pipeline import chunk_rows, chunks_of
+from paceline.spread.shards import ShardedModel
+from paceline.spread.units import find_units
+from paceline.spread.whole import PartVersion
+from threaded import close_to, in_threads
+
+
+class Branching(nn.Module):
+    """A skip connection, a tied weight, an in-place activation, two inputs, two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+        self.third.weight = self.second.weight
+        self.act, self.out = nn.ReLU(inplace=True), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        first = self.act(self.first(x))
+        hidden = torch.tanh(self.second(first)) * mask
+        hidden = torch.tanh(self.third(hidden)) + first
+        return {"out": self.out(hidden), "hidden": hidden}
+
+
+with torch.random.fork_rng():
+    torch.manual_seed(2)
+    BRANCHING = Branching()
+"""Made once: threads draw from one generator."""
+
+
+def model_and_inputs(rows: int = 12) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 6, generator=generator, dtype=torch.float64)
+    return copy.deepcopy(BRANCHING), (x, (x > 0).double())
+
+
+def spread(ranks: Ranks, model: nn.Module, inputs: Any, name: SplitName) -> SpreadModel:
+    cut = make_cut(
+        model, lambda size: tuple(one[:size] for one in inputs), 4, ranks, name, lambda *_: 1.0
+    )
+    groups = SplitGroups(ranks, name, cut.order)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = PipelinedModel(model, [optimizer], cut, groups, lambda: 4)
+    made.optimizer = optimizer  # type: ignore[attr-defined]
+    return made
+
+
+def loss_of(outputs: dict[str, Tensor]) -> Tensor:
+    return (outputs["out"] ** 2).mean() + outputs["hidden"].sin().mean()
+
+
+@pytest.mark.parametrize(("parts", "rows"), [(2, (4, 4)), (2, (5, 2)), (3, (4, 1, 3))])
+def test_outputs_and_gradients_are_those_of_the_whole(parts: int, rows: tuple[int, ...]) -> None:
+    whole, inputs = model_and_inputs()
+    shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
+    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(parts)]
+    # every worker has 4 samples by its lease, so all losses weigh alike
+    (torch.stack(losses).sum() / parts).backward()
+
+    def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tensor | None], set[str]]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(parts, 1))
+        outputs = model(*(one[ranks.everyone.rank] for one in shares))
+        loss_of(outputs).backward()
+        made.come_to_end()
+        grads = {name: one.grad for name, one in made.own.named_parameters()}
+        return {k: v.detach() for k, v in outputs.items()}, grads, set(made.shared)
+
+    found = in_threads(parts, work)
+    for number, (outputs, _, _) in enumerate(found):
+        expected = whole(*(one[number] for one in shares))
+        assert outputs.keys() == expected.keys()
+        assert all(close_to(outputs[name], expected[name]) for name in expected)
+    for name, parameter in whole.named_parameters():
+        held = [grads[name] for _, grads, _ in found if name in grads]
+        assert held, f"nobody holds {name}"
+        total = torch.stack([one for one in held if one is not None]).sum(0)  # of a tied one
+        assert parameter.grad is not None
+        assert close_to(total, parameter.grad), name
+
+
+class Attending(nn.Module):
+    """Blocks, batch norm, a tied last layer that is used outside of its own, an unused layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 6, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 6)) for _ in range(2)
+        )
+        self.frozen, self.unused = nn.Linear(6, 6), nn.Linear(2, 2)
+        self.frozen.weight.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.double()
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        hidden = self.embed(x) * self.scale
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        hidden = torch.tanh(self.frozen(hidden)) * mask
+        return {"out": hidden @ self.embed.weight, "hidden": hidden}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("rows", [(4, 4), (5, 2, 3)])
+def test_shards_are_pieces_of_the_gradient_of_all(stage: int, rows: tuple[int, ...]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        whole = Attending()
+    state, size = {k: v.clone() for k, v in whole.state_dict().items()}, len(rows)
+    _, inputs = model_and_inputs()
+    shares = [one.split(rows) for one in (x[: sum(rows)] for x in inputs)]
+    losses = [loss_of(whole(*(one[i] for one in shares))) for i in range(size)]
+    (torch.stack(losses).sum() / size).backward()
+
+    def work(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, tuple[int, Any]]]:
+        model, rank = Attending(), ranks.everyone.rank
+        model.load_state_dict(state)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        groups = SplitGroups(ranks, SplitName(size, 1, stage))
+        made = ShardedModel(
+            model, [optimizer], groups, stage, lambda: model(*(x[:4] for x in inputs)), lambda: 4
+        )
+        outputs = model(*(one[rank] for one in shares))
+        loss_of(outputs).backward()
+        made.come_to_end()
+        with torch.no_grad():
+            seen = model(*(one[rank] for one in shares))  # while others look, too
+            if rank == 0:
+                model(*inputs)
+        made.come_to_end()
+        assert all(close_to(seen[name], outputs[name]) for name in seen)
+        with pytest.raises(ConfigError, match="lies in pieces on all workers"):
+            model.scale.sum()
+        grads = {
+            name: (made.starts[name], None if one.grad is None else one.grad.clone())
+            for name, one in made.own.named_parameters()
+        }
+        if rank == 0:  # the others have no mini-batch, and give pieces and take sums
+            loss_of(model(*inputs)).backward()
+        made.come_to_end()
+        return {k: v.detach() for k, v in outputs.items()}, grads
+
+    found = in_threads(size, work)
+    for number, (outputs, _) in enumerate(found):
+        expected = whole(*(one[number] for one in shares))
+        assert all(close_to(outputs[name], expected[name]) for name in expected)
+    for name, parameter in whole.named_parameters():
+        held = sorted((grads[name] for _, grads in found if name in grads), key=lambda one: one[0])
+        assert held, f"nobody holds {name}"
+        if parameter.grad is None:
+            assert all(one is None for _, one in held), name
+        else:
+            assert close_to(torch.cat([one for _, one in held]), parameter.grad.reshape(-1)), name
+
+
+def test_units_are_blocks_and_what_is_used_elsewhere_is_the_models_own() -> None:
+    model = Attending()
+
+    def work(ranks: Ranks) -> list[tuple[bool, int, int]]:
+        units = find_units(model, {id(model.embed.weight)}, ranks.everyone)
+        return [
+            (one.module is None, one.num_bytes, sum(p.held.numel() for p in one.pieces))
+            for one in units
+        ]
+
+    # of its own: the embedding that is also the last layer, and the scale; then a unit a layer
+    found = in_threads(1, work)[0]
+    sizes = [42, 63, 60, 63, 60, 42, 6]
+    assert found == [(not number, 8 * size, size) for number, size in enumerate(sizes)]
+
+
+def test_one_worker_can_have_more_to_do_and_the_others_serve() -> None:
+    whole, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> list[Tensor]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        seen = []
+        with torch.no_grad():
+            for _ in range(3 if ranks.everyone.rank else 1):
+                seen.append(model(*inputs)["out"])
+        made.come_to_end()
+        if ranks.everyone.rank == 0:
+            loss_of(model(*inputs)).backward()
+        made.come_to_end()
+        return seen
+
+    for seen in in_threads(2, work):
+        assert all(close_to(one, whole(*inputs)["out"]) for one in seen)
+
+
+def test_who_does_something_else_is_named_in_all() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> str:
+        model, _ = model_and_inputs()
+        spread(ranks, model, inputs, SplitName(2, 1))
+        outputs = model(*inputs)
+        with pytest.raises(ConfigError) as refused:
+            loss_of(outputs).backward() if ranks.everyone.rank else model(*inputs)
+        return str(refused.value)
+
+    said = in_threads(2, work)
+    assert said[0] == said[1]
+    assert "worker 0 calls the model where worker 1 is in backward()" in said[0]
+
+
+def test_the_whole_state_is_there_by_its_names_and_parts_are_absent() -> None:
+    whole, inputs = model_and_inputs()
+    state = whole.state_dict()
+
+    def work(ranks: Ranks) -> tuple[list[str], bool, str, dict[str, Any]]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        optimizer = made.optimizer  # type: ignore[attr-defined]
+        replica = Replica(made.own, optimizer, optimizer)
+        block = torch.zeros(replica.layout.block_bytes, dtype=torch.uint8)
+        replica.write_to(block)
+        made.version = lambda: 0
+        made.lay_out(replica.layout, lambda: (block, None))
+        made.whole.standing.stands(0)
+        said = ""
+        if ranks.everyone.rank == 1:  # alone, while the other does something else
+            found = model.state_dict()
+            assert all(torch.equal(found[name], state[name]) for name in state)
+        else:
+            with pytest.raises(ConfigError) as refused:
+                sum(float(one.norm()) for one in model.parameters())
+            said = str(refused.value)
+        ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
+        names = list(model.state_dict())
+        is_same = sum(one.numel() for one in model.parameters()) == sum(
+            one.numel() for one in whole.parameters()
+        )
+        plain = made.optimizer_state(0, optimizer)
+        ranks.everyone.all_gather(torch.zeros(1), torch.zeros(2)).wait()
+        made.close()
+        return names, is_same, said, plain
+
+    for names, is_same, said, plain in in_threads(2, work):
+        assert names == list(state)
+        assert is_same
+        assert not said or "lies on worker 1" in said
+        assert plain["param_groups"][0]["params"] == list(range(len(list(whole.parameters()))))
+
+
+class Scaled(nn.Module):
+    """Its output depends on who else is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) - x.mean())
+
+
+class OwnFlag(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.dropout(self.first(x), 0.5, self.training))
+
+
+class Choosing(Scaled):
+    """Which layers it computes depends on its data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 0):
+            return self.second(self.first(x))
+        return self.second(x)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+
+
+@pytest.mark.parametrize(
+    ("make", "parts", "words"),
+    [
+        (normed, 2, "batch norm looks at the whole batch"),
+        (Scaled, 2, "gives something else for a batch than for its halves"),
+        (OwnFlag, 2, "self.training"),
+        (lambda: nn.Sequential(nn.Linear(6, 3)).double(), 2, "has 1 piece that can be cut apart"),
+        (Choosing, 2, "control flow"),
+    ],
+)
+def test_what_would_be_another_model_is_refused_before_it_runs(
+    make: Callable[[], nn.Module], parts: int, words: str
+) -> None:
+    _, (x, _) = model_and_inputs()
+
+    with pytest.raises(ConfigError) as refused:
+        in_threads(1, lambda ranks: make_cut(
+            make(), lambda size: (x[:size],), 4, ranks, SplitName(parts, 1), lambda *_: 1.0
+        ))  # fmt: skip
+    assert words in str(refused.value)
+
+
+def test_a_hook_and_rows_that_do_not_fit_are_refused_when_they_come() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> list[str]:
+        model, _ = model_and_inputs()
+        made = spread(ranks, model, inputs, SplitName(2, 1))
+        calls = [
+            lambda: model(inputs[0], inputs[1][:3]),
+            lambda: model(inputs[0]),
+            lambda: model(inputs[0], mask=inputs[1]),
+            lambda: model(inputs[0].float(), inputs[1]),
+            lambda: model(inputs[0].clone().requires_grad_(), inputs[1]),
+        ]
+        said = []
+        for call in calls:
+            with pytest.raises(ConfigError) as refused:
+                call()
+            said.append(str(refused.value))
+        handle = model.get_submodule("out").register_forward_hook(lambda *_: None)
+        with pytest.raises(ConfigError) as refused:
+            model(*inputs)
+        said.append(str(refused.value))
+        handle.remove()
+        model(*inputs)
+        made.come_to_end()
+        return said
+
+    for said in in_threads(2, work):
+        words = ("a row for each sample", "cut for 2 tensors", "and mask", "float32", "require")
+        for one, word in zip(said, (*words, "layer 'out' has a hook"), strict=True):
+            assert word in one
+
+
+def test_parts_that_are_busy_otherwise_than_predicted_are_told_of_once() -> None:
+    _, inputs = model_and_inputs()
+
+    def work(ranks: Ranks) -> list[str]:
+        model, _ = model_and_inputs()
+        made, said = spread(ranks, model, inputs, SplitName(2, 1)), list[str]()
+        made.passed(said.append)  # before any step
+        for busy in ((1.0, 1.0), (1.0, 9.0), (1.0, 9.0)):
+            made._pipeline.busy_s = busy[ranks.everyone.rank]  # type: ignore[attr-defined]
+            made.cut = replace(made.cut, balance=0.95)  # type: ignore[attr-defined]
+            made.passed(said.append)
+        return said
+
+    first, second = in_threads(2, work)
+    assert len(first) == 1
+    assert "busy 10% | 90% of the time, a balance of 56% where 95% was predicted" in first[0]
+    assert not second
+
+
+def test_a_slow_worker_gets_fewer_layers() -> None:
+    def work(ranks: Ranks) -> tuple[tuple[int, ...], list[int], str]:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+        x, is_slow = torch.zeros(64, 64), ranks.everyone.rank == 0
+        cut = make_cut(
+            model, lambda size: (x[:size],), 32, ranks, SplitName(2, 1),
+            lambda *_: 3.0 if is_slow else 1.0,
+        )  # fmt: skip
+        return cut.order, [len(part.parameters) for part in cut.parts], cut.note
+
+    first, second = in_threads(2, work)
+    assert first == second
+    order, sizes, note = first
+    assert sorted(order) == [0, 1]
+    of_slow, of_fast = (sizes[order.index(worker)] for worker in (0, 1))
+    assert of_slow < of_fast
+    assert "workers' speeds, part by part" in note
+
+
+def test_what_the_model_is_called_with_is_seen_and_not_computed() -> None:
+    model, (x, mask) = model_and_inputs()
+    found = inputs_of(model, lambda net, batch: loss_of(net(*batch)), (x, mask))
+    assert found[0] is x
+    assert found[1] is mask
+    with pytest.raises(ConfigError, match="tensors alone"):
+        inputs_of(model, lambda net, batch: net(x, mask=mask), x)
+    with pytest.raises(ConfigError, match="not called"):
+        inputs_of(model, lambda net, batch: x.sum(), x)
+
+
+def test_a_part_is_handed_out_at_the_version_that_was_asked_for() -> None:
+    standing, seen = PartVersion(), list[int]()
+    standing.stands(3)
+    standing.changes()
+
+    def ask() -> None:
+        with standing.at(4):
+            seen.append(4)
+
+    asker = threading.Thread(target=ask, daemon=True)
+    asker.start()
+    assert not seen
+    standing.stands(4)
+    asker.join(10)
+    assert seen == [4]
+
+
+def test_a_push_that_weighs_otherwise_than_its_samples_is_refused() -> None:
+    averaging = object.__new__(SplitAveraging)
+    averaging._spread = Weighed()  # type: ignore[assignment]
+    averaging._check_shares([0.3, 0.1], 0.4)
+    with pytest.raises(ConfigError, match=r"step.weight is not carried"):
+        averaging._check_shares([0.2, 0.2], 0.4)
+
+
+class Weighed:
+    """A spread model whose gradients were weighed so."""
+
+    def take_shares(self) -> list[float]:
+        return [0.75, 0.25]
+
+
+def test_micro_batches_of_all_take_turns() -> None:
+    found = chunks_of([3, 0, 5], 2)
+    assert [(one.owner, one.rows) for one in found] == [(0, 2), (2, 3), (0, 1), (2, 2)]
+    assert sum(chunk_rows(7, 3)) == 7
+    assert PartTask.STEP_END == 0
