@@ -14,6 +14,8 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "fields", "passes", "plan", "speed", "stopping"),
     ("system", "context", "config"),
+    ("machine",),
+    ("processes",),
     ("store",),
     ("replica", "run_dir"),
     ("kvstore", "data", "conditions", "protocols", "collectives", "compression", "wire"),

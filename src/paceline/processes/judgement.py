@@ -1,0 +1,315 @@
+"""What trains, whose work it is, why it is a ghost, and what may be ended: decisions on data.
+
+    Snapshot ---> role of each ---> has it lost whom it needs? ---> why it is a ghost, or ""
+                                                                         |
+                              guards: own, another's, unseen  ---> may it be ended, or why not
+
+A part is what cannot be of use alone. Its real parent runs the same program (a process that is
+forked has its parent's), so a parent that runs another one has adopted it. A forked part may be a
+daemon that has left its parent on purpose; it is told from one by what daemons have: a session
+without its leader and without groups, a port, work, and no pipe to somebody who is dead. This
+module is pure; it must not know how processes are read or ended.
+"""
+
+import enum
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .snapshot import Process, ProcessKey, Snapshot
+
+IDLE_SHARE = 0.01
+"""Of one core: less than this in a look is nothing; a Python that only waits uses less."""
+_INIT = 1
+_NOTEBOOKS = ("ipykernel", "colab_kernel_launcher", "jupyter", "marimo", "xpython")
+_SPAWNED = "multiprocessing.spawn"
+_COMPILER = "torch/_inductor/compile_worker"
+_FORKED_FROM = "multiprocessing.forkserver"
+_SERVER = "paceline.engines.local.forkserver"
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+_LOADER = "pt_data_worker"
+_COMMANDS = ("train", "launch", "compare", "bench", "tune", "plan", "partition", "verify")
+
+
+class Role(enum.Enum):
+    """What a process is for."""
+
+    SCRIPT = "script"
+    NOTEBOOK = "notebook"
+    LAUNCHER = "launcher"
+    FORK_SERVER = "fork server"
+    RANK = "rank"
+    LOADER_WORKER = "loader worker"
+    SPAWNED = "spawned part"
+    FORKED = "forked part"
+    OTHER = "no training"
+
+
+class Condition(enum.Enum):
+    """What it does."""
+
+    AT_WORK = "at work"
+    IDLE = "idle"
+    STOPPED = "stopped"
+    DETACHED = "detached"
+    GHOST = "ghost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One training process.
+
+    Attributes:
+        leader: of its work: the script, launcher or notebook that it is a part of; itself where it
+            is none, or where that is gone.
+        is_parent_alive: whether it still has the parent that began it, as far as it needs one.
+        reason: why it is a ghost; empty: it is none.
+    """
+
+    process: Process
+    role: Role
+    condition: Condition
+    leader: int
+    is_parent_alive: bool
+    reason: str = ""
+
+
+def judge(snapshot: Snapshot, for_s: float = 0.0) -> list[Judged]:
+    """Every training process of this user that is in sight and not the one that looks.
+
+    Args:
+        for_s: how long was looked: without it nobody is idle.
+    """
+    reasons = ghosts(snapshot, for_s)
+    found = []
+    for process in snapshot.processes:
+        role = role_of(process)
+        if role is Role.OTHER or process.pid in _ourselves(snapshot) or _guard(process, snapshot):
+            continue
+        reason = reasons.get(process.key, "")
+        found.append(
+            Judged(
+                process=process, role=role, leader=_leader(process, snapshot), reason=reason,
+                condition=_condition(process, role, bool(reason), snapshot, for_s),
+                is_parent_alive=not has_lost_parent(process, snapshot),
+            )
+        )  # fmt: skip
+    return found
+
+
+def role_of(process: Process) -> Role:
+    """What a process is for, by its program, its name and what it has loaded."""
+    words = " ".join(process.command)
+    if not process.is_forked and _is_paceline(process.command):
+        return Role.LAUNCHER
+    if not (process.has_torch or _holds_as_python(process)):
+        return Role.OTHER
+    if process.is_forked and process.name == _LOADER:
+        return Role.LOADER_WORKER
+    if any(one.rpartition("/")[2].startswith(_NOTEBOOKS) for one in process.command):
+        return Role.NOTEBOOK
+    if process.is_forked:
+        return Role.FORKED
+    if _SERVER in words or _FORKED_FROM in words:
+        return Role.FORK_SERVER
+    if _SPAWNED in words or _COMPILER in words:
+        return Role.LOADER_WORKER if process.name == _LOADER else Role.SPAWNED
+    if process.name == "pt_elastic" or "torch.distributed.run" in words:
+        return Role.LAUNCHER
+    if _TORCHRUN in process.marks and process.pid == process.session:
+        return Role.RANK  # torchrun begins each in a session of its own
+    return Role.SCRIPT
+
+
+def _is_paceline(command: tuple[str, ...]) -> bool:
+    words = [one.rpartition("/")[2] for one in command]
+    return any(a == "paceline" and b in _COMMANDS for a, b in itertools.pairwise(words))
+
+
+def _holds_as_python(process: Process) -> bool:
+    """An accelerator: screens and browsers hold one, too, and are no Python."""
+    return bool(process.devices) and "python" in process.exe.rpartition("/")[2]
+
+
+_PARTS = (Role.FORK_SERVER, Role.RANK, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
+_BELOW = (Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
+"""Parts that go with the process that began them."""
+
+
+def has_lost_parent(process: Process, snapshot: Snapshot) -> bool:
+    """Whether a part was adopted by somebody who cannot have begun it."""
+    role = role_of(process)
+    if role not in _PARTS:
+        return False
+    parent = snapshot.by_pid.get(process.parent)
+    if parent is None or parent.start_ticks > process.start_ticks:
+        return True
+    if process.is_forked:  # so its parent's program was its own, with the same words
+        return (parent.exe, parent.command) != (process.exe, process.command)
+    if parent.pid == _INIT or parent.owner != process.owner:
+        return True
+    return not ("python" in parent.exe.rpartition("/")[2] or parent.has_torch)
+
+
+def ghosts(snapshot: Snapshot, for_s: float = 0.0) -> dict[ProcessKey, str]:
+    """Why each ghost is one."""
+    reasons = {
+        process.key: reason
+        for process in snapshot.processes
+        if has_lost_parent(process, snapshot) and (reason := _why(process, snapshot, for_s))
+    }
+    while found := dict(_with_parent(snapshot, reasons)):
+        reasons |= found
+    return reasons
+
+
+def _with_parent(
+    snapshot: Snapshot, reasons: dict[ProcessKey, str]
+) -> Iterator[tuple[ProcessKey, str]]:
+    """Parts whose parent is a ghost, and that are not yet known to be one."""
+    for process in snapshot.processes:
+        parent = snapshot.by_pid.get(process.parent)
+        if (
+            parent is not None and parent.key in reasons and process.key not in reasons
+            and role_of(process) in _BELOW and not has_lost_parent(process, snapshot)
+        ):  # fmt: skip
+            yield process.key, f"a {role_of(process).value} of {parent.pid}, which is a ghost"
+
+
+def _why(process: Process, snapshot: Snapshot, for_s: float) -> str:
+    """Why a part that has lost its parent is a ghost; empty: it may be meant so."""
+    stopped = ", and it was stopped" if process.state in "Tt" else ""
+    role = role_of(process)
+    if role is Role.LOADER_WORKER:
+        return f"a loader worker whose training has ended{stopped}"
+    if role is Role.SPAWNED:
+        return f"a part of a script that has ended{stopped}"
+    if role is Role.RANK:
+        return f"a rank whose torchrun has ended{stopped}"
+    if role is Role.FORK_SERVER:
+        return f"a fork server whose launcher has ended{stopped}"
+    if process.ports or not (stopped or is_idle(process, for_s)):
+        return ""
+    if process.dead_pipes:
+        return f"forked from a process that has ended, at the other end of its pipe{stopped}"
+    if not _may_be_daemon(process, snapshot):
+        return f"forked from a process that has ended{stopped}"
+    return ""
+
+
+def _may_be_daemon(process: Process, snapshot: Snapshot) -> bool:
+    """A daemon begins a session, whose leader ends at once, and no group in it."""
+    leader = snapshot.by_pid.get(process.session)
+    is_led = leader is not None and leader.pid != process.pid
+    return not is_led and process.group == process.session
+
+
+def is_idle(process: Process, for_s: float) -> bool:
+    """Whether it has used nothing while it was looked at; False where nobody has looked twice."""
+    return process.used_s is not None and for_s > 0 and process.used_s < IDLE_SHARE * for_s
+
+
+def _condition(
+    process: Process, role: Role, is_ghost: bool, snapshot: Snapshot, for_s: float
+) -> Condition:
+    if is_ghost:
+        return Condition.GHOST
+    if process.state in "Tt":
+        return Condition.STOPPED
+    if role is Role.FORKED and has_lost_parent(process, snapshot):
+        return Condition.DETACHED
+    return Condition.IDLE if is_idle(process, for_s) else Condition.AT_WORK
+
+
+def _leader(process: Process, snapshot: Snapshot) -> int:
+    """The uppermost of its parents from which on all are parts or lead."""
+    here, seen = process, {process.pid}
+    while role_of(here) in _PARTS and not has_lost_parent(here, snapshot):
+        parent = snapshot.by_pid[here.parent]
+        if parent.pid in seen or role_of(parent) is Role.OTHER:
+            break
+        seen.add(parent.pid)
+        here = parent
+    return here.pid
+
+
+# -- what may be ended --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A process that is left alone, and why."""
+
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """What `clean` is about to end, and what it will not though it was named.
+
+    Attributes:
+        targets: with the reason of each.
+    """
+
+    targets: tuple[tuple[Process, str], ...]
+    refused: tuple[Refusal, ...] = ()
+
+
+def choose(snapshot: Snapshot, named: tuple[int, ...] = (), for_s: float = 0.0) -> Ends:
+    """All ghosts; where processes are named, these and their parts, and nothing else."""
+    reasons = ghosts(snapshot, for_s)
+    chosen: dict[ProcessKey, str] = {} if named else dict(reasons)
+    refused = []
+    for pid in named:
+        process = snapshot.by_pid.get(pid)
+        if process is None:
+            refused.append(Refusal(pid=pid, reason="there is no such process"))
+        elif why := _why_not(process, snapshot):
+            refused.append(Refusal(pid=pid, reason=why))
+        elif role_of(process) is Role.OTHER:
+            refused.append(Refusal(pid=pid, reason="it does not train; use kill"))
+        else:
+            chosen[process.key] = reasons.get(process.key, "named")
+            chosen |= {key: why for key, why in _parts_of(process, snapshot) if key not in chosen}
+    found = [(snapshot.by_pid[key[0]], reason) for key, reason in chosen.items()]
+    targets = tuple((one, reason) for one, reason in found if not _why_not(one, snapshot))
+    return Ends(targets=targets, refused=tuple(refused))
+
+
+def _parts_of(process: Process, snapshot: Snapshot) -> Iterator[tuple[ProcessKey, str]]:
+    """Its parts, theirs, and so on; of torchrun its ranks, of Paceline its fork server."""
+    ahead, seen = [process], {process.pid}
+    while ahead:
+        above = ahead.pop()
+        for one in snapshot.processes:
+            is_child = one.parent == above.pid and one.pid not in seen
+            if is_child and role_of(one) in _PARTS and not has_lost_parent(one, snapshot):
+                seen.add(one.pid)
+                ahead.append(one)
+                yield one.key, f"a {role_of(one).value} of {above.pid}"
+
+
+def _why_not(process: Process, snapshot: Snapshot) -> str:
+    """Why a process must not be ended; empty: it may."""
+    if process.pid in _ourselves(snapshot):
+        return "this command runs in it"
+    return _guard(process, snapshot)
+
+
+def _guard(process: Process, snapshot: Snapshot) -> str:
+    if process.owner != snapshot.owner:
+        return "it is another user's"
+    if not snapshot.namespace or process.namespace != snapshot.namespace:
+        return "it is in another PID namespace: a container's; end it there"
+    return ""
+
+
+def _ourselves(snapshot: Snapshot) -> set[int]:
+    """The process that looks, and all that it descends from."""
+    found: set[int] = set()
+    pid = snapshot.own
+    while pid not in found and pid in snapshot.by_pid:
+        found.add(pid)
+        pid = snapshot.by_pid[pid].parent
+    return found
