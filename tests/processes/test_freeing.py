@@ -25,14 +25,13 @@ def train(models: list[weakref.ref[Model]]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_what_the_last_error_held_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_last_error_held_is_given_back() -> None:
     """As in a notebook: the frames of the failed cell live on in sys.last_value."""
     models: list[weakref.ref[Model]] = []
     try:
         train(models)
     except RuntimeError as error:
-        monkeypatch.setattr(sys, "last_value", error, raising=False)
-        monkeypatch.setattr(sys, "last_traceback", error.__traceback__, raising=False)
+        sys.last_value, sys.last_traceback = error, error.__traceback__
     gc.collect()
     assert models[0]() is not None
     freed = free_memory()

@@ -16,8 +16,8 @@ from typing import NamedTuple
 _MOST_S = 20.0
 """A driver that hangs answers never."""
 _MOST_LINES = 20_000
-TORCH = ("python", "torch")
-"""The command that asks torch itself, in a process of its own (`libraries.py`)."""
+_MOST_BYTES = 1 << 20
+"""Of a file; the kernel's own refuse to be read in pieces of 4 MiB."""
 
 
 class Output(NamedTuple):
@@ -55,7 +55,7 @@ class Source:
         """Of a file, without the space at its ends; empty: it is not there, or may not be read."""
         try:
             with open(self._at(path), "rb") as file:
-                return file.read(1 << 22).decode(errors="replace").strip("\0 \n\t")
+                return file.read(_MOST_BYTES).decode(errors="replace").strip("\0 \n\t")
         except OSError:
             return ""
 
