@@ -27,15 +27,16 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
         Seconds to look at them for; who uses nothing in them is idle.
     """
     from ..machine.source import Source
-    from ..processes.devices import busy_devices
+    from ..processes.devices import busy_devices, device_memory
     from ..processes.judgement import judge
     from ..processes.snapshot import look
     from ..processes.table import Listed, render_listed
 
     snapshot = look(for_s=_seconds(look_s, "--look-s"))
+    source = Source()
     listed = Listed(
-        judged=tuple(judge(snapshot, look_s)),
-        busy=tuple(busy_devices(snapshot, Source())), unread=snapshot.unread,
+        judged=tuple(judge(snapshot, look_s)), busy=tuple(busy_devices(snapshot, source)),
+        device_bytes=device_memory(snapshot, source), unread=snapshot.unread,
     )  # fmt: skip
     show(json, listed.to_json, lambda: render_listed(listed))
 

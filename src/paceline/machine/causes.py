@@ -132,8 +132,10 @@ def _intel(machine: Inventory) -> Cause | None:
     renders = {one: ok for one, ok in nodes.items() if "renderD" in one}
     if not renders:
         if machine.drivers.container:
-            return Cause("container without dri", "the host has an Intel device, and this "
-                         "container was begun without it", "docker run --device /dev/dri IMAGE")  # fmt: skip
+            return Cause(
+                "container without dri", "the host has an Intel device, and this container was "
+                "begun without it", "docker run --device /dev/dri IMAGE",
+            )  # fmt: skip
         return Cause("driver not loaded", "no driver has made /dev/dri/renderD128",
                      "sudo modprobe xe || sudo modprobe i915")  # fmt: skip
     if not all(renders.values()):

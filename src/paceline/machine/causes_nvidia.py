@@ -282,9 +282,7 @@ def _compute_mode(machine: Inventory) -> Cause | None:
     if modes == {"Prohibited"}:
         return Cause("compute prohibited", "compute mode Prohibited: no program may compute there",
                      "sudo nvidia-smi -c DEFAULT")  # fmt: skip
-    busy = re.search(r"all CUDA-capable devices are busy|devices? .*busy or unavailable", (
-        machine.torch.error
-    ))  # fmt: skip
+    busy = "busy or unavailable" in machine.torch.error
     if modes == {"Exclusive_Process"} and busy:
         return Cause(
             "exclusive and busy", "compute mode Exclusive_Process: one process may use a device, "

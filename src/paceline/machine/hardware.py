@@ -108,9 +108,9 @@ def read_cards(source: Source) -> list[Card]:
     cards = []
     for slot in source.names(_PCI):
         here = f"{_PCI}/{slot}"
-        name = _kind(source, here)
-        if name is not None:
-            cards.append(_card(source, here, slot, *name))
+        found = _kind(source, here)
+        if found is not None:
+            cards.append(_card(source, here, slot, *found))
     return cards
 
 

@@ -5,7 +5,6 @@ list of processes; who looks at that list alone never sees it. Here a device is 
 the driver and /proc who has it, and the two are compared. This module must not know what trains.
 """
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +12,8 @@ from ..machine.nvidia import Gpu, read_apps, read_gpus
 from ..machine.source import Source
 from .snapshot import Snapshot
 
+_HOST = "pid:[4026531836]"
+"""The first namespace of process numbers (PROC_PID_INIT_INO of include/linux/proc_ns.h)."""
 BUSY_SHARE = 0.2
 """Of the time; a driver's own housekeeping shows less."""
 BUSY_BYTES = 1 << 30
@@ -63,10 +64,11 @@ def without_process(gpus: Iterable[Gpu], listed: set[str], held: set[str]) -> li
     return found
 
 
-def device_memory(source: Source) -> dict[int, int]:
-    """Process -> bytes on devices, as the driver says; its numbers may be the host's."""
+def device_memory(snapshot: Snapshot, source: Source) -> dict[int, int]:
+    """Process -> bytes on devices; none inside of a container, where the driver tells the host's
+    numbers, which are others' here."""
     found: dict[int, int] = {}
-    with contextlib.suppress(ValueError):
+    if snapshot.namespace == _HOST and read_gpus(source):
         for pid, _, used_bytes in read_apps(source):
             found[pid] = found.get(pid, 0) + used_bytes
     return found

@@ -4,7 +4,7 @@ Work by work: who leads it first, its parts below. This module must not know how
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..plan import format_bytes
@@ -23,11 +23,13 @@ class Listed:
     """The answer of ``ps``.
 
     Attributes:
+        device_bytes: process -> its memory on devices, of those that the driver knows.
         unread: processes of this user of which not all may be read.
     """
 
     judged: tuple[Judged, ...]
     busy: tuple[Busy, ...] = ()
+    device_bytes: dict[int, int] = field(default_factory=dict)
     unread: int = 0
 
     @property
@@ -38,7 +40,10 @@ class Listed:
     def to_json(self) -> dict[str, Any]:
         """Its fields (docs/json.md)."""
         return {
-            "processes": [_fields(one) for one in self.judged],
+            "processes": [
+                {**_fields(one), "device_bytes": self.device_bytes.get(one.process.pid)}
+                for one in self.judged
+            ],
             "ghosts": self.num_ghosts,
             "busy_devices": [
                 {"device": one.device, "used_bytes": one.used_bytes,
@@ -116,7 +121,7 @@ def render_listed(listed: Listed) -> list[str]:
     """``ps``, in lines."""
     lines = []
     if listed.judged:
-        rows = [_row(one) for one in _by_work(listed.judged)]
+        rows = [_row(one, listed.device_bytes) for one in _by_work(listed.judged)]
         lines += [row.rstrip() for row in _aligned([_COLUMNS, *rows])]
         for one in _by_work(listed.judged):
             if one.role in (Role.SCRIPT, Role.LAUNCHER, Role.NOTEBOOK) or one.reason:
@@ -147,14 +152,16 @@ def _by_work(judged: Sequence[Judged]) -> list[Judged]:
     return sorted(judged, key=lambda one: (one.leader, one.process.pid != one.leader))
 
 
-def _row(one: Judged) -> tuple[str, ...]:
+def _row(one: Judged, device_bytes: dict[int, int]) -> tuple[str, ...]:
     process = one.process
     indent = "" if process.pid == one.leader else "  "
     devices = [name.removeprefix("/dev/") for name in process.devices]
+    used_bytes = device_bytes.get(process.pid)
+    held = "" if used_bytes is None else f" {format_bytes(used_bytes)}"
     return (
         f"{indent}{process.pid}", one.role.value, one.condition.value, _age(process.age_s),
         format_bytes(process.memory_bytes), format_bytes(process.shared_bytes),
-        _few(devices), _few([str(port) for port in process.ports]),
+        _few(devices) + held, _few([str(port) for port in process.ports]),
         str(process.parent) if one.is_parent_alive else "gone",
     )  # fmt: skip
 
