@@ -35,7 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 PURE = (
     "events", "errors", "core", "protocols", "collectives", "partition", "plan", "fields", "theory",
-    "passes", "stopping", "trace.records", "wire.messages", "wire.codec",
+    "passes", "stopping", "trace.records", "wire.messages", "wire.codec", "processes.snapshot",
+    "processes.judgement", "processes.targets", "machine.causes", "machine.causes_nvidia",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

@@ -19,7 +19,7 @@ from machines import (
 )
 from paceline.machine.causes import find_cause
 from paceline.machine.inventory import read_inventory
-from paceline.machine.source import Source
+from paceline.machine.source import MachineSource
 
 FAILED = "!NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 NO_DRIVER: dict[str, Any] = {
@@ -234,7 +234,7 @@ NVIDIA: dict[str, tuple[dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
-def cause_of(machine: Source) -> tuple[str, str]:
+def cause_of(machine: MachineSource) -> tuple[str, str]:
     verdict = find_cause(read_inventory(machine))
     assert verdict.cause is not None
     assert not verdict.is_usable

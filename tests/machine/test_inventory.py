@@ -10,15 +10,15 @@ from machines import GOOD, UUID, Recorded, built, gpu_row, nvidia, pci
 from paceline.cli import env as command
 from paceline.cli.app import run
 from paceline.machine.causes import find_cause
-from paceline.machine.causes_base import Cause
+from paceline.machine.causes_base import Defect
 from paceline.machine.causes_nvidia import wheel_command
-from paceline.machine.hardware import Kind, read_cards, read_drivers
+from paceline.machine.hardware import Maker, read_cards, read_drivers
 from paceline.machine.inventory import Inventory, read_inventory
 from paceline.machine.libraries import read_torch
 from paceline.machine.lines import render
 from paceline.machine.nvidia import driver_cuda, read_apps, read_gpus
 from paceline.machine.processor import read_processor
-from paceline.machine.source import Source
+from paceline.machine.source import MachineSource
 from paceline.machine.storage import read_disk
 
 CPU = "/sys/devices/system/cpu"
@@ -172,7 +172,7 @@ def test_devices_as_the_driver_shows_them(tmp_path: Path) -> None:
 def test_cards_are_on_the_bus_with_their_links(tmp_path: Path) -> None:
     source = nvidia(tmp_path)
     (card,) = read_cards(source)
-    assert (card.kind, card.driver, card.numa_node) == (Kind.NVIDIA, "nvidia", 1)
+    assert (card.maker, card.driver, card.numa_node) == (Maker.NVIDIA, "nvidia", 1)
     assert (card.generation, card.lanes) == (4, 16)
     drivers = read_drivers(source)
     assert drivers.nvidia == "570.86.15"
@@ -182,8 +182,8 @@ def test_cards_are_on_the_bus_with_their_links(tmp_path: Path) -> None:
 def test_a_radeon_with_memory_of_its_own_is_a_card(tmp_path: Path) -> None:
     files = pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu")
     files["/sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total"] = str(24 << 30)
-    assert [one.kind for one in read_cards(Recorded(tmp_path, files=files, outputs={}))] == [
-        Kind.AMD
+    assert [one.maker for one in read_cards(Recorded(tmp_path, files=files, outputs={}))] == [
+        Maker.AMD
     ]
 
 
@@ -204,7 +204,8 @@ def test_what_is_printed_of_a_machine_that_can_compute(tmp_path: Path) -> None:
         "cores:       4 in 2 sockets, 2 hyper-threads each",
         "4 modules in 4 channels",
         "NUMA node 1: cores 2-3,6-7, 32.0 MiB, distances 21 10",
-        "device:      0: NVIDIA A100-SXM4-40GB, 40.0 GiB (4.0 MiB in use), sm_80, PCIe 4 x16",
+        "device:      0: NVIDIA A100-SXM4-40GB, 40.0 GiB (4.0 MiB in use), sm_80, PCIe 4 x16, "
+        "NUMA node 1",
         "driver:      NVIDIA 570.86.15, for CUDA up to 12.8",
         "torch:       2.13.0+cu128, for CUDA 12.8, kernels for sm_75",
     ):
@@ -226,10 +227,13 @@ def test_the_wheel_is_one_that_the_driver_runs(driver: str, wheel: str, tmp_path
 
 
 def answer_of(
-    source: Source, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+    source: MachineSource,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *words: str,
 ) -> tuple[int, str]:
     """The command on a recorded machine."""
-    monkeypatch.setattr("paceline.machine.source.Source", lambda: source)
+    monkeypatch.setattr("paceline.machine.source.MachineSource", lambda: source)
     assert command.env is not None
     code = run(["env", *words])
     return code, capsys.readouterr().out
@@ -251,12 +255,12 @@ def test_the_exit_code_says_whether_one_can_be_used(
     code, text = answer_of(broken, monkeypatch, capsys, "--json")
     answer = json.loads(text)
     assert (code, answer["cause"]["name"]) == (1, "torch without CUDA")
-    assert Cause(**answer["cause"]).command.startswith("pip install")
+    assert Defect(**answer["cause"]).command.startswith("pip install")
     assert answer["machine"]["processor"]["cores"] is None
 
 
 def test_this_machine_is_read_and_its_commands_may_fail() -> None:
-    source = Source()
+    source = MachineSource()
     assert source.run("paceline-no-such-command") is None
     failing = source.run(sys.executable, "-c", "import sys; print('no'); sys.exit(3)")
     assert failing is not None

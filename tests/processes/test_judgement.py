@@ -7,13 +7,13 @@ import pytest
 from paceline.processes.judgement import (
     Condition,
     Role,
-    choose,
     ghosts,
     has_lost_parent,
     judge,
     role_of,
 )
-from paceline.processes.snapshot import Process, Snapshot
+from paceline.processes.snapshot import Process, ProcessSnapshot
+from paceline.processes.targets import choose
 
 PYTHON, OWNER, HERE, LOOK_S = "/usr/bin/python3.11", 1000, "pid:[1]", 1.0
 INIT = Process(
@@ -42,14 +42,14 @@ def process(pid: int, parent: int = 1, **changed: object) -> Process:
     return Process(**{**usual, **changed})  # type: ignore[arg-type]
 
 
-def seen(*processes: Process, leaderless: bool = False) -> Snapshot:
+def seen(*processes: Process, leaderless: bool = False) -> ProcessSnapshot:
     shells = () if leaderless else (SHELL,)
-    return Snapshot(
+    return ProcessSnapshot(
         processes=(INIT, *shells, LOOKER, *processes), own=60, owner=OWNER, namespace=HERE
     )
 
 
-def ghost_pids(snapshot: Snapshot) -> set[int]:
+def ghost_pids(snapshot: ProcessSnapshot) -> set[int]:
     return {pid for pid, _ in ghosts(snapshot, LOOK_S)}
 
 
@@ -217,7 +217,7 @@ def test_who_may_not_be_ended_is_left_alone_also_by_name(named: int, why: str) -
 
 def test_the_notebook_that_this_command_runs_in_is_not_ended() -> None:
     kernel = process(100, parent=50, command=("python", "-m", "ipykernel_launcher"))
-    snapshot = Snapshot(
+    snapshot = ProcessSnapshot(
         processes=(INIT, SHELL, kernel, replace(LOOKER, parent=100)), own=60, owner=OWNER,
         namespace=HERE,
     )  # fmt: skip

@@ -19,8 +19,9 @@ import pytest
 
 from paceline.cli.app import run
 from paceline.processes.ending import end, left_by
-from paceline.processes.judgement import choose, ghosts, role_of
-from paceline.processes.snapshot import look, read_start
+from paceline.processes.judgement import ghosts, role_of
+from paceline.processes.reading import look, read_start
+from paceline.processes.targets import choose
 from paceline.system.vitals import ProcessState, read_vitals
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")

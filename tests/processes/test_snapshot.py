@@ -11,8 +11,9 @@ from paceline.errors import ConfigError
 from paceline.machine.nvidia import read_gpus
 from paceline.processes.devices import busy_devices, device_memory, without_process
 from paceline.processes.judgement import Role, judge, role_of
-from paceline.processes.snapshot import Snapshot, look, read_start
-from paceline.processes.table import Listed, render_listed
+from paceline.processes.reading import look, read_start
+from paceline.processes.snapshot import ProcessSnapshot
+from paceline.processes.table import Listing, render_listed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
 STAT = "{pid} ({name}) {state} {parent} 70 50 0 -1 {flags} 0 0 0 0 150 50 0 0 20 0 1 0 {start} 0 0"
@@ -155,22 +156,22 @@ BUSY = gpu_row(used="0", utilization="100")
 def test_a_device_that_is_busy_without_a_process_is_said(tmp_path: Path) -> None:
     """A kernel that was left behind: 100 %, no memory, nobody in the list of processes."""
     source = nvidia(tmp_path, outputs={"nvidia-smi --query-gpu": BUSY})
-    nobody = Snapshot(processes=(), own=1, owner=1, namespace="")
+    nobody = ProcessSnapshot(processes=(), own=1, owner=1, namespace="")
     (found,) = busy_devices(nobody, source)
     assert found.device == "nvidia0"
     assert "100% busy, 0 MiB in use, and no process here has it" in found.reason
-    assert found.reason in "\n".join(render_listed(Listed(judged=(), busy=(found,))))
+    assert found.reason in "\n".join(render_listed(Listing(judged=(), busy=(found,))))
 
 
 def test_memory_on_devices_is_told_on_the_host_alone(root: Path) -> None:
     """In a container the driver's numbers are the host's, and those of others here."""
     apps = f"20, {UUID}, 2048\n20, {UUID}, 1024\n"
     source = nvidia(root / "gpu", outputs={"nvidia-smi --query-compute-apps": apps})
-    host = Snapshot(processes=(), own=9, owner=1000, namespace="pid:[4026531836]")
+    host = ProcessSnapshot(processes=(), own=9, owner=1000, namespace="pid:[4026531836]")
     assert device_memory(host, source) == {20: 3 << 30}
     assert device_memory(replace(host, namespace="pid:[4026532000]", by_pid={}), source) == {}
     put(root, 20, maps=TORCH, links={"fd/3": "/dev/nvidia0"})
-    listed = Listed(judged=tuple(judge(look(root))), device_bytes={20: 3 << 30})
+    listed = Listing(judged=tuple(judge(look(root))), device_bytes={20: 3 << 30})
     assert "nvidia0 3.0 GiB" in "\n".join(render_listed(listed))
     assert listed.to_json()["processes"][0]["device_bytes"] == 3 << 30
 

@@ -1,17 +1,17 @@
-"""Recorded machines: files, outputs and variables that a Source reads as a real one's."""
+"""Recorded machines: files, outputs and variables that a MachineSource reads as a real one's."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.machine.source import Output, Source
+from paceline.machine.source import CommandOutput, MachineSource
 
 KERNEL = "6.8.0-60-generic"
 UUID = "GPU-5fd2f8a2-1c5e-4b0a-9d9e-000000000000"
 
 
-class Recorded(Source):
+class Recorded(MachineSource):
     """A machine below a folder.
 
     Args:
@@ -44,13 +44,13 @@ class Recorded(Source):
             else:
                 here.write_text(text)
 
-    def _run(self, command: Any) -> Output | None:
+    def _run(self, command: Any) -> CommandOutput | None:
         words = "torch" if command[1:2] == ["-c"] or "-c" in command else " ".join(command)
         fitting = [one for one in self._said if words.startswith(one)]
         if not fitting:
             return None
         text = self._said[max(fitting, key=len)]
-        return Output(1, text[1:]) if text.startswith("!") else Output(0, text)
+        return CommandOutput(1, text[1:]) if text.startswith("!") else CommandOutput(0, text)
 
     def may_open(self, path: str) -> bool:
         return path not in self._closed

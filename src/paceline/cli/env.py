@@ -25,9 +25,9 @@ def env(
     from ..machine.causes import find_cause
     from ..machine.inventory import read_inventory
     from ..machine.lines import render
-    from ..machine.source import Source
+    from ..machine.source import MachineSource
 
-    machine = read_inventory(Source())
+    machine = read_inventory(MachineSource())
     verdict = find_cause(machine)
     show(
         json,

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 from .flags import Json, say, show
 
 if TYPE_CHECKING:
-    from ..processes.judgement import Ends
     from ..processes.table import Cleaned
+    from ..processes.targets import Ends
 
 LOOK_S = 0.5
 """Between two looks, so that who does nothing can be told from who works."""
@@ -26,15 +26,15 @@ def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
     look_s
         Seconds to look at them for; who uses nothing in them is idle.
     """
-    from ..machine.source import Source
+    from ..machine.source import MachineSource
     from ..processes.devices import busy_devices, device_memory
     from ..processes.judgement import judge
-    from ..processes.snapshot import look
-    from ..processes.table import Listed, render_listed
+    from ..processes.reading import look
+    from ..processes.table import Listing, render_listed
 
     snapshot = look(for_s=_seconds(look_s, "--look-s"))
-    source = Source()
-    listed = Listed(
+    source = MachineSource()
+    listed = Listing(
         judged=tuple(judge(snapshot, look_s)), busy=tuple(busy_devices(snapshot, source)),
         device_bytes=device_memory(snapshot, source), unread=snapshot.unread,
     )  # fmt: skip
@@ -67,9 +67,9 @@ def clean(
         Seconds to look at them for before.
     """
     from ..processes.ending import left_by
-    from ..processes.judgement import choose
-    from ..processes.snapshot import look
+    from ..processes.reading import look
     from ..processes.table import Cleaned, render_cleaned
+    from ..processes.targets import choose
 
     wait_s = _seconds(wait_s, "--wait-s")
     snapshot = look(for_s=_seconds(look_s, "--look-s"))
@@ -87,7 +87,7 @@ def clean(
 def _act(ends: "Ends", wait_s: float) -> "Cleaned":
     """End them, free what they leave, and look at what is there then."""
     from ..processes.ending import end, left_by, remove
-    from ..processes.snapshot import look
+    from ..processes.reading import look
     from ..processes.table import Cleaned
 
     targets = [process for process, _ in ends.targets]

@@ -12,11 +12,10 @@ This module is pure; it must not know how facts are read, nor what is printed.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from .causes_base import Cause
+from .causes_base import Defect
 from .causes_nvidia import nvidia_cause
-from .hardware import Kind
+from .hardware import Maker
 from .inventory import Inventory
 
 _ROCM = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/rocm7.2"
@@ -25,7 +24,7 @@ _GROUPS = "sudo usermod -aG render,video $USER  (then log in again)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Usability:
     """Whether one can be used.
 
     Attributes:
@@ -35,10 +34,10 @@ class Verdict:
 
     is_usable: bool
     has_accelerator: bool
-    cause: Cause | None
+    cause: Defect | None
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Its fields (docs/json.md)."""
         cause = self.cause
         return {
@@ -47,17 +46,16 @@ class Verdict:
         }  # fmt: skip
 
 
-def find_cause(machine: Inventory) -> Verdict:
+def find_cause(machine: Inventory) -> Usability:
     """The verdict on a machine."""
     is_usable = machine.torch.computes and machine.torch.is_available
     cause = None
     if not is_usable:
-        cause = next(
-            (found for kind, rule in RULES if machine.has(kind) and (found := rule(machine))), None
-        )
+        here = [rule for maker, rule in RULES if machine.has(maker)]
+        cause = next((found for rule in here if (found := rule(machine)) is not None), None)
         if cause is None and machine.has_accelerator:
             cause = _unexplained(machine)
-    return Verdict(
+    return Usability(
         is_usable=is_usable, has_accelerator=machine.has_accelerator, cause=cause,
         notes=tuple(_notes(machine)),
     )  # fmt: skip
@@ -68,7 +66,7 @@ def _notes(machine: Inventory) -> list[str]:
         f"{one.name} ({one.slot}): its maker's own software reaches it, torch alone does not; "
         "Paceline trains on the CPU here"
         for one in machine.cards
-        if one.kind is Kind.OTHER
+        if one.maker is Maker.OTHER
     ]
     packages = machine.libraries.packages
     for package, name in (("cerebras_pytorch", "Cerebras"), ("poptorch", "Graphcore IPU")):
@@ -80,15 +78,15 @@ def _notes(machine: Inventory) -> list[str]:
     return notes
 
 
-def _unexplained(machine: Inventory) -> Cause:
+def _unexplained(machine: Inventory) -> Defect:
     said = machine.torch.error or machine.torch.import_error or "torch finds no accelerator"
-    return Cause(
+    return Defect(
         "not explained", f"an accelerator is here, and: {said}",
         "paceline env --json > report.json  (what a bug report needs)",
     )  # fmt: skip
 
 
-def _amd(machine: Inventory) -> Cause | None:
+def _amd(machine: Inventory) -> Defect | None:
     nodes, torch = machine.drivers.nodes, machine.torch
     hidden = next(
         (f"{name}={machine.variables[name]!r}" for name in ("HIP_VISIBLE_DEVICES",
@@ -97,99 +95,99 @@ def _amd(machine: Inventory) -> Cause | None:
     )  # fmt: skip
     if "/dev/kfd" not in nodes:
         if machine.drivers.container:
-            return Cause(
+            return Defect(
                 "container without kfd", "the host has an AMD device, and this container was begun "
                 "without it", "docker run --device /dev/kfd --device /dev/dri IMAGE",
             )  # fmt: skip
-        return Cause("amdgpu not loaded", "no driver has made /dev/kfd", "sudo modprobe amdgpu")
+        return Defect("amdgpu not loaded", "no driver has made /dev/kfd", "sudo modprobe amdgpu")
     if not nodes["/dev/kfd"] or not all(ok for one, ok in nodes.items() if "renderD" in one):
-        return Cause("no permission", "you may not open /dev/kfd or /dev/dri/renderD*", _GROUPS)
+        return Defect("no permission", "you may not open /dev/kfd or /dev/dri/renderD*", _GROUPS)
     if not torch.version:
-        return Cause("no torch", "torch is not installed for this Python",
+        return Defect("no torch", "torch is not installed for this Python",
                      _ROCM.replace(" --force-reinstall", ""))  # fmt: skip
     if not torch.hip:
         what = f"CUDA {torch.cuda}" if torch.cuda else "the CPU alone"
-        return Cause("torch without ROCm", f"torch {torch.version} was built for {what}", _ROCM)
+        return Defect("torch without ROCm", f"torch {torch.version} was built for {what}", _ROCM)
     if hidden:
-        return Cause("hidden devices", f"{hidden} hides every device",
+        return Defect("hidden devices", f"{hidden} hides every device",
                      f"unset {hidden.partition('=')[0]}")  # fmt: skip
     override = machine.variables.get("HSA_OVERRIDE_GFX_VERSION")
     if override and re.search(r"HIP error|invalid device function|HSA", torch.error):
-        return Cause(
+        return Defect(
             "wrong override", f"HSA_OVERRIDE_GFX_VERSION={override} lets kernels of another device "
             f"run, and they fail: {torch.error}", "unset HSA_OVERRIDE_GFX_VERSION",
         )  # fmt: skip
     if "invalid device function" in torch.error or "no kernel image" in torch.error:
-        return Cause(
+        return Defect(
             "not compiled for it", f"torch {torch.version} has no kernels for this device",
             "HSA_OVERRIDE_GFX_VERSION=10.3.0 python train.py  (11.0.0 for RDNA 3)",
         )  # fmt: skip
     return None
 
 
-def _intel(machine: Inventory) -> Cause | None:
+def _intel(machine: Inventory) -> Defect | None:
     nodes, torch = machine.drivers.nodes, machine.torch
     renders = {one: ok for one, ok in nodes.items() if "renderD" in one}
     if not renders:
         if machine.drivers.container:
-            return Cause(
+            return Defect(
                 "container without dri", "the host has an Intel device, and this container was "
                 "begun without it", "docker run --device /dev/dri IMAGE",
             )  # fmt: skip
-        return Cause("driver not loaded", "no driver has made /dev/dri/renderD128",
+        return Defect("driver not loaded", "no driver has made /dev/dri/renderD128",
                      "sudo modprobe xe || sudo modprobe i915")  # fmt: skip
     if not all(renders.values()):
-        return Cause("no permission", f"you may not open {next(iter(renders))}", _GROUPS)
+        return Defect("no permission", f"you may not open {next(iter(renders))}", _GROUPS)
     if not torch.version:
-        return Cause("no torch", "torch is not installed for this Python",
+        return Defect("no torch", "torch is not installed for this Python",
                      _XPU.replace(" --force-reinstall", ""))  # fmt: skip
     if not torch.xpu and "+xpu" not in torch.version:
-        return Cause("torch without XPU", f"torch {torch.version} was not built for Intel's "
+        return Defect("torch without XPU", f"torch {torch.version} was not built for Intel's "
                      "devices", _XPU)  # fmt: skip
-    return Cause(
+    return Defect(
         "no Level Zero", "torch finds no Intel device: the user part of the driver is missing",
         "sudo apt install libze-intel-gpu1 libze1 intel-opencl-icd",
     )  # fmt: skip
 
 
-def _tpu(machine: Inventory) -> Cause | None:
+def _tpu(machine: Inventory) -> Defect | None:
     torch = machine.torch
     closed = [one for one, ok in machine.drivers.nodes.items() if "/accel" in one and not ok]
     if closed:
-        return Cause("no permission", f"you may not open {closed[0]}: it is another user's, or a "
+        return Defect("no permission", f"you may not open {closed[0]}: it is another user's, or a "
                      "process has it", "sudo lsof /dev/accel*")  # fmt: skip
     if not torch.version:
-        return Cause("no torch", "torch is not installed for this Python",
+        return Defect("no torch", "torch is not installed for this Python",
                      "pip install torch 'torch_xla[tpu]'")  # fmt: skip
     if not torch.xla:
-        return Cause("no torch-xla", "a TPU is here, and torch reaches one through torch-xla alone",
+        return Defect("no torch-xla", "torch reaches the TPU that is here through torch-xla alone",
                      "pip install 'torch_xla[tpu]'")  # fmt: skip
     wanted = machine.variables.get("PJRT_DEVICE", "TPU")
     if wanted != "TPU":
-        return Cause("another PJRT device", f"PJRT_DEVICE={wanted} keeps torch-xla from the TPU",
+        return Defect("another PJRT device", f"PJRT_DEVICE={wanted} keeps torch-xla from the TPU",
                      "export PJRT_DEVICE=TPU")  # fmt: skip
-    return Cause(
+    return Defect(
         "not a device of Paceline's", f"torch-xla {torch.xla} reaches the TPU; Paceline trains on "
         "devices of torch itself (cuda, xpu, mps) and the CPU", "paceline train TASK --device cpu",
     )  # fmt: skip
 
 
-def _apple(machine: Inventory) -> Cause | None:
+def _apple(machine: Inventory) -> Defect | None:
     if machine.translated:
-        return Cause(
+        return Defect(
             "translated Python", "this Python is one for Intel, which Rosetta translates; it finds "
             "no MPS", "CONDA_SUBDIR=osx-arm64 conda create -n native python",
         )  # fmt: skip
     if not machine.torch.version:
-        return Cause("no torch", "torch is not installed for this Python", "pip install torch")
+        return Defect("no torch", "torch is not installed for this Python", "pip install torch")
     release = re.search(r"macOS-(\d+)\.(\d+)", machine.libraries.system)
     if release and (int(release[1]), int(release[2])) < (12, 3):
-        return Cause("old macOS", f"MPS needs macOS 12.3, and this is {release[1]}.{release[2]}",
+        return Defect("old macOS", f"MPS needs macOS 12.3, and this is {release[1]}.{release[2]}",
                      "softwareupdate --install --all")  # fmt: skip
     return None
 
 
-RULES: tuple[tuple[Kind, Callable[[Inventory], Cause | None]], ...] = (
-    (Kind.NVIDIA, nvidia_cause), (Kind.AMD, _amd), (Kind.INTEL, _intel), (Kind.TPU, _tpu),
-    (Kind.APPLE, _apple),
+RULES: tuple[tuple[Maker, Callable[[Inventory], Defect | None]], ...] = (
+    (Maker.NVIDIA, nvidia_cause), (Maker.AMD, _amd), (Maker.INTEL, _intel), (Maker.TPU, _tpu),
+    (Maker.APPLE, _apple),
 )  # fmt: skip

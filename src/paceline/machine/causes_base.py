@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Cause(NamedTuple):
+class Defect(NamedTuple):
     """Why no accelerator can be used.
 
     Attributes:

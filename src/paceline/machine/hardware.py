@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .nvidia import SUMMARY
-from .source import Output, Source
+from .source import CommandOutput, MachineSource
 
 _PCI = "/sys/bus/pci/devices"
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
@@ -34,7 +34,7 @@ _MODULES = ("nvidia", "nvidia_uvm", "nouveau", "amdgpu", "i915", "xe")
 _NODE = re.compile(r"nvidia\d+|nvidiactl|nvidia-uvm|kfd|dxg|accel\d+|renderD\d+")
 
 
-class Kind(Enum):
+class Maker(Enum):
     """Of accelerator, by who makes it reachable."""
 
     NVIDIA = "NVIDIA"
@@ -55,7 +55,7 @@ class Card:
         numa_node: whose memory is near; None: there is one only, or nobody tells.
     """
 
-    kind: Kind
+    maker: Maker
     slot: str
     name: str = ""
     driver: str = ""
@@ -88,7 +88,7 @@ class Drivers:
     installed: frozenset[str]
     other_kernels: bool
     nodes: dict[str, bool]
-    smi: Output | None
+    smi: CommandOutput | None
     libcuda: bool
     kernel_log: str
     nvidia: str
@@ -98,49 +98,49 @@ class Drivers:
     system: str
 
 
-def read_cards(source: Source) -> list[Card]:
+def read_cards(source: MachineSource) -> list[Card]:
     """Every accelerator on the PCI bus; of a Mac its own."""
     if source.platform == "darwin":
         output = source.run("sysctl", "-n", "machdep.cpu.brand_string")
         name = output.text.strip() if output is not None else ""
         is_apple = name.startswith(("Apple", "VirtualApple"))  # under Rosetta
-        return [Card(kind=Kind.APPLE, slot="", name=name)] if is_apple else []
+        return [Card(maker=Maker.APPLE, slot="", name=name)] if is_apple else []
     cards = []
     for slot in source.names(_PCI):
         here = f"{_PCI}/{slot}"
-        found = _kind(source, here)
+        found = _maker(source, here)
         if found is not None:
             cards.append(_card(source, here, slot, *found))
     return cards
 
 
-def _kind(source: Source, here: str) -> tuple[Kind, str] | None:
+def _maker(source: MachineSource, here: str) -> tuple[Maker, str] | None:
     vendor, device = source.text(f"{here}/vendor"), source.text(f"{here}/device")
     family = source.text(f"{here}/class")[:6]
     is_screen, is_engine = family.startswith("0x03"), family == "0x1200"
     if vendor == "0x10de" and (is_screen or is_engine):
-        return Kind.NVIDIA, ""
+        return Maker.NVIDIA, ""
     if vendor == "0x1002" and (family == "0x0380" or is_engine or _is_card(source, here)):
-        return Kind.AMD, ""
+        return Maker.AMD, ""
     if vendor == "0x8086" and (is_screen or is_engine) and _ARC.match(device):
-        return Kind.INTEL, ""
+        return Maker.INTEL, ""
     if vendor == "0x1ae0" and device in _TPUS:
-        return Kind.TPU, ""
+        return Maker.TPU, ""
     for (maker, model), name in _OTHERS.items():
         if vendor == maker and model in ("", device):
-            return Kind.OTHER, name
+            return Maker.OTHER, name
     return None
 
 
-def _is_card(source: Source, here: str) -> bool:
+def _is_card(source: MachineSource, here: str) -> bool:
     told = source.text(f"{here}/mem_info_vram_total")
     return told.isdigit() and int(told) >= _CARD_BYTES
 
 
-def _card(source: Source, here: str, slot: str, kind: Kind, name: str) -> Card:
+def _card(source: MachineSource, here: str, slot: str, maker: Maker, name: str) -> Card:
     node = source.text(f"{here}/numa_node")
     return Card(
-        kind=kind, slot=slot, name=name or source.text(f"{here}/product_name"),
+        maker=maker, slot=slot, name=name or source.text(f"{here}/product_name"),
         driver=source.link(f"{here}/driver"),
         generation=_generation(source.text(f"{here}/current_link_speed")),
         most_generation=_generation(source.text(f"{here}/max_link_speed")),
@@ -159,7 +159,7 @@ def _lanes(width: str) -> int | None:
     return int(width) if width.isdigit() and width != "0" else None
 
 
-def read_drivers(source: Source) -> Drivers:
+def read_drivers(source: MachineSource) -> Drivers:
     """As far as it is told; nothing is asked of a driver where there is none."""
     words = source.text("/proc/version").split()  # Linux version NUMBER ...
     kernel = words[2] if len(words) > 2 else ""
@@ -188,12 +188,12 @@ def read_drivers(source: Source) -> Drivers:
     )  # fmt: skip
 
 
-def _is_installed(source: Source, kernel: str, module: str) -> bool:
+def _is_installed(source: MachineSource, kernel: str, module: str) -> bool:
     text = source.text(f"/lib/modules/{kernel}/modules.dep")
     return re.search(rf"/{module.replace('_', '[-_]')}\.ko", text) is not None
 
 
-def _nodes(source: Source) -> dict[str, bool]:
+def _nodes(source: MachineSource) -> dict[str, bool]:
     names = [
         f"/dev/{folder}{name}"
         for folder in ("", "dri/", "accel/")
@@ -203,13 +203,13 @@ def _nodes(source: Source) -> dict[str, bool]:
     return {name: source.may_open(name) for name in names}
 
 
-def _has_libcuda(source: Source, libraries: str) -> bool:
+def _has_libcuda(source: MachineSource, libraries: str) -> bool:
     folders = [*source.environ.get("LD_LIBRARY_PATH", "").split(":"), "/usr/lib/wsl/lib"]
     there = [one for one in folders if one and "stubs" not in one]
     return "libcuda.so.1" in libraries or any(source.exists(f"{one}/libcuda.so.1") for one in there)
 
 
-def _container(source: Source) -> str:
+def _container(source: MachineSource) -> str:
     if source.exists("/.dockerenv"):
         return "docker"
     if source.exists("/run/.containerenv"):
@@ -219,12 +219,12 @@ def _container(source: Source) -> str:
     return "singularity" if source.environ.get("SINGULARITY_NAME") else ""
 
 
-def _windows(source: Source, kernel: str) -> int:
+def _windows(source: MachineSource, kernel: str) -> int:
     if "microsoft" not in kernel.lower():
         return 0
     return 2 if "WSL2" in kernel or source.exists("/dev/dxg") else 1
 
 
-def _system(source: Source) -> str:
+def _system(source: MachineSource) -> str:
     match = re.search(r'^ID="?([a-z]+)', source.text("/etc/os-release"), re.MULTILINE)
     return match[1] if match else ""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .hardware import Card, Drivers, Kind, read_cards, read_drivers
+from .hardware import Card, Drivers, Maker, read_cards, read_drivers
 from .libraries import Libraries, Torch, read_libraries, read_torch
 from .nvidia import Gpu, driver_cuda, read_gpus
 from .processor import Processor, read_processor
-from .source import Source
+from .source import MachineSource
 from .storage import Disk, folders_of_interest, read_disk
 
 _VARIABLES = (
@@ -44,23 +44,23 @@ class Inventory:
     platform: str
     translated: bool = False
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, maker: Maker) -> bool:
         """Whether such an accelerator is here, by the bus, its driver's files, or its driver."""
         nodes = self.drivers.nodes
-        if kind is Kind.NVIDIA and (self.gpus or any(_is_nvidia(one) for one in nodes)):
+        if maker is Maker.NVIDIA and (self.gpus or any(_is_nvidia(one) for one in nodes)):
             return True
-        if kind is Kind.NVIDIA and self.drivers.windows == 2 and "/dev/dxg" in nodes:
+        if maker is Maker.NVIDIA and self.drivers.windows == 2 and "/dev/dxg" in nodes:
             return self.drivers.libcuda or self.drivers.smi is not None
-        if kind is Kind.TPU and any("/accel" in one for one in nodes):
+        if maker is Maker.TPU and any("/accel" in one for one in nodes):
             return True
-        return any(one.kind is kind for one in self.cards)
+        return any(one.maker is maker for one in self.cards)
 
     @property
     def has_accelerator(self) -> bool:
         """Whether one is here that torch could compute on."""
-        return any(self.has(one) for one in Kind if one is not Kind.OTHER)
+        return any(self.has(one) for one in Maker if one is not Maker.OTHER)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Its fields (docs/json.md)."""
         fields = {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
         smi = self.drivers.smi
@@ -68,7 +68,7 @@ class Inventory:
         return fields
 
 
-def read_inventory(source: Source) -> Inventory:
+def read_inventory(source: MachineSource) -> Inventory:
     """Everything, in a second; where an accelerator may be, torch is started, in a few more."""
     cards = tuple(read_cards(source))
     drivers = read_drivers(source)
@@ -88,7 +88,7 @@ def read_inventory(source: Source) -> Inventory:
     )  # fmt: skip
 
 
-def _is_translated(source: Source) -> bool:
+def _is_translated(source: MachineSource) -> bool:
     if source.platform != "darwin":
         return False
     output = source.run("sysctl", "-n", "sysctl.proc_translated")

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from .source import Source
+from .source import MachineSource
 
 ASK = """
 import json, sys, warnings
@@ -108,7 +108,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def read_torch(source: Source, ask: bool) -> Torch:
+def read_torch(source: MachineSource, ask: bool) -> Torch:
     """What it was built for; with ``ask`` also what it finds."""
     built = {name: value.strip("'\" ") for name, value in _BUILT.findall(
         source.package_text("torch", "torch/version.py")
@@ -134,7 +134,7 @@ def read_torch(source: Source, ask: bool) -> Torch:
     )  # fmt: skip
 
 
-def _ask(source: Source) -> dict[str, Any] | None:
+def _ask(source: MachineSource) -> dict[str, Any] | None:
     """What torch said; None: it cannot be asked."""
     output = source.run(sys.executable, "-c", ASK)
     if output is None:
@@ -148,7 +148,7 @@ def _ask(source: Source) -> dict[str, Any] | None:
         return {"error": f"torch {how}: {output.text.strip()[-300:]}"}
 
 
-def read_libraries(source: Source) -> Libraries:
+def read_libraries(source: MachineSource) -> Libraries:
     """Versions, from packages where they are some: CUDA's come with torch."""
     compiler = source.run("nvcc", "--version")
     match = re.search(r"release ([\d.]+)", compiler.text if compiler is not None else "")

@@ -6,7 +6,7 @@ What a bug report needs is all of it. This module must not know how facts are re
 from collections.abc import Iterator
 
 from ..plan import format_bytes
-from .causes import Verdict
+from .causes import Usability
 from .hardware import Card
 from .inventory import Inventory
 from .nvidia import Gpu
@@ -15,7 +15,7 @@ from .processor import Processor
 _WIDTH = 13
 
 
-def render(machine: Inventory, verdict: Verdict) -> list[str]:
+def render(machine: Inventory, verdict: Usability) -> list[str]:
     """In lines."""
     return [
         *_verdict(machine, verdict),
@@ -23,7 +23,7 @@ def render(machine: Inventory, verdict: Verdict) -> list[str]:
     ]
 
 
-def _verdict(machine: Inventory, verdict: Verdict) -> Iterator[str]:
+def _verdict(machine: Inventory, verdict: Usability) -> Iterator[str]:
     torch = machine.torch
     if verdict.cause is not None:
         yield f"no accelerator can be used: {verdict.cause.sentence}"
@@ -38,13 +38,19 @@ def _verdict(machine: Inventory, verdict: Verdict) -> Iterator[str]:
 
 
 def _rows(machine: Inventory) -> Iterator[tuple[str, str]]:
-    cpu, torch, libraries = machine.processor, machine.torch, machine.libraries
+    yield from _processor(machine.processor)
+    for disk in machine.disks:
+        where = f" ({disk.name}{f', {disk.model}' if disk.model else ''})" if disk.name else ""
+        yield "disk", f"{disk.folder}: {disk.kind}{where}, {disk.file_system}"
+    yield from _devices(machine)
+    yield from _software(machine)
+
+
+def _processor(cpu: Processor) -> Iterator[tuple[str, str]]:
     yield "processor", cpu.name
     yield "cores", _cores(cpu)
-    yield (
-        "caches",
-        ", ".join(f"{one.kind} {one.count} x {format_bytes(one.num_bytes)}" for one in cpu.caches),
-    )
+    caches = [f"{one.kind} {one.count} x {format_bytes(one.num_bytes)}" for one in cpu.caches]
+    yield "caches", ", ".join(caches)
     bits = f"{cpu.vector_bits} bits" if cpu.vector_bits else "width not told"
     yield "vectors", ", ".join([bits, *cpu.matrices])
     yield "memory", _memory(cpu)
@@ -52,32 +58,30 @@ def _rows(machine: Inventory) -> Iterator[tuple[str, str]]:
         size = format_bytes(node.memory_bytes) if node.memory_bytes else "no memory"
         distances = " ".join(map(str, node.distances))
         yield f"NUMA node {node.number}", f"cores {node.cores}, {size}, distances {distances}"
-    for disk in machine.disks:
-        where = f" ({disk.name}{f', {disk.model}' if disk.model else ''})" if disk.name else ""
-        yield "disk", f"{disk.folder}: {disk.kind}{where}, {disk.file_system}"
-    yield from (("device", _gpu(one)) for one in machine.gpus)
-    shown = {one.slot for one in machine.gpus}
-    yield from (("card", _card(one)) for one in machine.cards if one.slot not in shown)
-    drivers = machine.drivers
-    if drivers.nvidia or machine.driver_cuda:
-        yield (
-            "driver",
-            f"NVIDIA {drivers.nvidia or 'of an unknown version'}, for CUDA up to "
-            + (machine.driver_cuda or "not told"),
-        )
+
+
+def _devices(machine: Inventory) -> Iterator[tuple[str, str]]:
+    nodes = {one.slot: _near(one) for one in machine.cards}
+    for gpu in machine.gpus:
+        yield "device", _gpu(gpu) + nodes.pop(gpu.slot, "")
+    for card in machine.cards:
+        if card.slot in nodes:
+            yield "card", _card(card) + _near(card)
+    if machine.drivers.nvidia or machine.driver_cuda:
+        version = machine.drivers.nvidia or "of an unknown version"
+        yield "driver", f"NVIDIA {version}, for CUDA up to {machine.driver_cuda or 'not told'}"
+
+
+def _software(machine: Inventory) -> Iterator[tuple[str, str]]:
+    libraries, drivers = machine.libraries, machine.drivers
     yield "torch", _torch(machine)
-    yield "libraries", ", ".join(
-        f"{name} {version}" for name, version in (
-            ("nvcc", libraries.nvcc), ("cuDNN", libraries.cudnn), ("NCCL", libraries.nccl),
-            ("torch-xla", torch.xla),
-        ) if version
+    below = (
+        ("nvcc", libraries.nvcc), ("cuDNN", libraries.cudnn), ("NCCL", libraries.nccl),
+        ("torch-xla", machine.torch.xla),
     )  # fmt: skip
-    yield (
-        "packages",
-        ", ".join(
-            f"{name} {version}" for name, version in libraries.packages.items() if name != "torch"
-        ),
-    )
+    yield "libraries", ", ".join(f"{name} {version}" for name, version in below if version)
+    packages = [f"{name} {version}" for name, version in libraries.packages.items()]
+    yield "packages", ", ".join(one for one in packages if not one.startswith("torch "))
     yield "Python", f"{libraries.python}, {libraries.system}"
     if drivers.container or drivers.windows:
         yield "inside of", drivers.container or f"WSL {drivers.windows}"
@@ -117,12 +121,15 @@ def _gpu(gpu: Gpu) -> str:
 
 
 def _card(card: Card) -> str:
-    near = f", NUMA node {card.numa_node}" if card.numa_node is not None else ""
     return (
-        f"{card.kind.value} {card.name or 'device'} at {card.slot or 'no bus'}, driver "
+        f"{card.maker.value} {card.name or 'device'} at {card.slot or 'no bus'}, driver "
         f"{card.driver or 'none'}, "
-        + _link(card.generation, card.most_generation, card.lanes, card.most_lanes) + near
+        + _link(card.generation, card.most_generation, card.lanes, card.most_lanes)
     )  # fmt: skip
+
+
+def _near(card: Card) -> str:
+    return "" if card.numa_node is None else f", NUMA node {card.numa_node}"
 
 
 def _link(generation: int | None, most: int | None, lanes: int | None, width: int | None) -> str:

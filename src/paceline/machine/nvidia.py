@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from .source import Source
+from .source import MachineSource
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Gpu:
     nvlink_bytes_per_s: float = 0.0
 
 
-def read_gpus(source: Source) -> list[Gpu]:
+def read_gpus(source: MachineSource) -> list[Gpu]:
     """Every device that the driver shows; none where it cannot be asked."""
     output = source.run(*QUERY)
     if output is None or not output.is_good:
@@ -72,7 +72,7 @@ def read_gpus(source: Source) -> list[Gpu]:
     return [_linked(gpu, links.get(gpu.index, [])) for gpu in gpus]
 
 
-def read_apps(source: Source) -> list[tuple[int, str, int]]:
+def read_apps(source: MachineSource) -> list[tuple[int, str, int]]:
     """(process, device's uuid, bytes) of who computes; numbers are those of the driver's host."""
     output = source.run(*APPS)
     if output is None or not output.is_good:
@@ -85,7 +85,7 @@ def read_apps(source: Source) -> list[tuple[int, str, int]]:
     return found
 
 
-def driver_cuda(source: Source) -> str:
+def driver_cuda(source: MachineSource) -> str:
     """The newest CUDA that the driver can run, as ``12.8``; empty: it does not tell."""
     output = source.run(*SUMMARY)
     match = _CUDA.search(output.text) if output is not None else None
@@ -96,7 +96,7 @@ def _is_row(row: list[str]) -> bool:
     return len(row) == len(_FIELDS) and row[0].isdigit()
 
 
-def _gpu(row: dict[str, str], source: Source) -> Gpu:
+def _gpu(row: dict[str, str], source: MachineSource) -> Gpu:
     slot = row["pci.bus_id"].lower()[-12:]
     minors = re.search(
         r"Device Minor:\s*(\d+)", source.text(f"/proc/driver/nvidia/gpus/{slot}/information")
@@ -120,7 +120,7 @@ def _linked(gpu: Gpu, speeds: list[float]) -> Gpu:
     return replace(gpu, nvlinks=len(speeds), nvlink_bytes_per_s=sum(speeds) * 1e9)
 
 
-def _nvlinks(source: Source) -> dict[int, list[float]]:
+def _nvlinks(source: MachineSource) -> dict[int, list[float]]:
     """Device -> GB/s of each of its links that is up."""
     output = source.run(*NVLINK)
     found: dict[int, list[float]] = {}

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from ..system.processors import num_cores
-from .source import Source
+from .source import MachineSource
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
@@ -79,7 +79,7 @@ class Processor:
     governor: str
 
 
-def read_processor(source: Source) -> Processor:
+def read_processor(source: MachineSource) -> Processor:
     """As far as it is told."""
     info = source.text("/proc/cpuinfo")
     flags = {*_row(info, "flags").split(), *_row(info, "Features").split()}
@@ -105,7 +105,7 @@ def read_processor(source: Source) -> Processor:
     )  # fmt: skip
 
 
-def _vector_bits(source: Source, flags: set[str]) -> int | None:
+def _vector_bits(source: MachineSource, flags: set[str]) -> int | None:
     if "sve" in flags:
         told = source.text("/proc/sys/abi/sve_default_vector_length")
         if told.isdigit():
@@ -113,7 +113,7 @@ def _vector_bits(source: Source, flags: set[str]) -> int | None:
     return next((bits for flag, bits in _WIDTHS if flag in flags), None)
 
 
-def _caches(source: Source, numbers: list[int]) -> tuple[Cache, ...]:
+def _caches(source: MachineSource, numbers: list[int]) -> tuple[Cache, ...]:
     found: dict[str, tuple[int, set[str]]] = {}
     for number in numbers:
         folder = f"{_CPU}/cpu{number}/cache"
@@ -131,7 +131,7 @@ def _caches(source: Source, numbers: list[int]) -> tuple[Cache, ...]:
     )
 
 
-def _nodes(source: Source) -> tuple[NumaNode, ...]:
+def _nodes(source: MachineSource) -> tuple[NumaNode, ...]:
     names = [one for one in source.names(_NODE) if re.fullmatch(r"node\d+", one)]
     return tuple(
         NumaNode(
@@ -148,7 +148,7 @@ def _nodes(source: Source) -> tuple[NumaNode, ...]:
     )  # fmt: skip
 
 
-def _memory_layout(source: Source) -> tuple[int | None, int | None]:
+def _memory_layout(source: MachineSource) -> tuple[int | None, int | None]:
     """Channels and modules that are in use."""
     folder = "/sys/devices/system/edac/mc"
     channels, modules = set(), 0
@@ -164,7 +164,7 @@ def _memory_layout(source: Source) -> tuple[int | None, int | None]:
     return _memory_of_firmware(source)
 
 
-def _memory_of_firmware(source: Source) -> tuple[int | None, int | None]:
+def _memory_of_firmware(source: MachineSource) -> tuple[int | None, int | None]:
     output = source.run("dmidecode", "--type", "memory")
     if output is None or not output.is_good:
         return None, None

@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 20
 """Of a file; the kernel's own refuse to be read in pieces of 4 MiB."""
 
 
-class Output(NamedTuple):
+class CommandOutput(NamedTuple):
     """What a command has answered.
 
     Attributes:
@@ -37,7 +37,7 @@ class Output(NamedTuple):
         return self.code == 0
 
 
-class Source:
+class MachineSource:
     """The machine that this runs on.
 
     Args:
@@ -49,7 +49,7 @@ class Source:
         self.root = root
         self.environ = dict(os.environ if environ is None else environ)
         self.platform = sys.platform
-        self._outputs: dict[tuple[str, ...], Output | None] = {}
+        self._outputs: dict[tuple[str, ...], CommandOutput | None] = {}
 
     def text(self, path: str) -> str:
         """Of a file, without the space at its ends; empty: it is not there, or may not be read."""
@@ -86,13 +86,13 @@ class Source:
             return error.errno not in _DENIED
         return True
 
-    def run(self, *command: str) -> Output | None:
+    def run(self, *command: str) -> CommandOutput | None:
         """What this command answers, asked once; None: there is no such command."""
         if command not in self._outputs:
             self._outputs[command] = self._run(command)
         return self._outputs[command]
 
-    def _run(self, command: Sequence[str]) -> Output | None:
+    def _run(self, command: Sequence[str]) -> CommandOutput | None:
         with contextlib.suppress(FileNotFoundError, PermissionError, NotADirectoryError):
             try:
                 done = subprocess.run(
@@ -103,8 +103,8 @@ class Source:
             except subprocess.TimeoutExpired as late:
                 said = late.stdout or b""
                 text = said.decode(errors="replace") if isinstance(said, bytes) else said
-                return Output(-1, text)
-            return Output(done.returncode, "\n".join(done.stdout.splitlines()[:_MOST_LINES]))
+                return CommandOutput(-1, text)
+            return CommandOutput(done.returncode, "\n".join(done.stdout.splitlines()[:_MOST_LINES]))
         return None
 
     def package(self, name: str) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from .source import Source
+from .source import MachineSource
 
 _NETWORKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "9p", "virtiofs")
 
@@ -33,7 +33,7 @@ class Disk:
     model: str = ""
 
 
-def read_disk(source: Source, folder: str) -> Disk:
+def read_disk(source: MachineSource, folder: str) -> Disk:
     """The disk below this folder."""
     number, file_system = _mount(source, folder)
     name = _whole(source, source.link(f"/sys/dev/block/{number}"))
@@ -44,7 +44,7 @@ def read_disk(source: Source, folder: str) -> Disk:
     )  # fmt: skip
 
 
-def _mount(source: Source, folder: str) -> tuple[str, str]:
+def _mount(source: MachineSource, folder: str) -> tuple[str, str]:
     """(major:minor, file system) of the mount point that is nearest above it."""
     best = ("", "", "")
     for line in source.text("/proc/self/mountinfo").splitlines():
@@ -59,7 +59,7 @@ def _mount(source: Source, folder: str) -> tuple[str, str]:
     return best[1], best[2]
 
 
-def _whole(source: Source, name: str) -> str:
+def _whole(source: MachineSource, name: str) -> str:
     """The disk that a partition is of."""
     if not name or source.exists(f"/sys/block/{name}"):
         return name
@@ -67,7 +67,7 @@ def _whole(source: Source, name: str) -> str:
     return max(disks, key=len, default=name)
 
 
-def _kind(source: Source, file_system: str, name: str) -> str:
+def _kind(source: MachineSource, file_system: str, name: str) -> str:
     if file_system in ("tmpfs", "ramfs"):
         return "memory"
     if file_system in _NETWORKS or file_system.startswith("fuse."):

@@ -2,9 +2,10 @@
 
                    /proc, nvidia-smi
                           |
-    snapshot     what each process is, as data: nothing is decided while it is read
+    reading -> snapshot   what each process is, as data: nothing is decided while it is read
                           |
-    judgement    PURE     what trains, whose work it is, why it is a ghost, what may be ended
+    judgement    PURE     what trains, whose work it is, why it is a ghost
+    targets      PURE     what may be ended, and why the rest is left alone
                           |
          +----------------+----------------+
          |                                 |

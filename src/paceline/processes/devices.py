@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..machine.nvidia import Gpu, read_apps, read_gpus
-from ..machine.source import Source
-from .snapshot import Snapshot
+from ..machine.source import MachineSource
+from .snapshot import ProcessSnapshot
 
 _HOST = "pid:[4026531836]"
 """The first namespace of process numbers (PROC_PID_INIT_INO of include/linux/proc_ns.h)."""
@@ -34,7 +34,7 @@ class Busy:
     reason: str
 
 
-def busy_devices(snapshot: Snapshot, source: Source) -> list[Busy]:
+def busy_devices(snapshot: ProcessSnapshot, source: MachineSource) -> list[Busy]:
     """NVIDIA's that are busy without a process; none where there is no such device."""
     gpus = read_gpus(source)
     if not gpus:
@@ -64,7 +64,7 @@ def without_process(gpus: Iterable[Gpu], listed: set[str], held: set[str]) -> li
     return found
 
 
-def device_memory(snapshot: Snapshot, source: Source) -> dict[int, int]:
+def device_memory(snapshot: ProcessSnapshot, source: MachineSource) -> dict[int, int]:
     """Process -> bytes on devices; none inside of a container, where the driver tells the host's
     numbers, which are others' here."""
     found: dict[int, int] = {}

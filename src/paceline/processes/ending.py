@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .snapshot import Process, ProcessKey, Snapshot, read_start
+from .reading import read_start
+from .snapshot import Process, ProcessKey, ProcessSnapshot
 
 _AFTER_KILL_S = 2.0
 """The kernel takes a killed process's memory away; one that waits for a disk takes longer."""
@@ -29,7 +30,7 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessEnd:
     """What became of one process.
 
     Attributes:
@@ -80,7 +81,7 @@ class _Held:
             os.close(self._fd)
 
 
-def end(targets: Sequence[Process], wait_s: float, say: Callable[[str], None]) -> list[Ended]:
+def end(targets: Sequence[Process], wait_s: float, say: Callable[[str], None]) -> list[ProcessEnd]:
     """TERM to each, KILL to those that are there after ``wait_s``.
 
     Returns:
@@ -101,7 +102,7 @@ def end(targets: Sequence[Process], wait_s: float, say: Callable[[str], None]) -
             _try(one, signal.SIGKILL, refused)
         _wait(left, _AFTER_KILL_S)
         return [
-            Ended(
+            ProcessEnd(
                 pid=one.process.pid, by=one.by, is_over=one not in ours or one.is_over(),
                 reason=_said(one, one in ours, refused),
             )
@@ -148,7 +149,7 @@ class Leftover:
     num_bytes: int
 
 
-def left_by(targets: Sequence[Process], now: Snapshot) -> list[Leftover]:
+def left_by(targets: Sequence[Process], now: ProcessSnapshot) -> list[Leftover]:
     """Files that these hold or have held, and that nobody else does. None, where not all is seen.
 
     What has no name, as memfds and files that were unlinked, is freed with its last process.

@@ -1,8 +1,8 @@
 """What trains, whose work it is, why it is a ghost, and what may be ended: decisions on data.
 
-    Snapshot ---> role of each ---> has it lost whom it needs? ---> why it is a ghost, or ""
+    ProcessSnapshot ---> role of each ---> has it lost whom it needs? ---> why it is a ghost, or ""
                                                                          |
-                              guards: own, another's, unseen  ---> may it be ended, or why not
+                                   `targets.py`: may it be ended, or why not
 
 A part is what cannot be of use alone. Its real parent runs the same program (a process that is
 forked has its parent's), so a parent that runs another one has adopted it. A forked part may be a
@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .snapshot import Process, ProcessKey, Snapshot
+from .snapshot import Process, ProcessKey, ProcessSnapshot
 
 IDLE_SHARE = 0.01
 """Of one core: less than this in a look is nothing; a Python that only waits uses less."""
@@ -74,7 +74,7 @@ class Judged:
     reason: str = ""
 
 
-def judge(snapshot: Snapshot, for_s: float = 0.0) -> list[Judged]:
+def judge(snapshot: ProcessSnapshot, for_s: float = 0.0) -> list[Judged]:
     """Every training process of this user that is in sight and not the one that looks.
 
     Args:
@@ -84,7 +84,7 @@ def judge(snapshot: Snapshot, for_s: float = 0.0) -> list[Judged]:
     found = []
     for process in snapshot.processes:
         role = role_of(process)
-        if role is Role.OTHER or process.pid in _ourselves(snapshot) or _guard(process, snapshot):
+        if role is Role.OTHER or process.pid in ourselves(snapshot) or foreign(process, snapshot):
             continue
         reason = reasons.get(process.key, "")
         found.append(
@@ -131,15 +131,15 @@ def _holds_as_python(process: Process) -> bool:
     return bool(process.devices) and "python" in process.exe.rpartition("/")[2]
 
 
-_PARTS = (Role.FORK_SERVER, Role.RANK, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
+PARTS = (Role.FORK_SERVER, Role.RANK, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
 _BELOW = (Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
 """Parts that go with the process that began them."""
 
 
-def has_lost_parent(process: Process, snapshot: Snapshot) -> bool:
+def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
     """Whether a part was adopted by somebody who cannot have begun it."""
     role = role_of(process)
-    if role not in _PARTS:
+    if role not in PARTS:
         return False
     parent = snapshot.by_pid.get(process.parent)
     if parent is None or parent.start_ticks > process.start_ticks:
@@ -151,7 +151,7 @@ def has_lost_parent(process: Process, snapshot: Snapshot) -> bool:
     return not ("python" in parent.exe.rpartition("/")[2] or parent.has_torch)
 
 
-def ghosts(snapshot: Snapshot, for_s: float = 0.0) -> dict[ProcessKey, str]:
+def ghosts(snapshot: ProcessSnapshot, for_s: float = 0.0) -> dict[ProcessKey, str]:
     """Why each ghost is one."""
     reasons = {
         process.key: reason
@@ -164,7 +164,7 @@ def ghosts(snapshot: Snapshot, for_s: float = 0.0) -> dict[ProcessKey, str]:
 
 
 def _with_parent(
-    snapshot: Snapshot, reasons: dict[ProcessKey, str]
+    snapshot: ProcessSnapshot, reasons: dict[ProcessKey, str]
 ) -> Iterator[tuple[ProcessKey, str]]:
     """Parts whose parent is a ghost, and that are not yet known to be one."""
     for process in snapshot.processes:
@@ -176,7 +176,7 @@ def _with_parent(
             yield process.key, f"a {role_of(process).value} of {parent.pid}, which is a ghost"
 
 
-def _why(process: Process, snapshot: Snapshot, for_s: float) -> str:
+def _why(process: Process, snapshot: ProcessSnapshot, for_s: float) -> str:
     """Why a part that has lost its parent is a ghost; empty: it may be meant so."""
     stopped = ", and it was stopped" if process.state in "Tt" else ""
     role = role_of(process)
@@ -197,7 +197,7 @@ def _why(process: Process, snapshot: Snapshot, for_s: float) -> str:
     return ""
 
 
-def _may_be_daemon(process: Process, snapshot: Snapshot) -> bool:
+def _may_be_daemon(process: Process, snapshot: ProcessSnapshot) -> bool:
     """A daemon begins a session, whose leader ends at once, and no group in it."""
     leader = snapshot.by_pid.get(process.session)
     is_led = leader is not None and leader.pid != process.pid
@@ -210,7 +210,7 @@ def is_idle(process: Process, for_s: float) -> bool:
 
 
 def _condition(
-    process: Process, role: Role, is_ghost: bool, snapshot: Snapshot, for_s: float
+    process: Process, role: Role, is_ghost: bool, snapshot: ProcessSnapshot, for_s: float
 ) -> Condition:
     if is_ghost:
         return Condition.GHOST
@@ -221,10 +221,10 @@ def _condition(
     return Condition.IDLE if is_idle(process, for_s) else Condition.AT_WORK
 
 
-def _leader(process: Process, snapshot: Snapshot) -> int:
+def _leader(process: Process, snapshot: ProcessSnapshot) -> int:
     """The uppermost of its parents from which on all are parts or lead."""
     here, seen = process, {process.pid}
-    while role_of(here) in _PARTS and not has_lost_parent(here, snapshot):
+    while role_of(here) in PARTS and not has_lost_parent(here, snapshot):
         parent = snapshot.by_pid[here.parent]
         if parent.pid in seen or role_of(parent) is Role.OTHER:
             break
@@ -233,71 +233,8 @@ def _leader(process: Process, snapshot: Snapshot) -> int:
     return here.pid
 
 
-# -- what may be ended --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A process that is left alone, and why."""
-
-    pid: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
-    """What `clean` is about to end, and what it will not though it was named.
-
-    Attributes:
-        targets: with the reason of each.
-    """
-
-    targets: tuple[tuple[Process, str], ...]
-    refused: tuple[Refusal, ...] = ()
-
-
-def choose(snapshot: Snapshot, named: tuple[int, ...] = (), for_s: float = 0.0) -> Ends:
-    """All ghosts; where processes are named, these and their parts, and nothing else."""
-    reasons = ghosts(snapshot, for_s)
-    chosen: dict[ProcessKey, str] = {} if named else dict(reasons)
-    refused = []
-    for pid in named:
-        process = snapshot.by_pid.get(pid)
-        if process is None:
-            refused.append(Refusal(pid=pid, reason="there is no such process"))
-        elif why := _why_not(process, snapshot):
-            refused.append(Refusal(pid=pid, reason=why))
-        elif role_of(process) is Role.OTHER:
-            refused.append(Refusal(pid=pid, reason="it does not train; use kill"))
-        else:
-            chosen[process.key] = reasons.get(process.key, "named")
-            chosen |= {key: why for key, why in _parts_of(process, snapshot) if key not in chosen}
-    found = [(snapshot.by_pid[key[0]], reason) for key, reason in chosen.items()]
-    targets = tuple((one, reason) for one, reason in found if not _why_not(one, snapshot))
-    return Ends(targets=targets, refused=tuple(refused))
-
-
-def _parts_of(process: Process, snapshot: Snapshot) -> Iterator[tuple[ProcessKey, str]]:
-    """Its parts, theirs, and so on; of torchrun its ranks, of Paceline its fork server."""
-    ahead, seen = [process], {process.pid}
-    while ahead:
-        above = ahead.pop()
-        for one in snapshot.processes:
-            is_child = one.parent == above.pid and one.pid not in seen
-            if is_child and role_of(one) in _PARTS and not has_lost_parent(one, snapshot):
-                seen.add(one.pid)
-                ahead.append(one)
-                yield one.key, f"a {role_of(one).value} of {above.pid}"
-
-
-def _why_not(process: Process, snapshot: Snapshot) -> str:
-    """Why a process must not be ended; empty: it may."""
-    if process.pid in _ourselves(snapshot):
-        return "this command runs in it"
-    return _guard(process, snapshot)
-
-
-def _guard(process: Process, snapshot: Snapshot) -> str:
+def foreign(process: Process, snapshot: ProcessSnapshot) -> str:
+    """Why a process is out of reach; empty: it is this user's, and seen as itself."""
     if process.owner != snapshot.owner:
         return "it is another user's"
     if not snapshot.namespace or process.namespace != snapshot.namespace:
@@ -305,7 +242,7 @@ def _guard(process: Process, snapshot: Snapshot) -> str:
     return ""
 
 
-def _ourselves(snapshot: Snapshot) -> set[int]:
+def ourselves(snapshot: ProcessSnapshot) -> set[int]:
     """The process that looks, and all that it descends from."""
     found: set[int] = set()
     pid = snapshot.own

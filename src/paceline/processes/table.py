@@ -9,8 +9,9 @@ from typing import Any
 
 from ..plan import format_bytes
 from .devices import Busy
-from .ending import Ended, Leftover
-from .judgement import Condition, Ends, Judged, Role
+from .ending import Leftover, ProcessEnd
+from .judgement import Condition, Judged, Role
+from .targets import Ends
 
 _COLUMNS = ("PID", "what", "does", "since", "memory", "shared", "devices", "ports", "parent")
 _MOST_NAMES = 3
@@ -19,7 +20,7 @@ _MOST_COMMAND = 70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class Listing:
     """The answer of ``ps``.
 
     Attributes:
@@ -37,7 +38,7 @@ class Listed:
         """Processes that were left behind."""
         return sum(one.condition is Condition.GHOST for one in self.judged)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Its fields (docs/json.md)."""
         return {
             "processes": [
@@ -67,7 +68,7 @@ class Cleaned:
 
     ends: Ends
     has_acted: bool
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[ProcessEnd, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
     kept_ports: tuple[int, ...] = ()
 
@@ -81,7 +82,7 @@ class Cleaned:
         """At which the targets listen, or listened."""
         return tuple(sorted({port for one, _ in self.ends.targets for port in one.ports}))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Its fields (docs/json.md)."""
         became = {one.pid: one for one in self.ended}
         return {
@@ -117,7 +118,7 @@ def _fields(one: Judged) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def render_listed(listed: Listed) -> list[str]:
+def render_listed(listed: Listing) -> list[str]:
     """``ps``, in lines."""
     lines = []
     if listed.judged:
