@@ -79,6 +79,9 @@ NVIDIA: dict[str, tuple[dict[str, Any], str, str]] = {
                      "Unknown Error", "dmesg": "NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off "
                      "the bus.", "nvidia-smi --query-gpu": "!", **NONE}}, "off the bus", "reboot",
     ),
+    "a driver that hangs": (
+        {"outputs": {"nvidia-smi": "~", **NONE}}, "driver hangs", "reboot",
+    ),
     "no device files": (
         {"files": NO_FILES, "outputs": {**NO_SMI, **NONE}}, "no device files", "nvidia-modprobe",
     ),

@@ -152,8 +152,7 @@ def test_who_was_begun_by_a_ghost_is_not_ended_with_it(bystander: Process) -> No
     """Ours by parent, not by work; parts of the ghost are."""
     ghost = process(100, command=SPAWN)
     begun = replace(bystander, parent=100)
-    is_part = role_of(begun) in (Role.LOADER_WORKER, Role.SPAWNED)
-    is_part |= role_of(begun) is Role.FORKED and begun.command == ghost.command
+    is_part = role_of(begun) in (Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
     targets = {one.pid for one, _ in choose(seen(ghost, begun), for_s=LOOK_S).targets}
     foreign = begun.owner != OWNER or begun.namespace != HERE
     assert targets == ({100, 101} if is_part and not foreign else {100})
@@ -165,6 +164,32 @@ def test_parts_of_a_ghost_are_ghosts() -> None:
     grandchild = process(103, parent=102, is_forked=True, group=100, used_s=0.9)
     sleeper = process(104, parent=101, exe="/bin/sleep", command=("sleep", "9"), has_torch=False)
     assert ghost_pids(seen(rank, loader, grandchild, sleeper)) == {101, 102, 103}
+
+
+LIVING = {
+    "training as the first process of a container": replace(
+        INIT, exe=PYTHON, command=TRAINS, has_torch=True, owner=OWNER
+    ),
+    "torchrun as the first process of a container": replace(
+        INIT, exe=PYTHON, command=("python", "-m", "torch.distributed.run"), has_torch=True,
+        owner=OWNER,
+    ),
+    "a script that has given itself a title": process(100, command=("experiment 7",)),
+    "a script that another user owns": process(100, owner=0, exe="", command=(), has_torch=False),
+    "a script that may not be read": process(100, exe="", command=(), has_torch=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parent", LIVING.values(), ids=[*LIVING])
+@pytest.mark.parametrize("part", ORPHANS.values(), ids=[*ORPHANS])
+def test_a_part_whose_parent_may_live_is_no_ghost(parent: Process, part: Process) -> None:
+    child = replace(part, parent=parent.pid)
+    snapshot = ProcessSnapshot(
+        processes=(*({INIT} - {parent} if parent.pid != 1 else ()), parent, SHELL, LOOKER, child),
+        own=60, owner=OWNER, namespace=HERE,
+    )  # fmt: skip
+    assert 101 not in ghost_pids(snapshot)
+    assert choose(snapshot, for_s=LOOK_S).targets == ()
 
 
 def test_a_parent_that_began_later_is_none() -> None:
@@ -191,7 +216,9 @@ def test_named_are_a_notebook_and_its_parts_and_nothing_else() -> None:
 def test_whom_init_has_adopted_is_no_part_of_it() -> None:
     snapshot = seen(process(101, **LOADER), SCRIPT, process(102, parent=100, **LOADER))
     assert choose(snapshot, (1,), LOOK_S).targets == ()
-    adopted = process(103, parent=100, **LOADER, command=("python", "other.py"))
+    shell = process(100, exe="/bin/bash", has_torch=False, devices=("/dev/nvidia0",))
+    assert choose(seen(shell, process(103, parent=100, **LOADER)), (100,), LOOK_S).targets == ()
+    adopted = process(103, parent=100, is_forked=True, exe="/opt/other/python3")
     chosen = choose(seen(SCRIPT, adopted), (100,), LOOK_S)
     assert [one.pid for one, _ in chosen.targets] == [100]
 

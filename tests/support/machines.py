@@ -17,7 +17,8 @@ class Recorded(MachineSource):
     Args:
         files: path -> text; a text that begins with ``->`` is a link.
         outputs: the first words of a command -> what it says; ``torch`` is Python asked for it.
-            A text that begins with ``!`` comes with exit code 1, less that sign.
+            A text that begins with ``!`` comes with exit code 1, less that sign; ``~`` does not
+            come in time.
         closed: files that may not be opened.
         packages: name -> version; ``torch.built`` is the text of torch/version.py.
     """
@@ -50,6 +51,8 @@ class Recorded(MachineSource):
         if not fitting:
             return None
         text = self._said[max(fitting, key=len)]
+        if text == "~":
+            return CommandOutput(-1, "")
         return CommandOutput(1, text[1:]) if text.startswith("!") else CommandOutput(0, text)
 
     def may_open(self, path: str) -> bool:

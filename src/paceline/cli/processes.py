@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ..processes.table import Cleaned
     from ..processes.targets import Ends
 
-LOOK_S = 0.5
-"""Between two looks, so that who does nothing can be told from who works."""
+LOOK_S, LOOK_TO_END_S = 0.5, 2.0
+"""Between two looks, so that who does nothing can be told from who works; longer to end it."""
 _MOST_S = 3600.0
 
 
@@ -45,7 +45,7 @@ def clean(
     *pids: int,
     yes: Annotated[bool, Parameter(negative=(), help="Do it.")] = False,
     wait_s: float = 10.0,
-    look_s: float = LOOK_S,
+    look_s: float = LOOK_TO_END_S,
     json: Json = False,
 ) -> None:
     """End training processes that were left behind, and free what they held; shown first.

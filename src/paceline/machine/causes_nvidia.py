@@ -82,6 +82,14 @@ def _off_the_bus(machine: Inventory) -> Defect | None:
     )  # fmt: skip
 
 
+def _hangs(machine: Inventory) -> Defect | None:
+    smi = machine.drivers.smi
+    if smi is None or smi.code != -1:
+        return None
+    return Defect("driver hangs", "nvidia-smi does not answer: the driver waits for a device that "
+                  "no longer does", "sudo reboot")  # fmt: skip
+
+
 def _given_to_a_guest(machine: Inventory) -> Defect | None:
     if not _cards_driven_by(machine, "vfio-pci"):
         return None
@@ -412,7 +420,7 @@ def _full(machine: Inventory) -> Defect | None:
 
 
 RULES = (
-    _off_the_bus, _given_to_a_guest, _nouveau, _wsl_one, _wsl_without_library, _secure_boot,
+    _off_the_bus, _hangs, _given_to_a_guest, _nouveau, _wsl_one, _wsl_without_library, _secure_boot,
     _no_driver, _mismatch, _not_given_to_container, _no_files, _not_allowed, _no_unified_memory,
     _no_compute_in_container, _mig, _no_torch, _not_for_cuda, _import_fails, _old_driver, _hidden,
     _stub, _compute_mode, _fabric, _memory_errors, _not_compiled_for, _full,

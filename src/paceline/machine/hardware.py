@@ -31,7 +31,12 @@ _OTHERS = {
     ("0x1d0f", "0x7264"): "AWS Inferentia2", ("0x1de0", ""): "Groq",
 }  # fmt: skip
 _MODULES = ("nvidia", "nvidia_uvm", "nouveau", "amdgpu", "i915", "xe")
-_NODE = re.compile(r"nvidia\d+|nvidiactl|nvidia-uvm|kfd|dxg|accel\d+|renderD\d+")
+_NODE = re.compile(r"nvidia\d+|nvidiactl|nvidia-uvm|nvmap|kfd|dxg|accel\d+|renderD\d+")
+_LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64",
+    "/usr/local/nvidia/lib64",
+)  # fmt: skip
+"""Where libcuda lies; ldconfig knows, and is not always on the path."""
 
 
 class Maker(Enum):
@@ -205,7 +210,7 @@ def _nodes(source: MachineSource) -> dict[str, bool]:
 
 def _has_libcuda(source: MachineSource, libraries: str) -> bool:
     folders = [*source.environ.get("LD_LIBRARY_PATH", "").split(":"), "/usr/lib/wsl/lib"]
-    there = [one for one in folders if one and "stubs" not in one]
+    there = [one for one in (*folders, *_LIBRARIES) if one and "stubs" not in one]
     return "libcuda.so.1" in libraries or any(source.exists(f"{one}/libcuda.so.1") for one in there)
 
 

@@ -72,8 +72,10 @@ def read_inventory(source: MachineSource) -> Inventory:
     """Everything, in a second; where an accelerator may be, torch is started, in a few more."""
     cards = tuple(read_cards(source))
     drivers = read_drivers(source)
-    may_be = bool(cards or drivers.nodes.keys() - {"/dev/dri/renderD128"}) or (
-        source.platform == "darwin"
+    may_be = (
+        bool(cards or drivers.nodes.keys() - {"/dev/dri/renderD128"})
+        or (drivers.smi is not None and drivers.smi.is_good)
+        or source.platform == "darwin"
     )
     return Inventory(
         processor=read_processor(source),

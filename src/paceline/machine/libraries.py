@@ -144,7 +144,7 @@ def _ask(source: MachineSource) -> dict[str, Any] | None:
         said = json.loads(last[0])
         return said if isinstance(said, dict) else None
     except ValueError:
-        how = "did not answer in 20 s" if output.code == -1 else f"ended with {output.code}"
+        how = "did not answer in time" if output.code == -1 else f"ended with {output.code}"
         return {"error": f"torch {how}: {output.text.strip()[-300:]}"}
 
 

@@ -63,6 +63,9 @@ class Gpu:
 
 def read_gpus(source: MachineSource) -> list[Gpu]:
     """Every device that the driver shows; none where it cannot be asked."""
+    summary = source.run(*SUMMARY)
+    if summary is None or not summary.is_good:  # who hangs once would hang again
+        return []
     output = source.run(*QUERY)
     if output is None or not output.is_good:
         return []

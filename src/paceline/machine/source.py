@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_MOST_S = 20.0
+_MOST_S = 30.0
 """A driver that hangs answers never."""
 _MOST_LINES = 20_000
 _MOST_BYTES = 1 << 20
@@ -93,19 +93,21 @@ class MachineSource:
         return self._outputs[command]
 
     def _run(self, command: Sequence[str]) -> CommandOutput | None:
-        with contextlib.suppress(FileNotFoundError, PermissionError, NotADirectoryError):
-            try:
-                done = subprocess.run(
-                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                    errors="replace", timeout=_MOST_S, stdin=subprocess.DEVNULL,
-                    env={**self.environ, "LC_ALL": "C"},
-                )  # fmt: skip
-            except subprocess.TimeoutExpired as late:
-                said = late.stdout or b""
-                text = said.decode(errors="replace") if isinstance(said, bytes) else said
-                return CommandOutput(-1, text)
-            return CommandOutput(done.returncode, "\n".join(done.stdout.splitlines()[:_MOST_LINES]))
-        return None
+        try:
+            begun = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                errors="replace", stdin=subprocess.DEVNULL, env={**self.environ, "LC_ALL": "C"},
+            )  # fmt: skip
+        except OSError:
+            return None
+        try:
+            text, _ = begun.communicate(timeout=_MOST_S)
+        except subprocess.TimeoutExpired:
+            begun.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver holds it in the kernel
+                begun.communicate(timeout=1.0)
+            return CommandOutput(-1, "")
+        return CommandOutput(begun.returncode, "\n".join(text.splitlines()[:_MOST_LINES]))
 
     def package(self, name: str) -> str:
         """The version of a package that is here, without importing it; empty: it is not."""

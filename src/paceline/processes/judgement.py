@@ -5,7 +5,8 @@
                                    `targets.py`: may it be ended, or why not
 
 A part is what cannot be of use alone. Its real parent runs the same program (a process that is
-forked has its parent's), so a parent that runs another one has adopted it. A forked part may be a
+forked has its parent's), so a parent that runs another one has adopted it; words of a command prove
+nothing, since a program may write its own. A forked part may be a
 daemon that has left its parent on purpose; it is told from one by what daemons have: a session
 without its leader and without groups, a port, work, and no pipe to somebody who is dead. This
 module is pure; it must not know how processes are read or ended.
@@ -100,7 +101,7 @@ def judge(snapshot: ProcessSnapshot, for_s: float = 0.0) -> list[Judged]:
 def role_of(process: Process) -> Role:
     """What a process is for, by its program, its name and what it has loaded."""
     words = " ".join(process.command)
-    if not process.is_forked and _is_paceline(process.command):
+    if not process.is_forked and _is_python(process) and _is_paceline(process.command):
         return Role.LAUNCHER
     if not (process.has_torch or _holds_as_python(process)):
         return Role.OTHER
@@ -128,7 +129,11 @@ def _is_paceline(command: tuple[str, ...]) -> bool:
 
 def _holds_as_python(process: Process) -> bool:
     """An accelerator: screens and browsers hold one, too, and are no Python."""
-    return bool(process.devices) and "python" in process.exe.rpartition("/")[2]
+    return bool(process.devices) and _is_python(process)
+
+
+def _is_python(process: Process) -> bool:
+    return "python" in process.exe.rpartition("/")[2]
 
 
 PARTS = (Role.FORK_SERVER, Role.RANK, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
@@ -144,11 +149,13 @@ def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
     parent = snapshot.by_pid.get(process.parent)
     if parent is None or parent.start_ticks > process.start_ticks:
         return True
-    if process.is_forked:  # so its parent's program was its own, with the same words
-        return (parent.exe, parent.command) != (process.exe, process.command)
-    if parent.pid == _INIT or parent.owner != process.owner:
-        return True
-    return not ("python" in parent.exe.rpartition("/")[2] or parent.has_torch)
+    if not parent.exe or not process.exe:  # another's, or closed to us: it may well be the one
+        return parent.pid == _INIT
+    if role is Role.LOADER_WORKER:  # its loader lives in a process that has torch
+        return not parent.has_torch
+    if process.is_forked:  # so its parent's program was its own
+        return parent.exe != process.exe
+    return not (_is_python(parent) or parent.has_torch)
 
 
 def ghosts(snapshot: ProcessSnapshot, for_s: float = 0.0) -> dict[ProcessKey, str]:

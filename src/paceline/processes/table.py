@@ -190,7 +190,7 @@ def _age(seconds: float) -> str:
 
 
 def _command(words: Iterable[str]) -> str:
-    text = " ".join(words).replace("\n", " ")
+    text = "".join(one if one.isprintable() else " " for one in " ".join(words))
     return text if len(text) <= _MOST_COMMAND else f"{text[: _MOST_COMMAND - 3]}..."
 
 
