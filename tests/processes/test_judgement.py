@@ -72,6 +72,7 @@ ORPHANS = {
     "rank": process(101, **RANK),
     "rank that spins": process(101, **RANK, used_s=1.0),
     "fork server": process(101, command=SERVER, session=101),
+    "worker of a run, at work": process(101, is_forked=True, command=SERVER, used_s=1.0),
     "forked, stopped": process(101, is_forked=True, group=100, state="T", used_s=None),
     "forked, idle": process(101, is_forked=True, group=100),
     "forked twice, in a session of its own, with a broken pipe": process(
@@ -231,11 +232,17 @@ def test_whom_init_has_adopted_is_no_part_of_it() -> None:
         (102, "does not train; use kill"),
         (103, "another user's"),
         (104, "another PID namespace"),
+        (105, "may not be looked at"),
+        (106, "has ended"),
     ],
 )
 def test_who_may_not_be_ended_is_left_alone_also_by_name(named: int, why: str) -> None:
     snapshot = seen(
-        process(102, has_torch=False), process(103, owner=7), process(104, namespace="pid:[2]")
+        process(102, has_torch=False),
+        process(103, owner=7),
+        process(104, namespace="pid:[2]"),
+        process(105, namespace=""),
+        process(106, namespace="", state="Z"),
     )
     chosen = choose(snapshot, (named,), LOOK_S)
     assert chosen.targets == ()

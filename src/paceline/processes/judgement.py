@@ -39,6 +39,7 @@ class Role(enum.Enum):
     NOTEBOOK = "notebook"
     LAUNCHER = "launcher"
     FORK_SERVER = "fork server"
+    WORKER = "worker"
     RANK = "rank"
     LOADER_WORKER = "loader worker"
     SPAWNED = "spawned part"
@@ -110,7 +111,7 @@ def role_of(process: Process) -> Role:
     if any(one.rpartition("/")[2].startswith(_NOTEBOOKS) for one in process.command):
         return Role.NOTEBOOK
     if process.is_forked:
-        return Role.FORKED
+        return Role.WORKER if _SERVER in words else Role.FORKED
     if _SERVER in words or _FORKED_FROM in words:
         return Role.FORK_SERVER
     if _SPAWNED in words or _COMPILER in words:
@@ -136,8 +137,8 @@ def _is_python(process: Process) -> bool:
     return "python" in process.exe.rpartition("/")[2]
 
 
-PARTS = (Role.FORK_SERVER, Role.RANK, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
-_BELOW = (Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
+_BELOW = (Role.WORKER, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
+PARTS = (Role.FORK_SERVER, Role.RANK, *_BELOW)
 """Parts that go with the process that began them."""
 
 
@@ -193,6 +194,8 @@ def _why(process: Process, snapshot: ProcessSnapshot, for_s: float) -> str:
         return f"a part of a script that has ended{stopped}"
     if role is Role.RANK:
         return f"a rank whose torchrun has ended{stopped}"
+    if role is Role.WORKER:
+        return f"a worker of a run whose fork server has ended{stopped}"
     if role is Role.FORK_SERVER:
         return f"a fork server whose launcher has ended{stopped}"
     if process.ports or not (stopped or is_idle(process, for_s)):
@@ -244,7 +247,11 @@ def foreign(process: Process, snapshot: ProcessSnapshot) -> str:
     """Why a process is out of reach; empty: it is this user's, and seen as itself."""
     if process.owner != snapshot.owner:
         return "it is another user's"
-    if not snapshot.namespace or process.namespace != snapshot.namespace:
+    if process.state in "ZX":
+        return "it has ended, and its parent has not asked for it yet"
+    if not process.namespace:
+        return "it may not be looked at"
+    if process.namespace != snapshot.namespace:
         return "it is in another PID namespace: a container's; end it there"
     return ""
 
