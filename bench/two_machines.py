@@ -54,6 +54,8 @@ HERE = Path(__file__).resolve()
 MACHINES, RANKS, FIRST_ADDRESS, PORT = ("first", "second"), 2, "10.0.0.1", "29500"
 WARM_UP, LEAST_STEPS = 4, 8
 WITHIN, OVERLAP_AT_MOST = 0.10, 0.60
+EVEN = 0.02
+"""So near to the first nobody can tell which is faster, by prediction and by measurement."""
 SMALL, LARGE = 4, 1 << 20
 """Messages of so many bytes say what a link costs."""
 
@@ -378,12 +380,11 @@ class Found:
     def cells(self, first: "Found") -> list[str]:
         row, verdict = self.row, "-"
         if first is not self:
-            verdict, measured = (
-                "worth it" if mine < its else "not worth it"
-                for mine, its in ((self.predicted_s, first.predicted_s),
-                                  (self.step_s, first.step_s))
-            )  # fmt: skip
-            verdict += ", right" if verdict == measured else ", wrong"
+            gains = first.predicted_s / self.predicted_s, first.step_s / self.step_s
+            verdict, measured = ("worth it" if gain > 1.0 else "not worth it" for gain in gains)
+            if max(abs(gain - 1.0) for gain in gains) <= EVEN:
+                verdict = "even"
+            verdict += ", right" if verdict in ("even", measured) else ", wrong"
         return [
             row.name, f"{row.network} {row.batch}", f"{1000 * self.alone_s:.1f}",
             f"{1000 * self.step_s:.1f}", f"{1000 * self.predicted_s:.1f}",
