@@ -138,8 +138,9 @@ def _is_python(process: Process) -> bool:
 
 
 _BELOW = (Role.WORKER, Role.LOADER_WORKER, Role.SPAWNED, Role.FORKED)
-PARTS = (Role.FORK_SERVER, Role.RANK, *_BELOW)
 """Parts that go with the process that began them."""
+PARTS = (Role.FORK_SERVER, Role.RANK, *_BELOW)
+"""What cannot be of use alone."""
 
 
 def has_lost_parent(process: Process, snapshot: ProcessSnapshot) -> bool:
