@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import run
-from paceline.processes.ending import end, left_by
+from paceline.processes.ending import end, left_before, left_by, remove
 from paceline.processes.judgement import ghosts, role_of
 from paceline.processes.reading import look, read_start
+from paceline.processes.snapshot import HOST, Process, ProcessSnapshot
 from paceline.processes.targets import choose
 from paceline.system.vitals import ProcessState, read_vitals
 
@@ -234,6 +235,60 @@ def test_a_file_that_others_hold_stays(made: Made) -> None:
         assert left_by([snapshot.by_pid[ghost]], snapshot) == []
     finally:
         file.unlink()
+
+
+def test_files_of_trainings_that_ended_earlier_are_found(tmp_path: Path) -> None:
+    """By the process in their names; what anybody holds, or others may open, is not touched."""
+    gone, mine = 2**22 - 7, os.getpid()
+    for name in (f"torch_{gone}_77_0", f"torch_{mine}_77_0", f"torch_{gone}_77_1", "psm_1",
+                 f"torch_{gone}_77_2", f"torch_{gone}"):  # fmt: skip
+        (tmp_path / name).write_bytes(bytes(5000))
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / f"torch_{gone}_77_1").chmod(0o644)
+    held = str(tmp_path / f"torch_{gone}_77_2")
+    own = Process(pid=mine, start_ticks=1, parent=1, owner=os.getuid(), shared=(held,))
+    now = ProcessSnapshot(processes=(own,), own=mine, owner=os.getuid(), namespace=HOST)
+    found = left_before(now, tmp_path)
+    assert [Path(one.path).name for one in found] == [f"torch_{gone}_77_0"]
+    assert remove(found) == found
+    assert len([*tmp_path.iterdir()]) == 5
+    in_container = ProcessSnapshot(processes=(), own=1, owner=os.getuid(), namespace="pid:[2]")
+    assert left_before(in_container, tmp_path) == []
+
+
+root = pytest.mark.skipif(os.getuid() != 0, reason="only root may be somebody else")
+
+
+@root
+def test_another_users_is_not_ended(made: Made) -> None:
+    made.library.parent.chmod(0o755)
+    (pid,) = made.begin("os.setuid(65534)" + LOADER.format(more=""))
+    snapshot = look(for_s=LOOK_S)
+    chosen = choose(snapshot, (pid,), LOOK_S)
+    assert chosen.targets == ()
+    assert "another user's" in chosen.refused[0].reason
+    assert snapshot.by_pid[pid].key not in ghosts(snapshot, LOOK_S)
+    assert is_there(pid)
+
+
+@root
+def test_one_in_another_pid_namespace_is_not_ended(made: Made) -> None:
+    """It says its number there, which is another process's here."""
+    code = "libc = ctypes.CDLL(None, use_errno=True)\nassert libc.unshare(0x20000000) == 0\n"
+    code += "child = os.fork()\nif child:\n    say(child)\n    rest()\n"
+    code += "name('pt_data_worker')\nif os.fork():\n    rest()\nos.setsid()\nrest()"
+    (pid,) = made.begin(code)
+    snapshot = look(for_s=LOOK_S)
+    inside = [one for one in snapshot.processes if pid in (one.pid, one.parent)]
+    assert len(inside) == 2
+    assert {one.namespace for one in inside}.isdisjoint({snapshot.namespace})
+    for one in inside:
+        chosen = choose(snapshot, (one.pid,), LOOK_S)
+        assert chosen.targets == ()
+        assert "another PID namespace" in chosen.refused[0].reason
+    assert not {one.key for one in inside} & {
+        one.key for one, _ in choose(snapshot, for_s=LOOK_S).targets
+    }
 
 
 def test_a_real_loader_worker_whose_script_was_killed_is_a_ghost(tmp_path: Path) -> None:

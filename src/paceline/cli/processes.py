@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from .flags import Json, say, show
 
 if TYPE_CHECKING:
+    from ..processes.ending import Leftover
     from ..processes.table import Cleaned
     from ..processes.targets import Ends
 
@@ -66,7 +67,7 @@ def clean(
     look_s
         Seconds to look at them for before.
     """
-    from ..processes.ending import left_by
+    from ..processes.ending import left_before, left_by
     from ..processes.reading import look
     from ..processes.table import Cleaned, render_cleaned
     from ..processes.targets import choose
@@ -74,17 +75,18 @@ def clean(
     wait_s = _seconds(wait_s, "--wait-s")
     snapshot = look(for_s=_seconds(look_s, "--look-s"))
     ends = choose(snapshot, pids, look_s)
-    if yes and ends.targets:
-        cleaned = _act(ends, wait_s)
+    before = () if pids else tuple(left_before(snapshot))
+    if yes and (ends.targets or before):
+        cleaned = _act(ends, wait_s, before)
     else:
         left = left_by([process for process, _ in ends.targets], snapshot)
-        cleaned = Cleaned(ends=ends, has_acted=yes, leftovers=tuple(left))
+        cleaned = Cleaned(ends=ends, has_acted=yes, leftovers=(*left, *before))
     show(json, cleaned.to_json, lambda: render_cleaned(cleaned))
     if not cleaned.is_clean:
         sys.exit(1)
 
 
-def _act(ends: "Ends", wait_s: float) -> "Cleaned":
+def _act(ends: "Ends", wait_s: float, before: "tuple[Leftover, ...]") -> "Cleaned":
     """End them, free what they leave, and look at what is there then."""
     from ..processes.ending import end, left_by, remove
     from ..processes.reading import look
@@ -94,10 +96,11 @@ def _act(ends: "Ends", wait_s: float) -> "Cleaned":
     ended = end(targets, wait_s, say)
     over = {one.pid for one in ended if one.is_over}
     now = look()
+    left = left_by([one for one in targets if one.pid in over], now)
     taken = {port for one in now.processes for port in one.ports}
     return Cleaned(
         ends=ends, has_acted=True, ended=tuple(ended),
-        leftovers=tuple(remove(left_by([one for one in targets if one.pid in over], now))),
+        leftovers=tuple(remove([*left, *before])),
         kept_ports=tuple(sorted({port for one in targets for port in one.ports} & taken)),
     )  # fmt: skip
 

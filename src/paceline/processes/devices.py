@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 from ..machine.nvidia import Gpu, read_apps, read_gpus
 from ..machine.source import MachineSource
-from .snapshot import ProcessSnapshot
+from .snapshot import HOST, ProcessSnapshot
 
-_HOST = "pid:[4026531836]"
-"""The first namespace of process numbers (PROC_PID_INIT_INO of include/linux/proc_ns.h)."""
 BUSY_SHARE = 0.2
 """Of the time; a driver's own housekeeping shows less."""
 BUSY_BYTES = 1 << 30
@@ -68,7 +66,7 @@ def device_memory(snapshot: ProcessSnapshot, source: MachineSource) -> dict[int,
     """Process -> bytes on devices; none inside of a container, where the driver tells the host's
     numbers, which are others' here."""
     found: dict[int, int] = {}
-    if snapshot.namespace == _HOST and read_gpus(source):
+    if snapshot.namespace == HOST and read_gpus(source):
         for pid, _, used_bytes in read_apps(source):
             found[pid] = found.get(pid, 0) + used_bytes
     return found

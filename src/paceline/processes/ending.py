@@ -14,6 +14,7 @@ know why something is to be ended.
 
 import contextlib
 import os
+import re
 import select
 import signal
 import time
@@ -22,11 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .reading import read_start
-from .snapshot import Process, ProcessKey, ProcessSnapshot
+from .snapshot import HOST, Process, ProcessKey, ProcessSnapshot
 
 _AFTER_KILL_S = 2.0
 """The kernel takes a killed process's memory away; one that waits for a disk takes longer."""
 _POLL_S = 0.02
+_SHARED = Path("/dev/shm")
+_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
+"""torch/csrc/.../StorageSharing: the process that made it, a random number, a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,24 @@ def left_by(targets: Sequence[Process], now: ProcessSnapshot) -> list[Leftover]:
     held = {name for one in now.processes if one.key not in keys for name in one.shared}
     names = {name for one in targets for name in one.shared if name.startswith("/")}
     return [found for name in sorted(names - held) if (found := _leftover(name, now.owner))]
+
+
+def left_before(now: ProcessSnapshot, folder: Path = _SHARED) -> list[Leftover]:
+    """Files of trainings that were ended earlier, by the number that torch puts into their names.
+
+    None inside of a container: a process that has one open may be out of sight there.
+    """
+    if now.unread or now.namespace != HOST:
+        return []
+    held = {name for one in now.processes for name in one.shared}
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    found = []
+    for name in names:
+        match = _OF_TORCH.fullmatch(name)
+        path = str(folder / name)
+        if match and int(match[1]) not in now.by_pid and path not in held:
+            found.append(_leftover(path, now.owner))
+    return [one for one in found if one is not None]
 
 
 def _leftover(path: str, owner: int) -> Leftover | None:

@@ -5,6 +5,9 @@ Nothing is read here and nothing decided. This module must not know what trains 
 
 from dataclasses import dataclass, field
 
+HOST = "pid:[4026531836]"
+"""The first namespace of process numbers (PROC_PID_INIT_INO of include/linux/proc_ns.h)."""
+
 
 class ProcessKey(tuple[int, int]):
     """A process that no later one is taken for: its number, and the tick at which it began."""

@@ -222,6 +222,6 @@ def render_cleaned(cleaned: Cleaned) -> list[str]:
         lines += [f"port {port} is still taken" for port in cleaned.kept_ports]
     if not targets and not cleaned.ends.refused:
         lines.append("no ghosts: nothing to end")
-    elif not cleaned.has_acted and targets:
+    if not cleaned.has_acted and (targets or cleaned.leftovers):
         lines.append("nothing was touched; --yes does it")
     return lines
