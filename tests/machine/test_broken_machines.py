@@ -231,6 +231,9 @@ NVIDIA: dict[str, tuple[dict[str, Any], str, str]] = {
         {"outputs": {"torch": '{"import_error": "OSError: libtorch_cuda.so: cannot open"}'}},
         "broken torch", "--force-reinstall torch",
     ),
+    "a driver that lets torch hang": (
+        {"outputs": {"torch": "~"}}, "not explained", "env --json",
+    ),
     "a driver that lets torch crash": (
         {"outputs": {"torch": "!Segmentation fault"}}, "not explained", "env --json",
     ),

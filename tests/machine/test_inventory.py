@@ -265,6 +265,9 @@ def test_this_machine_is_read_and_its_commands_may_fail() -> None:
     failing = source.run(sys.executable, "-c", "import sys; print('no'); sys.exit(3)")
     assert failing is not None
     assert (failing.code, failing.text, failing.is_good) == (3, "no", False)
+    late = source.run(sys.executable, "-c", "import time; time.sleep(60)", most_s=0.01)
+    assert late is not None
+    assert late.code == -1
     assert source.package("numpy")
     assert "__version__" in source.package_text("torch", "torch/version.py")
     assert read_processor(source).threads >= 1

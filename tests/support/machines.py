@@ -45,7 +45,7 @@ class Recorded(MachineSource):
             else:
                 here.write_text(text)
 
-    def _run(self, command: Any) -> CommandOutput | None:
+    def _run(self, command: Any, most_s: float) -> CommandOutput | None:
         words = "torch" if command[1:2] == ["-c"] or "-c" in command else " ".join(command)
         fitting = [one for one in self._said if words.startswith(one)]
         if not fitting:

@@ -51,6 +51,8 @@ print("\\n" + json.dumps(out))
 """
 """Run by the Python that Paceline runs in; its last line is JSON."""
 
+_MOST_S = 180.0
+"""Importing torch takes seconds; half a minute where ten processes share two cores."""
 _BUILT = re.compile(r"^(cuda|hip|xpu|__version__)\b[^=]*= *(.*)$", re.MULTILINE)
 _NVIDIA = ("cu13", "cu12", "cu11")
 
@@ -136,7 +138,7 @@ def read_torch(source: MachineSource, ask: bool) -> Torch:
 
 def _ask(source: MachineSource) -> dict[str, Any] | None:
     """What torch said; None: it cannot be asked."""
-    output = source.run(sys.executable, "-c", ASK)
+    output = source.run(sys.executable, "-c", ASK, most_s=_MOST_S)
     if output is None:
         return None
     last = output.text.strip().splitlines()[-1:] or [""]
@@ -144,8 +146,10 @@ def _ask(source: MachineSource) -> dict[str, Any] | None:
         said = json.loads(last[0])
         return said if isinstance(said, dict) else None
     except ValueError:
-        how = "did not answer in time" if output.code == -1 else f"ended with {output.code}"
-        return {"error": f"torch {how}: {output.text.strip()[-300:]}"}
+        if output.code == -1:
+            return {"error": f"torch did not answer in {_MOST_S:.0f} s: a driver hangs, or the "
+                    "machine is too busy to tell"}  # fmt: skip
+        return {"error": f"torch ended with {output.code}: {output.text.strip()[-300:]}"}
 
 
 def read_libraries(source: MachineSource) -> Libraries:

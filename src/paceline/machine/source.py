@@ -86,13 +86,13 @@ class MachineSource:
             return error.errno not in _DENIED
         return True
 
-    def run(self, *command: str) -> CommandOutput | None:
+    def run(self, *command: str, most_s: float = _MOST_S) -> CommandOutput | None:
         """What this command answers, asked once; None: there is no such command."""
         if command not in self._outputs:
-            self._outputs[command] = self._run(command)
+            self._outputs[command] = self._run(command, most_s)
         return self._outputs[command]
 
-    def _run(self, command: Sequence[str]) -> CommandOutput | None:
+    def _run(self, command: Sequence[str], most_s: float) -> CommandOutput | None:
         try:
             begun = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -101,7 +101,7 @@ class MachineSource:
         except OSError:
             return None
         try:
-            text, _ = begun.communicate(timeout=_MOST_S)
+            text, _ = begun.communicate(timeout=most_s)
         except subprocess.TimeoutExpired:
             begun.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver holds it in the kernel
