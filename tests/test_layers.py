@@ -14,6 +14,8 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "events", "fields", "passes", "plan", "speed", "stopping"),
     ("system", "context", "config"),
+    ("machine",),
+    ("processes",),
     ("store",),
     ("replica", "run_dir"),
     ("kvstore", "data", "conditions", "protocols", "collectives", "compression", "wire"),
@@ -34,7 +36,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 PURE = (
     "events", "errors", "core", "protocols", "collectives", "partition", "plan", "fields", "theory",
-    "passes", "stopping", "trace.records", "wire.messages", "wire.codec",
+    "passes", "stopping", "trace.records", "wire.messages", "wire.codec", "processes.snapshot",
+    "processes.judgement", "processes.targets", "machine.causes", "machine.causes_nvidia",
 )  # fmt: skip
 IMPURE = {"torch", "numpy", "time", "threading", "socket", "logging", "random", "multiprocessing"}
 

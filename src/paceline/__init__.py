@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .kvstore.kvstore import KVStore
     from .launch.connecting import connect
     from .launch.launcher import train
+    from .processes.freeing import free_memory
     from .replica.seeding import step_seed
     from .report.summary import Summary
     from .workloads.base import Splits, Task
@@ -38,6 +39,7 @@ _HOMES = {
     "WorkerError": "errors",
     "connect": "launch.connecting",
     "epoch_order": "data.order",
+    "free_memory": "processes.freeing",
     "step_seed": "replica.seeding",
     "train": "launch.launcher",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "__version__",
     "connect",
     "epoch_order",
+    "free_memory",
     "step_seed",
     "train",
 ]

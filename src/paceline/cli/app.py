@@ -52,6 +52,9 @@ VERBS = (
     Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
     Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
+    Verb("env", "Machine", "What this machine is; why its accelerator cannot be used."),
+    Verb("ps", "Machine", "Your training processes, what they hold, and ghosts.", "processes"),
+    Verb("clean", "Machine", "End ghosts and free what they hold; shown first.", "processes"),
     Verb("data", "Machine", "Data sets here, and how to get them.", "machine"),
     Verb("config", "Machine", "Settings, and where each came from.", "machine"),
 )

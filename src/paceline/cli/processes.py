@@ -1,0 +1,118 @@
+"""``paceline ps`` and ``paceline clean``: training processes, what they hold, and their end."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from .flags import Json, say, show
+
+if TYPE_CHECKING:
+    from ..processes.ending import Leftover
+    from ..processes.table import Cleaned
+    from ..processes.targets import Ends
+
+LOOK_S, LOOK_TO_END_S = 0.5, 2.0
+"""Between two looks, so that who does nothing can be told from who works; longer to end it."""
+_MOST_S = 3600.0
+
+
+def ps(*, look_s: float = LOOK_S, json: Json = False) -> None:
+    """Your training processes: what they hold, whether their parents live, and which are ghosts.
+
+    Exit code 0, also where there are ghosts.
+
+    Parameters
+    ----------
+    look_s
+        Seconds to look at them for; who uses nothing in them is idle.
+    """
+    from ..machine.source import MachineSource
+    from ..processes.devices import busy_devices, device_memory
+    from ..processes.judgement import judge
+    from ..processes.reading import look
+    from ..processes.table import Listing, render_listed
+
+    snapshot = look(for_s=_seconds(look_s, "--look-s"))
+    source = MachineSource()
+    listed = Listing(
+        judged=tuple(judge(snapshot, look_s)), busy=tuple(busy_devices(snapshot, source)),
+        device_bytes=device_memory(snapshot, source), unread=snapshot.unread,
+    )  # fmt: skip
+    show(json, listed.to_json, lambda: render_listed(listed))
+
+
+def clean(
+    *pids: int,
+    yes: Annotated[bool, Parameter(negative=(), help="Do it.")] = False,
+    wait_s: float = 10.0,
+    look_s: float = LOOK_TO_END_S,
+    json: Json = False,
+) -> None:
+    """End training processes that were left behind, and free what they held; shown first.
+
+    Without --yes nothing is touched. Never ended: who is no part of a training, another user's,
+    another container's, this command's own parents; a script or a notebook only if it is named.
+    Exit code 1 if something that was to be ended is still there.
+
+    Example: paceline clean
+    Example: paceline clean 4711 --yes
+
+    Parameters
+    ----------
+    pids
+        Processes to end, with their parts, and no others [default: all ghosts].
+    wait_s
+        Seconds between TERM and KILL.
+    look_s
+        Seconds to look at them for before.
+    """
+    from ..processes.ending import left_before, left_by
+    from ..processes.reading import look
+    from ..processes.table import Cleaned, render_cleaned
+    from ..processes.targets import choose
+
+    wait_s = _seconds(wait_s, "--wait-s")
+    snapshot = look(for_s=_seconds(look_s, "--look-s"))
+    ends = choose(snapshot, pids, look_s)
+    before = () if pids else tuple(left_before(snapshot))
+    if yes and (ends.targets or before):
+        cleaned = _act(ends, wait_s, before)
+    else:
+        left = left_by([process for process, _ in ends.targets], snapshot)
+        cleaned = Cleaned(ends=ends, has_acted=yes, leftovers=(*left, *before))
+    show(json, cleaned.to_json, lambda: render_cleaned(cleaned))
+    if not cleaned.is_clean:
+        sys.exit(1)
+
+
+def _act(ends: "Ends", wait_s: float, before: "tuple[Leftover, ...]") -> "Cleaned":
+    """End them, free what they leave, and look at what is there then."""
+    from ..processes.ending import end, left_by, remove
+    from ..processes.reading import look
+    from ..processes.table import Cleaned
+
+    targets = [process for process, _ in ends.targets]
+    ended = end(targets, wait_s, say)
+    over = {one.pid for one in ended if one.is_over}
+    now = look()
+    left = left_by([one for one in targets if one.pid in over], now)
+    taken = {port for one in now.processes for port in one.ports}
+    return Cleaned(
+        ends=ends, has_acted=True, ended=tuple(ended),
+        leftovers=tuple(remove([*left, *before])),
+        kept_ports=tuple(sorted({port for one in targets for port in one.ports} & taken)),
+    )  # fmt: skip
+
+
+def _seconds(value: float, flag: str) -> float:
+    """A time that can be waited for.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    from ..errors import ConfigError
+
+    if not 0 <= value <= _MOST_S:
+        raise ConfigError(f"{flag} must be between 0 and {_MOST_S:.0f} seconds, got {value}")
+    return value

@@ -1,0 +1,114 @@
+"""All that is known of a machine, as one value, and its JSON. This module must not know causes."""
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .hardware import Card, Drivers, Maker, read_cards, read_drivers
+from .libraries import Libraries, Torch, read_libraries, read_torch
+from .nvidia import Gpu, driver_cuda, read_gpus
+from .processor import Processor, read_processor
+from .source import MachineSource
+from .storage import Disk, folders_of_interest, read_disk
+
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION",
+    "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "PJRT_DEVICE", "LD_LIBRARY_PATH",
+    "CUDA_LAUNCH_BLOCKING", "PYTORCH_NVML_BASED_CUDA_CHECK", "OMP_NUM_THREADS",
+)  # fmt: skip
+"""Of the environment, that change which devices a program finds, or how it uses them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """One machine.
+
+    Attributes:
+        gpus: what NVIDIA's driver shows; ``cards`` has what is on the bus.
+        driver_cuda: the newest CUDA that NVIDIA's driver can run.
+        variables: of the environment, those that matter and are set.
+        translated: whether an Apple runs this Python as one for Intel.
+    """
+
+    processor: Processor
+    disks: tuple[Disk, ...]
+    cards: tuple[Card, ...]
+    gpus: tuple[Gpu, ...]
+    drivers: Drivers
+    driver_cuda: str
+    torch: Torch
+    libraries: Libraries
+    variables: dict[str, str]
+    platform: str
+    translated: bool = False
+
+    def has(self, maker: Maker) -> bool:
+        """Whether such an accelerator is here, by the bus, its driver's files, or its driver."""
+        nodes = self.drivers.nodes
+        if maker is Maker.NVIDIA and (self.gpus or any(_is_nvidia(one) for one in nodes)):
+            return True
+        if maker is Maker.NVIDIA and self.drivers.windows == 2 and "/dev/dxg" in nodes:
+            return self.drivers.libcuda or self.drivers.smi is not None
+        if maker is Maker.TPU and any("/accel" in one for one in nodes):
+            return True
+        return any(one.maker is maker for one in self.cards)
+
+    @property
+    def has_accelerator(self) -> bool:
+        """Whether one is here that torch could compute on."""
+        return any(self.has(one) for one in Maker if one is not Maker.OTHER)
+
+    def to_json(self) -> dict[str, object]:
+        """Its fields (docs/json.md)."""
+        fields = {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+        smi = self.drivers.smi
+        fields["drivers"]["smi"] = smi.text if smi is not None else None
+        return fields
+
+
+def read_inventory(source: MachineSource) -> Inventory:
+    """Everything, in a second; where an accelerator may be, torch is started, in a few more."""
+    cards = tuple(read_cards(source))
+    drivers = read_drivers(source)
+    may_be = (
+        bool(cards or drivers.nodes.keys() - {"/dev/dri/renderD128"})
+        or (drivers.smi is not None and drivers.smi.is_good)
+        or source.platform == "darwin"
+    )
+    return Inventory(
+        processor=read_processor(source),
+        disks=tuple(read_disk(source, folder) for folder in folders_of_interest()),
+        cards=cards, gpus=tuple(read_gpus(source)), drivers=drivers,
+        driver_cuda=driver_cuda(source), torch=read_torch(source, ask=may_be),
+        libraries=read_libraries(source), platform=source.platform,
+        variables={
+            name: source.environ[name] for name in _VARIABLES if name in source.environ
+        },
+        translated=_is_translated(source),
+    )  # fmt: skip
+
+
+def _is_translated(source: MachineSource) -> bool:
+    if source.platform != "darwin":
+        return False
+    output = source.run("sysctl", "-n", "sysctl.proc_translated")
+    return output is not None and output.text.strip() == "1"
+
+
+def _is_nvidia(node: str) -> bool:
+    return node.startswith("/dev/nvidia") and node[-1].isdigit()
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

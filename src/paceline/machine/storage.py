@@ -1,0 +1,91 @@
+"""What kind of disk a folder lies on.
+
+    folder -> /proc/self/mountinfo: file system, number of the device
+           -> /sys/dev/block/NUMBER: the disk of that partition; does it rotate?
+
+A file system of another machine, or of a container's layers, has no disk here, and is said to be
+that. A virtual disk says of itself what its host has told it. This module must not know what lies
+there.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+
+from .source import MachineSource
+
+_NETWORKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "9p", "virtiofs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """Of one folder.
+
+    Attributes:
+        kind: for people: ``SSD (NVMe)``, ``hard disk``, ``memory``, ...
+        name: as the kernel calls it; empty: there is none here.
+    """
+
+    folder: str
+    file_system: str
+    kind: str
+    name: str = ""
+    model: str = ""
+
+
+def read_disk(source: MachineSource, folder: str) -> Disk:
+    """The disk below this folder."""
+    number, file_system = _mount(source, folder)
+    name = _whole(source, source.link(f"/sys/dev/block/{number}"))
+    return Disk(
+        folder=folder, file_system=file_system, name=name,
+        kind=_kind(source, file_system, name),
+        model=source.text(f"/sys/block/{name}/device/model") if name else "",
+    )  # fmt: skip
+
+
+def _mount(source: MachineSource, folder: str) -> tuple[str, str]:
+    """(major:minor, file system) of the mount point that is nearest above it."""
+    best = ("", "", "")
+    for line in source.text("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        words = before.split()
+        if len(words) < 5 or not after:
+            continue
+        point = words[4].encode().decode("unicode_escape")
+        inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best[0]):
+            best = (point, words[2], after.split()[0])
+    return best[1], best[2]
+
+
+def _whole(source: MachineSource, name: str) -> str:
+    """The disk that a partition is of."""
+    if not name or source.exists(f"/sys/block/{name}"):
+        return name
+    disks = [one for one in source.names("/sys/block") if name.startswith(one)]
+    return max(disks, key=len, default=name)
+
+
+def _kind(source: MachineSource, file_system: str, name: str) -> str:
+    if file_system in ("tmpfs", "ramfs"):
+        return "memory"
+    if file_system in _NETWORKS or file_system.startswith("fuse."):
+        return f"network or foreign file system ({file_system})"
+    if file_system == "overlay":
+        return "layers of a container, on a disk that is not told"
+    rotates = source.text(f"/sys/block/{name}/queue/rotational") if name else ""
+    if not rotates:
+        return "not told"
+    if re.match(r"(vd|xvd)", name):
+        return f"virtual disk, {'rotating' if rotates == '1' else 'not rotating'} by its own word"
+    if name.startswith("nvme"):
+        return "SSD (NVMe)"
+    return "hard disk" if rotates == "1" else "SSD"
+
+
+def folders_of_interest() -> list[str]:
+    """Where a run here writes, and where temporary files go."""
+    import tempfile
+
+    return list(dict.fromkeys(os.path.realpath(one) for one in (".", tempfile.gettempdir())))

@@ -1,0 +1,238 @@
+"""The processes of this machine, read once from /proc.
+
+    /proc/PID/stat      parent, group, session, state, ticks, flags       of all
+    /proc/PID/status    owner, memory
+    /proc/PID/cmdline, exe, environ, maps, fd, fdinfo, ns/pid             of this user's alone
+    /proc/PID/net/tcp   who listens: inodes of sockets -> ports
+
+Reading disturbs nobody. What may not be read is empty, and a process that ends meanwhile is left
+out. ``root`` is where the file system begins, so a recorded machine is read as a living one. This
+module must not know what trains, nor what a ghost is.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..errors import ConfigError
+from .snapshot import Process, ProcessSnapshot
+
+_ROOT = Path("/")
+_TORCH = re.compile(r"/libtorch(_cpu|_python|_cuda|_hip|_xpu)?\.so")
+_DEVICE = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+|accel/?\w*\d+|habanalabs/\w+|vfio/\d+)")
+_MARKS = ("TORCHELASTIC_RUN_ID",)
+"""Variables of the environment that say by whom a process was begun."""
+_FORK_NO_EXEC = 0x40
+"""PF_FORKNOEXEC of include/linux/sched.h: it runs what its parent ran."""
+_LISTEN = "0A"
+_INIT = 1
+_STANDARD = ("0", "1", "2")
+"""Descriptors that lead to whoever began a process: another user's cron, a terminal."""
+_ONE_END = (os.O_RDONLY, os.O_WRONLY)
+
+
+def look(root: Path = _ROOT, *, for_s: float = 0.0) -> ProcessSnapshot:
+    """Every process; of those that are there before and after ``for_s`` what they used in it.
+
+    Raises:
+        ConfigError: there is no /proc.
+    """
+    first = _look(root)
+    if not for_s:
+        return first
+    time.sleep(for_s)
+    second = _look(root)
+    used = {one.key: one.cpu_s for one in first.processes}
+    processes = tuple(
+        replace(one, used_s=one.cpu_s - used[one.key]) if one.key in used else one
+        for one in second.processes
+    )
+    return replace(second, processes=processes, by_pid={})
+
+
+def read_start(pid: int, root: Path = _ROOT) -> int | None:
+    """The tick at which this process began; None: there is none."""
+    fields = _stat(root / "proc" / str(pid))
+    return int(fields[19]) if fields else None
+
+
+@dataclass(slots=True)
+class _Files:
+    """What a process has open, before it is known who else has."""
+
+    devices: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)
+    pipes: dict[str, set[int]] = field(default_factory=dict)
+    sockets: set[str] = field(default_factory=set)
+
+
+def _look(root: Path) -> ProcessSnapshot:
+    proc = root / "proc"
+    if sys.platform != "linux" or not (proc / "self").exists():
+        raise ConfigError(f"processes are read from {proc}, which is not here; use ps and kill")
+    own = int(os.readlink(proc / "self"))
+    namespace = _link(proc / str(own) / "ns" / "pid")
+    owner = _owner(proc / str(own))
+    uptime_s = float(_text(proc / "uptime").split()[0] or 0)
+    found: list[tuple[Process, _Files]] = []
+    closed = set()
+    for folder in proc.iterdir():
+        if folder.name.isdigit() and (one := _read(folder, owner, uptime_s)) is not None:
+            found.append(one)
+            if one[0].owner == owner and _is_closed(folder):
+                closed.add(one[0].pid)
+    ends: dict[str, list[tuple[int, set[int]]]] = {}
+    for process, files in found:
+        for pipe, modes in files.pipes.items():
+            ends.setdefault(pipe, []).append((process.pid, modes))
+    networks: dict[str, dict[str, int]] = {}
+    ports = {
+        one.pid: _ports(proc / str(one.pid), networks) for one, files in found if files.sockets
+    }
+    processes = tuple(
+        replace(
+            process,
+            dead_pipes=0 if closed else sum(_is_dead(ends[pipe]) for pipe in files.pipes),
+            ports=_numbers(files.sockets, ports.get(process.pid, {})),
+        )
+        for process, files in found
+    )
+    return ProcessSnapshot(
+        processes=tuple(sorted(processes, key=lambda one: one.pid)),
+        own=own, owner=owner, namespace=namespace, unread=len(closed - {_INIT}),
+    )  # fmt: skip
+
+
+def _is_closed(folder: Path) -> bool:
+    """Whether somebody lives here and may not be read."""
+    return not _link(folder / "ns" / "pid") and _stat(folder)[:1] not in ([], ["Z"], ["X"])
+
+
+def _is_dead(holders: list[tuple[int, set[int]]]) -> bool:
+    """Whether all who hold a pipe hold the same end of it."""
+    modes = set[int]().union(*(modes for _, modes in holders))
+    return len(modes) == 1 and modes <= {*_ONE_END}
+
+
+def _read(folder: Path, owner: int, uptime_s: float) -> tuple[Process, _Files] | None:
+    fields = _stat(folder)
+    if not fields:
+        return None
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    state, parent, group, session = fields[0], *map(int, fields[1:4])
+    status = _rows(_text(folder / "status"))
+    process = Process(
+        pid=int(folder.name), start_ticks=int(fields[19]), parent=parent, group=group,
+        session=session, owner=_owner(folder), state=state, name=status.get("Name", ""),
+        is_forked=bool(int(fields[6]) & _FORK_NO_EXEC),
+        cpu_s=(int(fields[11]) + int(fields[12])) / ticks_per_s,
+        age_s=max(0.0, uptime_s - int(fields[19]) / ticks_per_s),
+        memory_bytes=_kibibytes(status, "VmRSS"), shared_bytes=_kibibytes(status, "RssShmem"),
+    )  # fmt: skip
+    if process.owner != owner or state in "ZX":
+        return process, _Files()
+    maps = _text(folder / "maps")
+    files = _files(folder)
+    files.shared.update(_shared(line.partition("/")[2]) for line in maps.splitlines())
+    files.shared.discard("")
+    names = {one.partition("=")[0] for one in _text(folder / "environ").split("\0")}
+    return replace(
+        process,
+        namespace=_link(folder / "ns" / "pid"),
+        command=tuple(_text(folder / "cmdline").rstrip("\0").split("\0")),
+        exe=_link(folder / "exe"), marks=frozenset(names & {*_MARKS}),
+        has_torch=_TORCH.search(maps) is not None,
+        devices=tuple(sorted(files.devices)), shared=tuple(sorted(files.shared)),
+    ), files  # fmt: skip
+
+
+def _files(folder: Path) -> _Files:
+    files = _Files()
+    with contextlib.suppress(OSError):
+        for one in (folder / "fd").iterdir():
+            target = _link(one)
+            if target.startswith("socket:["):
+                files.sockets.add(target[8:-1])
+            elif target.startswith("pipe:[") and one.name not in _STANDARD:
+                files.pipes.setdefault(target, set()).add(_mode(folder / "fdinfo" / one.name))
+            elif _DEVICE.fullmatch(target):
+                files.devices.add(target)
+            elif shared := _shared(target.removeprefix("/")):
+                files.shared.add(shared)
+    return files
+
+
+def _shared(path: str) -> str:
+    """The name of shared memory, of a path without its first slash; empty: it is something else."""
+    path = path.removesuffix(" (deleted)")
+    if path.startswith("dev/shm/"):
+        return f"/{path}"
+    return path if path.startswith("memfd:") else ""
+
+
+def _mode(path: Path) -> int:
+    flags = _rows(_text(path)).get("flags", "2")
+    return int(flags, 8) & os.O_ACCMODE
+
+
+def _numbers(sockets: set[str], ports: dict[str, int]) -> tuple[int, ...]:
+    return tuple(sorted({ports[one] for one in sockets if one in ports}))
+
+
+def _ports(folder: Path, networks: dict[str, dict[str, int]]) -> dict[str, int]:
+    """Inode of a socket that listens -> its port, in the network of a process, read once."""
+    network = _link(folder / "ns" / "net")
+    if network in networks:
+        return networks[network]
+    found = networks.setdefault(network, {})
+    for name in ("tcp", "tcp6"):
+        for line in _text(folder / "net" / name).splitlines()[1:]:
+            words = line.split()
+            if len(words) > 9 and words[3] == _LISTEN:
+                found[words[9]] = int(words[1].rpartition(":")[2], 16)
+    return found
+
+
+def _owner(folder: Path) -> int:
+    """The real user; -1: it is gone."""
+    words = _rows(_text(folder / "status")).get("Uid", "").split()
+    return int(words[0]) if words else -1
+
+
+def _kibibytes(status: dict[str, str], name: str) -> int:
+    words = status.get(name, "").split()
+    return int(words[0]) * 1024 if words else 0
+
+
+def _stat(folder: Path) -> list[str]:
+    """From the state on; the name before it may hold anything, brackets too."""
+    return _text(folder / "stat").rpartition(")")[2].split()
+
+
+def _rows(text: str) -> dict[str, str]:
+    return dict(_pairs(text))
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        yield name, value.strip()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,97 @@
+"""Memory that this process holds and no longer needs is given back; what is named stays."""
+
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.processes.freeing import Freed, free_memory
+
+
+class Model:
+    """What a training holds."""
+
+    def __init__(self) -> None:
+        self.weights = np.ones(1 << 22)
+
+
+def train(models: list[weakref.ref[Model]]) -> None:
+    model = Model()
+    models.append(weakref.ref(model))
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_what_the_last_error_held_is_given_back() -> None:
+    """As in a notebook: the frames of the failed cell live on in sys.last_value."""
+    models: list[weakref.ref[Model]] = []
+    try:
+        train(models)
+    except RuntimeError as error:
+        sys.last_value, sys.last_traceback = error, error.__traceback__
+    gc.collect()
+    assert models[0]() is not None
+    freed = free_memory()
+    assert models[0]() is None
+    assert not hasattr(sys, "last_value")
+    assert freed.memory_bytes > 30e6
+
+
+def test_a_cycle_is_collected_and_what_is_named_stays() -> None:
+    gc.collect()
+    kept, dropped = Model(), Model()
+    dropped.self = dropped  # type: ignore[attr-defined]
+    of_kept, of_dropped = weakref.ref(kept), weakref.ref(dropped)
+    del dropped
+    assert free_memory().num_objects >= 1
+    assert of_dropped() is None
+    assert of_kept() is kept
+
+
+def test_it_is_at_the_door_and_says_what_it_did() -> None:
+    assert paceline.free_memory is free_memory
+    assert str(Freed(1 << 20, 0, 12)) == "1.0 MiB of memory, 0 B of devices, 12 objects"
+
+
+class Device:
+    """Stands for ``torch.cuda``: 100 bytes reserved, until its cache is emptied."""
+
+    def __init__(self) -> None:
+        self.reserved = 100
+        self.calls: list[str] = []
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 2
+
+    def memory_reserved(self, _: int) -> int:
+        return self.reserved
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def ipc_collect(self) -> None:
+        self.calls.append("ipc_collect")
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty_cache")
+        self.reserved = 0
+
+
+def test_a_device_that_is_in_use_is_waited_for_and_its_cache_emptied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device()
+    backends = type("Backends", (), {"mps": device})
+    torch = type("Torch", (), {"cuda": device, "backends": backends, "_C": None})
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    assert free_memory().device_bytes == 200
+    assert device.calls == ["synchronize", "empty_cache", "ipc_collect"]
