@@ -16,11 +16,12 @@ import torch
 from ..errors import ConfigError
 from ..exchange import Route
 from ..exchange.base import ScriptHooks, Work
-from ..exchange.distributed import DistributedAveraging, norm_of
+from ..exchange.distributed import DistributedAveraging
 from ..exchange.group import MemberGroup
 from ..exchange.model_copy import ModelCopy
 from ..exchange.rounds import Barrier, Line
 from ..store.clip import Clip
+from ..store.sums import norm_of
 from .base import SpreadModel
 
 _SAME_SHARE = 1e-9

@@ -30,6 +30,7 @@ import torch
 
 from ...context import Context
 from ...errors import ConfigError, PacelineError
+from ...exchange import Route
 from ...exchange.averaging import Averaging
 from ...exchange.base import ScriptHooks
 from ...exchange.compressed import measured_link
@@ -287,12 +288,12 @@ class RankLife:
 
 
 def _averaging(
-    group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, collective: str
+    group: RankGroup, copy: ModelCopy, barrier: Barrier, hooks: ScriptHooks, route: Route
 ) -> Averaging:
     """How updates are made: of the whole model in each rank, or of its part."""
     if hooks.spread is not None:
         return SplitAveraging(hooks.spread, copy, barrier, hooks)
-    return RankAveraging(group, copy, barrier, hooks, collective)
+    return RankAveraging(group, copy, barrier, hooks, route)
 
 
 def say(text: str) -> None:
