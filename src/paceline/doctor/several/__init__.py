@@ -1,0 +1,5 @@
+"""Several processes, devices, and the environment."""
+
+from ..rule import ScriptRule
+
+RULES: tuple[ScriptRule, ...] = ()
