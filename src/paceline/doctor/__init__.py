@@ -9,13 +9,14 @@
     iteration    one turn of a loop that trains: zero_grad, backward, clip, step, in their order
     tensors      which expressions are tensors of a device, by taint
     layers       layers in the order in which they compute
+    ends         what a value was made by last
     samples      what a model is given, where the text makes the data
     values       numbers, shapes and texts that are written out
     rule         what a rule is; catalogue: all of them
     loop, model, inputs, precision, waits, several     the rules, by group
     findings     what is found, as values
     rendering, sarif     shown in lines, and to code hosts
-    selftest     every rule on its own examples
+    selftest     every rule on its own examples; examples: a script to make them from
 
 Nothing is run, and nothing is measured: a finding is a bug, or something that could cost and is
 labelled "not measured"; it never has a figure. A rule that is not sure is silent. It must not know

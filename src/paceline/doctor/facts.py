@@ -13,8 +13,9 @@ module must not know rules.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Any, TypeVar
 
 import libcst as cst
 
@@ -40,6 +41,8 @@ _MODULE = re.compile(r"(^|\.)nn\.([A-Z]\w*|modules\.\w+\.[A-Z]\w*)$")
 _LOSSES = re.compile(r"(^|\.)nn\.\w*Loss$|(^|\.)\w+Loss$")
 _FUNCTIONAL_LOSSES = re.compile(r"(^|\.)functional\.(\w*loss|\w*cross_entropy\w*|kl_div)$")
 
+T = TypeVar("T")
+
 
 class Facts:
     """One script, asked.
@@ -54,6 +57,15 @@ class Facts:
         self.script = SourceTree(text)
         self.flow = Flow(self.script)
         self.steps = OptimizerSteps(self.flow)
+        self._once: dict[object, Any] = {}
+        self._made: dict[cst.CSTNode, list[cst.Call]] = {}
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What many rules ask is found once."""
+        if key not in self._once:
+            self._once[key] = make()
+        found: T = self._once[key]
+        return found
 
     # -- words ----------------------------------------------------------------------------------
 
@@ -125,6 +137,11 @@ class Facts:
 
     def made(self, expr: cst.BaseExpression) -> list[cst.Call]:
         """The calls that an expression may come from, past ``.to(device)`` and wrappers."""
+        if expr not in self._made:
+            self._made[expr] = self._find_made(expr)
+        return self._made[expr]
+
+    def _find_made(self, expr: cst.BaseExpression) -> list[cst.Call]:
         found: list[cst.Call] = []
         coming, seen = list(self.flow.origins(expr)), 0
         while coming and seen < 40:
@@ -181,9 +198,14 @@ class Facts:
 
     def forward_calls(self) -> Iterator[cst.Call]:
         """Calls of a model."""
-        for call in self.script.every_call:
-            if isinstance(call.func, cst.Name | cst.Attribute) and self.is_model(call.func):
-                yield call
+        found = self.once("forward_calls", self._find_forward_calls)
+        yield from found
+
+    def _find_forward_calls(self) -> list[cst.Call]:
+        return [
+            call for call in self.script.every_call
+            if isinstance(call.func, cst.Name | cst.Attribute) and self.is_model(call.func)
+        ]  # fmt: skip
 
     # -- loaders --------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class Event(NamedTuple):
         is_scaled: the backward pass of ``scaler.scale(loss)``, the step of ``scaler.step(...)``.
     """
 
-    kind: Role
+    role: Role
     call: cst.Call
     subject: str
     branches: tuple[tuple[cst.CSTNode, cst.CSTNode], ...] = ()
@@ -63,17 +63,21 @@ class TrainingTurn(NamedTuple):
     loop: AnyLoop
     events: tuple[Event, ...]
 
-    def of(self, *kinds: Role) -> list[Event]:
-        return [one for one in self.events if one.kind in kinds]
+    def of(self, *roles: Role) -> list[Event]:
+        return [one for one in self.events if one.role in roles]
 
 
 def turns(facts: Facts) -> list[TrainingTurn]:
     """Each loop whose turns have a backward pass and a step: the innermost such around a step."""
+    return facts.once(turns, lambda: _find_turns(facts))
+
+
+def _find_turns(facts: Facts) -> list[TrainingTurn]:
     found: dict[AnyLoop, TrainingTurn] = {}
     for call, _ in facts.steps.steps:
         for chain in facts.flow.around(call):
             for loop in chain:
-                turn = TrainingTurn(loop, tuple(_events(facts, loop.body, (), 0)))
+                turn = TrainingTurn(loop, tuple(events_of(facts, loop)))
                 if turn.of(Role.BACKWARD) and turn.of(Role.STEP):
                     found[loop] = turn
                     break
@@ -87,9 +91,9 @@ def _events(
         if not isinstance(node, cst.Call):
             continue
         branches = (*outer, *branches_between(facts, node, block))
-        kind, subject, is_scaled = kind_of(facts, node)
-        if kind is not None:
-            yield Event(kind, node, subject, branches, is_scaled)
+        role, subject, is_scaled = role_of(facts, node)
+        if role is not None:
+            yield Event(role, node, subject, branches, is_scaled)
             continue
         function = facts.flow.function_of(node)
         if function is not None and depth < _DEPTH and not _is_within(facts, node, function):
@@ -119,7 +123,7 @@ def branches_between(
         below = node
 
 
-def kind_of(facts: Facts, call: cst.Call) -> tuple[Role | None, str, bool]:
+def role_of(facts: Facts, call: cst.Call) -> tuple[Role | None, str, bool]:
     """What one call is, whose, and whether it goes through a scaler."""
     name, meaning = facts.method(call), facts.meaning(call)
     if re.search(r"(^|\.)clip_grad_(norm|value)_?$", meaning) or name.startswith("clip_grad_"):
@@ -181,3 +185,49 @@ def schedulers_made(facts: Facts) -> Iterator[tuple[str, cst.Call]]:
 def follows(first: Event, second: Event) -> bool:
     """Whether ``second`` comes after ``first`` in each turn in which either happens."""
     return first.branches == second.branches
+
+
+def always(facts: Facts) -> list[cst.CSTNode]:
+    """Every node that is reached in every turn of a loop that trains, through its functions."""
+    return facts.once(always, lambda: _find_always(facts))
+
+
+def _find_always(facts: Facts) -> list[cst.CSTNode]:
+    return [
+        node for turn in turns(facts) for node in _always(facts, turn.loop.body, turn.loop.body, 0)
+    ]
+
+
+def _always(
+    facts: Facts, block: cst.CSTNode, top: cst.CSTNode, depth: int
+) -> Iterator[cst.CSTNode]:
+    for node in facts.script.within(block):
+        is_branched = any(True for _ in branches_between(facts, node, top))
+        if is_branched or _is_deferred(facts, node, top):
+            continue
+        yield node
+        function = facts.flow.function_of(node) if isinstance(node, cst.Call) else None
+        if function is not None and depth < _DEPTH and not _is_within(facts, node, function):
+            yield from _always(facts, function.body, function.body, depth + 1)
+
+
+def _is_deferred(facts: Facts, node: cst.CSTNode, top: cst.CSTNode) -> bool:
+    """Whether it stands in a function or lambda that is only defined here."""
+    while node is not top and node is not facts.script.module:
+        node = facts.script.parents[node]
+        if isinstance(node, cst.FunctionDef | cst.Lambda):
+            return node is not top
+    return False
+
+
+def loops_around(facts: Facts, turn: TrainingTurn) -> list[AnyLoop]:
+    """The loops around a loop that trains, on any way to it."""
+    found: list[AnyLoop] = []
+    for chain in facts.flow.around(turn.loop):
+        found += [one for one in chain if one not in found]
+    return found
+
+
+def events_of(facts: Facts, loop: AnyLoop) -> list[Event]:
+    """The events of one turn of any loop, inner loops as branches."""
+    return facts.once((events_of, loop), lambda: list(_events(facts, loop.body, (), 0)))

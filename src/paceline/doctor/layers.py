@@ -106,6 +106,10 @@ def layer_of(facts: Facts, call: cst.Call) -> Layer:
 
 def chains(facts: Facts) -> list[Chain]:
     """All chains of a script."""
+    return facts.once(chains, lambda: _find_chains(facts))
+
+
+def _find_chains(facts: Facts) -> list[Chain]:
     inner = {
         one for call in facts.script.calls("Sequential") for one in facts.script.within(call)
         if isinstance(one, cst.Call) and one is not call
@@ -191,7 +195,7 @@ def _applied(
     method = facts.method(expr)
     name = facts.script.meaning(expr.func)
     if name.startswith("self."):
-        layers = _attribute(facts, owner, name)
+        layers = layers_at(facts, owner, name)
     elif re.search(r"^torch\.|functional\.|(^|\.)F\.", name):
         layers = [Layer(expr, name.rpartition(".")[2])]
     elif method:  # x.view(...), x.relu()
@@ -206,7 +210,7 @@ def _applied(
     return None if below is None else (below[0], [*below[1], *layers])
 
 
-def _attribute(facts: Facts, owner: cst.ClassDef, name: str) -> list[Layer]:
+def layers_at(facts: Facts, owner: cst.ClassDef, name: str) -> list[Layer]:
     """The layers of ``self.fc1``, by what the class binds it to."""
     bound = [
         one for one in facts.script.bindings

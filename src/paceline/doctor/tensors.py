@@ -123,3 +123,8 @@ class Tensors:
             sure = [one for one in given if one is not None]
             return bool(sure) and all(self.is_tensor(one, depth) for one in sure)
         return False
+
+
+def tensors_of(facts: Facts) -> Tensors:
+    """The one of a script: what it has judged is kept."""
+    return facts.once(Tensors, lambda: Tensors(facts))

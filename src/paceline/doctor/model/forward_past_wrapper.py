@@ -1,0 +1,36 @@
+"""``forward()`` of a wrapped model is called directly.
+
+The wrapper's own call is passed by: DistributedDataParallel does not prepare its reduction, hooks
+do not run.
+
+Fix: call the model itself.
+Source: torch.nn.Module documentation: call the instance "since the former takes care of running the registered hooks".
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+_WRAPS = re.compile(r"(DistributedDataParallel|DataParallel|FullyShardedDataParallel)$")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.methods("forward"):
+        made = facts.flow.origins(facts.owner(call))
+        calls = [one for one in made if isinstance(one, cst.Call)]
+        if any(_WRAPS.search(facts.meaning(one)) for one in calls):
+            owner = facts.code(facts.owner(call))
+            yield Found(call, f"{owner}.forward(...) of a wrapped model", f"write {owner}(...)")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped([*STEP[:2], "loss = loss_fn(net.forward(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
+    healthy=(looped([*STEP[:2], "loss = loss_fn(net(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
+)  # fmt: skip
