@@ -62,13 +62,13 @@ def diagnose(text: str, name: str = "script.py") -> Diagnosis:
 
 
 def findings_of(rule: ScriptRule, facts: Facts) -> Iterator[ScriptFinding]:
-    """What one rule finds, a line once."""
-    seen = set()
+    """What one rule finds, each line once."""
+    seen: set[int] = set()
     for one in rule.check(facts):
         line, column = facts.script.place(one.node)
-        if (line, one.what) in seen:
+        if line in seen:
             continue
-        seen.add((line, one.what))
+        seen.add(line)
         yield ScriptFinding(
             line=line, column=column, rule=rule.name, severity=rule.severity,
             what=one.what or rule.what, why=rule.why, fix=one.fix or rule.fix,

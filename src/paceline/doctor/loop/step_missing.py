@@ -17,7 +17,7 @@ from ..rule import Found, ScriptRule
 
 _OPTIMIZERS = re.compile(r"^torch\.optim\.[A-Z]")
 _ELSE = re.compile(
-    r"\.step\b|Trainer|_step\(|LightningModule|[Aa]ccelerat|deepspeed|\.optimize\(|functional_call"
+    r"\.\w*step|Trainer|_step\(|LightningModule|[Aa]ccelerat|deepspeed|\.optimize\(|functional_call"
 )
 
 

@@ -18,16 +18,18 @@ from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    for chain in chains(facts):
-        odd = [
-            before for before, after in zip(chain.layers, chain.layers[1:], strict=False)
-            if before.call is not None and (before.is_conv or before.kind == "Linear")
-            and after.is_norm and _has_bias(before.call)
-        ]  # fmt: skip
-        if odd:
-            lines = sorted({facts.script.line(one.node) for one in odd})
-            more = f" (lines {', '.join(map(str, lines))})" if len(lines) > 1 else ""
-            yield Found(odd[0].node, f"{odd[0].kind} has a bias right before a batch norm{more}")
+    odd = {
+        before.node: facts.script.line(before.node)
+        for chain in chains(facts)
+        for before, after in zip(chain.layers, chain.layers[1:], strict=False)
+        if before.call is not None and (before.is_conv or before.kind == "Linear")
+        and after.is_norm and _has_bias(before.call)
+    }  # fmt: skip
+    if odd:
+        lines = sorted(set(odd.values()))
+        first = min(odd, key=lambda one: odd[one])
+        more = f" (lines {', '.join(map(str, lines))})" if len(lines) > 1 else ""
+        yield Found(first, f"a layer has a bias right before a batch norm{more}")
 
 
 def _has_bias(call: cst.Call) -> bool:

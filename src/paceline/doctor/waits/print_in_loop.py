@@ -19,13 +19,15 @@ from ..iteration import always
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
-_SAYS = re.compile(r"(^|\.)(print|write|info|debug|set_postfix|set_description|add_scalar|log)$")
+_SAYS = re.compile(r"(^|\.)(print|write|info|debug|set_postfix|set_description|add_scalar)$|(wandb|logger|logging)\.log$")
 
 
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
     for node in always(facts) if facts.has_accelerator else ():
         if not isinstance(node, cst.Call) or not _SAYS.search(facts.meaning(node)):
+            continue
+        if facts.flow.function_of(node) is not None:
             continue
         if facts.script.meaning(node.func).startswith(("torch.", "math.", "numpy.")):
             continue
