@@ -58,6 +58,7 @@ class Facts:
         self.flow = Flow(self.script)
         self.steps = OptimizerSteps(self.flow)
         self._once: dict[object, Any] = {}
+        self._wrapped: set[cst.CSTNode] = set()
         self._made: dict[cst.CSTNode, list[cst.Call]] = {}
 
     def once(self, key: object, make: Callable[[], T]) -> T:
@@ -143,19 +144,25 @@ class Facts:
 
     def _find_made(self, expr: cst.BaseExpression) -> list[cst.Call]:
         found: list[cst.Call] = []
-        coming, seen = list(self.flow.origins(expr)), 0
-        while coming and seen < 40:
-            one, seen = coming.pop(), seen + 1
-            if not isinstance(one, cst.Call):
+        coming, seen = list(self.flow.origins(expr)), set[cst.CSTNode]()
+        while coming:
+            one = coming.pop()
+            if not isinstance(one, cst.Call) or one in seen:
                 continue
-            name = self.script.meaning(one.func)
+            seen.add(one)
             if self.method(one) in _ONWARDS:
                 coming += self.flow.origins(self.owner(one))
-            elif _WRAPS.search(name) and positional(one):
+            elif _WRAPS.search(self.script.meaning(one.func)) and positional(one):
+                self._wrapped.add(expr)
                 coming += self.flow.origins(positional(one)[0])
             else:
                 found.append(one)
         return found
+
+    def is_wrapped(self, expr: cst.BaseExpression) -> bool:
+        """Whether this may be a model in DataParallel or its kin, or a compiled one."""
+        self.made(expr)
+        return expr in self._wrapped
 
     def is_module_call(self, call: cst.Call) -> bool:
         """Whether this makes a module."""

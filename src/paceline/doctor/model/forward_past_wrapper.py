@@ -17,14 +17,9 @@ from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
 
-_WRAPS = re.compile(r"(DistributedDataParallel|DataParallel|FullyShardedDataParallel)$")
-
-
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.methods("forward"):
-        made = facts.flow.origins(facts.owner(call))
-        calls = [one for one in made if isinstance(one, cst.Call)]
-        if any(_WRAPS.search(facts.meaning(one)) for one in calls):
+        if facts.is_wrapped(facts.owner(call)):
             owner = facts.code(facts.owner(call))
             yield Found(call, f"{owner}.forward(...) of a wrapped model", f"write {owner}(...)")
 
