@@ -1,5 +1,7 @@
 """The loop that trains, and what stands beside it.
 
+accumulation_not_divided     Gradients of several batches are added up, and the losses are not
+                             divided
 anomaly_detection            Anomaly detection is on
 argmax_into_loss             A loss is given the class that was chosen, not the scores
 copy_dropped                 A tensor is moved, and the result is dropped
@@ -21,6 +23,7 @@ zero_grad_missing            Gradients are never set to zero
 """
 
 from . import (
+    accumulation_not_divided,
     anomaly_detection,
     argmax_into_loss,
     copy_dropped,
@@ -42,6 +45,7 @@ from . import (
 )
 
 _FILES = (
+    accumulation_not_divided,
     anomaly_detection,
     argmax_into_loss,
     copy_dropped,

@@ -14,41 +14,57 @@ import libcst as cst
 from ..examples import looped
 from ..facts import Facts
 from ..findings import Severity
+from ..iteration import turns
 from ..rule import Found, ScriptRule
 
 _NO_GRADIENTS = r"no_grad$|inference_mode$|set_grad_enabled$"
-_USES = re.compile(
-    r"backward\(|autograd\.grad|requires_grad|set_grad_enabled\(False|\.step\(|perturb"
-)
+_USES = re.compile(r"backward\(|autograd|requires_grad|\.grad\b|\.step\(|functional_call|vmap")
 
 
 def check(facts: Facts) -> Iterator[Found]:
-    order = facts.script.order
-    for call in facts.methods("eval"):
-        scope = facts.script.scope(call)
-        if not facts.is_model(facts.owner(call)) or call.args:
+    if "set_grad_enabled(False)" in facts.text or not turns(facts):
+        return
+    seen = set()
+    for call in facts.forward_calls():
+        loops = [one for one in facts.script.up(call) if isinstance(one, cst.For)]
+        is_told = _is_evaluating(facts, call)
+        over = next((one for one in loops if is_told or facts.loaders_of_loop(one)), None)
+        if over is None or over in seen or facts.is_in(call, _NO_GRADIENTS):
             continue
-        trains = [order[one] for one in facts.methods("train") if facts.script.scope(one) is scope]
-        end = min((one for one in trains if one > order[call]), default=len(order))
-        later = [
-            one for one in facts.forward_calls()
-            if order[call] < order[one] < end and facts.script.scope(one) is scope
-        ]  # fmt: skip
-        looped = [one for one in later if _is_in_data_loop(facts, one)]
-        if not looped or any(facts.is_in(one, _NO_GRADIENTS) for one in later):
-            continue
-        if not _uses_gradients(facts, looped[0]):
-            yield Found(looped[0], f"{facts.code(looped[0])} after eval(), and no no_grad()")
+        seen.add(over)
+        if not _uses_gradients(facts, over, loops):
+            yield Found(call, f"{facts.code(call)} in a loop that trains nothing, and no no_grad()")
 
 
-def _is_in_data_loop(facts: Facts, call: cst.Call) -> bool:
-    return any(isinstance(one, cst.For) for one in facts.script.up(call))
+def _is_evaluating(facts: Facts, call: cst.Call) -> bool:
+    """Whether the last word on the mode before it, in its function, is eval()."""
+    order, scope = facts.script.order, facts.script.scope(call)
+    said = [
+        one for one in facts.methods("eval", "train")
+        if facts.script.scope(one) is scope and order[one] < order[call]
+        and facts.is_model(facts.owner(one))
+    ]  # fmt: skip
+    last = max(said, key=lambda one: order[one], default=None)
+    return last is not None and facts.method(last) == "eval" and not last.args
 
 
-def _uses_gradients(facts: Facts, call: cst.Call) -> bool:
-    """Whether the loop that it stands in asks for them."""
-    loops = [one for one in facts.script.up(call) if isinstance(one, cst.For)]
-    return any(_USES.search(facts.code(one)) for one in loops)
+def _uses_gradients(facts: Facts, over: cst.For, loops: list[cst.For]) -> bool:
+    """Whether anything in the loop, in its functions, or after it in a loop around, needs them."""
+    script = facts.script
+    reached = facts.flow.reached([over.body])
+    if any(_USES.search(facts.code(one)) for one in reached):
+        return True
+    if any(isinstance(one, cst.Return | cst.Yield) for one in script.within(over.body)):
+        return True
+    outer = loops[loops.index(over) + 1 :]
+    own = set(script.within(over))
+    scope = script.scope(over)
+    for one in facts.methods("backward"):
+        around = [each for each in script.up(one) if isinstance(each, cst.For)]
+        is_beside = script.scope(one) is scope and all(each in outer for each in around)
+        if is_beside and one not in own:
+            return True
+    return False
 
 
 RULE = ScriptRule.of(

@@ -23,43 +23,58 @@ from ..tensors import tensors_of
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
     for turn in turns(facts):
-        losses = {one.subject for one in turn.of(Role.BACKWARD)}
+        losses = {word for one in turn.of(Role.BACKWARD) for word in _words(one.subject)}
+        used = {word for name in losses for word in _words_of(facts, name)} | losses
         inside = set(facts.script.within(turn.loop))
-        used = " ".join(
-            [
-                *losses,
-                *(facts.code(one.value) for one in facts.script.bindings if one.name in losses),
-            ]
-        )
         for node in always(facts):
             name, value = _kept(facts, node)
-            if value is None or name in re.findall(r"[\w.]+", used):
+            if value is None or name in used or not any(_is(one, losses) for one in _terms(value)):
                 continue
-            anew = [one for one in facts.script.bindings if one.name == name and one.node in inside]
-            is_loss = any(
-                isinstance(one, cst.Name) and one.value in losses for one in _terms(value)
+            is_anew = any(
+                one.name == name and one.node in inside and one.node is not node
+                for one in facts.script.bindings
             )
-            if (
-                is_loss
-                and not anew
-                and tensors.is_tensor(value)
-                and not facts.is_in(node, "no_grad")
-            ):
+            is_live = any(_is(one, losses) and tensors.is_tensor(one) for one in _terms(value))
+            if is_live and not is_anew and not facts.is_in(node, "no_grad"):
                 yield Found(node, f"{facts.code(node)} keeps the graph of every turn")
 
 
+def _is(value: cst.BaseExpression, names: set[str]) -> bool:
+    return isinstance(value, cst.Name) and value.value in names
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[\w.]+", text))
+
+
+def _words_of(facts: Facts, name: str) -> set[str]:
+    """What the values of a name are made of."""
+    found = set()
+    for one in facts.script.bindings:
+        if one.name == name:
+            found |= _words(facts.code(one.value))
+    return found
+
+
 def _kept(facts: Facts, node: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
-    """``total += loss`` and ``losses.append(loss)``: where it goes, and what."""
+    """Where it goes, and what: ``total += loss``, ``total = total + loss``, ``all.append(loss)``."""
     if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
         return facts.code(node.target), node.value
     if isinstance(node, cst.Call) and facts.method(node) == "append" and len(positional(node)) == 1:
         return facts.code(facts.owner(node)), positional(node)[0]
+    if isinstance(node, cst.Assign) and isinstance(node.value, cst.BinaryOperation):
+        name = facts.code(node.targets[0].target)
+        terms = [facts.code(one) for one in _terms(node.value)]
+        if isinstance(node.value.operator, cst.Add) and name in terms:
+            return name, node.value
     return "", None
 
 
 def _terms(value: cst.BaseExpression) -> list[cst.BaseExpression]:
     if isinstance(value, cst.BinaryOperation):
         return [*_terms(value.left), *_terms(value.right)]
+    if isinstance(value, cst.List | cst.Tuple):
+        return [one.value for one in value.elements]
     return [value]
 
 

@@ -7,15 +7,13 @@ Fix: call the model itself.
 Source: torch.nn.Module documentation: call the instance "since the former takes care of running the registered hooks".
 """
 
-import re
 from collections.abc import Iterator
-
-import libcst as cst
 
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
 from ..rule import Found, ScriptRule
+
 
 def check(facts: Facts) -> Iterator[Found]:
     for call in facts.methods("forward"):

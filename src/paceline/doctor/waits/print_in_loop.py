@@ -19,7 +19,9 @@ from ..iteration import always
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
-_SAYS = re.compile(r"(^|\.)(print|write|info|debug|set_postfix|set_description|add_scalar)$|(wandb|logger|logging)\.log$")
+_SAYS = re.compile(
+    r"(^|\.)(print|write|info|debug|set_postfix|set_description|add_scalar)$|(wandb|logger|logging)\.log$"
+)
 
 
 def check(facts: Facts) -> Iterator[Found]:
