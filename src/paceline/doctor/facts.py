@@ -280,6 +280,23 @@ class Facts:
         calls = self.flow.calls_of(self.script.scope(node)) if depth < 4 else []
         return bool(calls) and all(self.is_in(one.node, pattern, depth + 1) for one in calls)
 
+    def following(self, node: cst.CSTNode) -> str:
+        """The text of what stands after a node's line in its block; empty: nothing does."""
+        line = self.script.block_line(node)
+        block = self.script.parents[line]
+        rows: list[cst.CSTNode] = (
+            list(block.body) if isinstance(block, cst.IndentedBlock | cst.Module) else []
+        )
+        later = rows[rows.index(line) + 1 :] if line in rows else []
+        return self.code(later[0]) if later else ""
+
+    def bound_to(self, call: cst.Call) -> str:
+        """The name that the statement of a call gives its value; empty: none."""
+        statement = self.script.statement(call)
+        if not isinstance(statement, cst.Assign):
+            return ""
+        return self.code(statement.targets[0].target)
+
     def flag(self, call: cst.Call, name: str) -> bool:
         """Whether ``name=True`` is written."""
         return literal(by_name(call).get(name)) == "True"

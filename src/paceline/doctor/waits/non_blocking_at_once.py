@@ -33,15 +33,8 @@ def check(facts: Facts) -> Iterator[Found]:
 
 
 def _is_used_next(facts: Facts, call: cst.Call) -> bool:
-    statement = facts.script.statement(call)
-    if not isinstance(statement, cst.Assign):
-        return False
-    name = facts.code(statement.targets[0].target)
-    line = facts.script.block_line(call)
-    block = facts.script.parents[line]
-    rows = list(block.body) if isinstance(block, cst.IndentedBlock | cst.Module) else []
-    following = rows[rows.index(line) + 1 :][:1] if line in rows else []
-    return any(re.search(rf"\b{re.escape(name)}\b", facts.code(one)) for one in following)
+    name = re.escape(facts.bound_to(call))
+    return bool(name) and re.search(rf"\b{name}\b", facts.following(call)) is not None
 
 
 RULE = ScriptRule.of(

@@ -41,16 +41,9 @@ def check(facts: Facts) -> Iterator[Found]:
 
 def _is_read_next(facts: Facts, call: cst.Call) -> bool:
     """Whether the next line reads the name that the copy is bound to."""
-    statement = facts.script.statement(call)
-    if not isinstance(statement, cst.Assign):
-        return False
-    name = facts.code(statement.targets[0].target)
-    line = facts.script.block_line(call)
-    block = facts.script.parents[line]
-    rows = list(block.body) if isinstance(block, cst.IndentedBlock | cst.Module) else []
-    following = rows[rows.index(line) + 1 :][:1] if line in rows else []
-    pattern = rf"\b{re.escape(name)}\.(numpy|item|tolist)\(|print\(.*\b{re.escape(name)}\b"
-    return any(re.search(pattern, facts.code(one)) for one in following)
+    name = re.escape(facts.bound_to(call))
+    pattern = rf"\b{name}\.(numpy|item|tolist)\(|print\(.*\b{name}\b"
+    return bool(name) and re.search(pattern, facts.following(call)) is not None
 
 
 RULE = ScriptRule.of(
