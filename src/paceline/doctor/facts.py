@@ -117,11 +117,9 @@ class Facts:
     def has_accelerator(self) -> bool:
         """Whether it names a device other than the CPU, or leaves the device to a library."""
         by_library = self.script.calls("prepare", "fit", "Accelerator")
-        return bool(by_library) or _ACCELERATOR.search(self._without_comments) is not None
-
-    @cached_property
-    def _without_comments(self) -> str:
-        return re.sub(r"(?m)#.*$", "", self.text)
+        return (
+            bool(by_library) or _ACCELERATOR.search(re.sub(r"(?m)#.*$", "", self.text)) is not None
+        )
 
     # -- models ---------------------------------------------------------------------------------
 
