@@ -1,7 +1,7 @@
 """Writes what pages repeat: protocols from docstrings, messages from types, figures from results.
 
-docs/protocols.md, docs/collectives.md, docs/compression.md, docs/messages.md, and in README.md all
-between the marks.
+docs/protocols.md, docs/collectives.md, docs/compression.md, docs/messages.md, docs/rules.md, and in
+README.md all between the marks.
 
     python docs/generate.py            write what has changed
     python docs/generate.py --check    say whether anything would change; exit 1 if so
@@ -27,6 +27,8 @@ from paceline.collectives.proof import prove
 from paceline.collectives.ring_search import find_rings, planned_rings
 from paceline.collectives.topology import dgx, pcie_cards, two_hosts
 from paceline.collectives.transfers import Operation
+from paceline.doctor.catalogue import GROUPS
+from paceline.doctor.rule import ScriptRule
 from paceline.fields import spelled
 from paceline.plan import format_bytes
 from paceline.protocols import ALIASES, PROTOCOLS, outer, spelling, streaming
@@ -42,6 +44,7 @@ PICTURE = ROOT / "docs" / "pictures" / "collectives.svg"
 COLLECTIVES = ROOT / "docs" / "collectives.md"
 COMPRESSION = ROOT / "docs" / "compression.md"
 MESSAGES = ROOT / "docs" / "messages.md"
+RULES = ROOT / "docs" / "rules.md"
 README = ROOT / "README.md"
 RESULTS = ROOT / "results"
 BEGIN, END = "<!-- {}: made by docs/generate.py -->", "<!-- end of {} -->"
@@ -116,6 +119,17 @@ way while workers go on. A weight of a push is the samples of its last H/F steps
 mini-batch in the last update of an epoch adds nothing to it. `pace.stop()` and Ctrl-C between peers
 lose nothing; through the store a worker whose step is called off goes on from the global copy.
 """
+
+RULES_HEAD = """\
+# The rules of the doctor
+
+Made from the docstrings in `src/paceline/doctor/` by `docs/generate.py`; edit those. What the
+command does with them: [doctor.md](doctor.md).
+
+Each rule's sick and healthy examples are its tests. No rule has a figure: what a finding is worth
+depends on the model and the machine, and reading measures neither.
+"""
+RULES_SAY = {"bug": "a bug", "cost": "could cost, not measured", "note": "a note"}
 
 COMPRESSION_HEAD = """\
 # Fewer bytes: `--compress`
@@ -499,6 +513,33 @@ def readme(text: str) -> str:
     return text
 
 
+def rules_page() -> str:
+    """docs/rules.md."""
+    parts = [RULES_HEAD]
+    for group, rules in GROUPS.items():
+        module = importlib.import_module(f"paceline.doctor.{group}")
+        title = (inspect.getdoc(module) or "").partition("\n")[0].rstrip(".")
+        parts.append(f"## {title}\n")
+        parts += [_rule_section(rule) for rule in rules]
+    return "\n".join(parts)
+
+
+def _rule_section(rule: ScriptRule) -> str:
+    """One rule, with the first of its sick examples and the first of its healthy ones."""
+    path = f"doctor/{rule.group}/{rule.name.replace('-', '_')}.py"
+    lines = [
+        f"### {rule.name}", "",
+        f"{rule.what}. ({RULES_SAY[rule.severity.value]}; [`{path}`](../src/paceline/{path}))", "",
+        rule.why, "", f"Fix: {rule.fix}", "", f"Source: {rule.source}", "", "Sick:", "",
+        *_code(rule.sick[0]), "", "Healthy:", "", *_code(rule.healthy[0]), "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _code(text: str) -> list[str]:
+    return [f"    {line}".rstrip() for line in text.strip("\n").splitlines()]
+
+
 def main() -> int:
     stale = False
     pages = (
@@ -507,6 +548,7 @@ def main() -> int:
         (PICTURE, collectives_picture()),
         (COMPRESSION, compression_page()),
         (MESSAGES, messages_page()),
+        (RULES, rules_page()),
         (README, readme(README.read_text())),
     )
     for path, wanted in pages:

@@ -59,6 +59,11 @@ def test_the_page_of_messages_is_what_the_types_say() -> None:
     assert made.MESSAGES.read_text() == made.messages_page(), "run python docs/generate.py"
 
 
+def test_the_page_of_rules_is_what_the_docstrings_say() -> None:
+    made = generator()
+    assert made.RULES.read_text() == made.rules_page(), "run python docs/generate.py"
+
+
 def test_the_table_in_the_readme_is_what_the_docstrings_say() -> None:
     made = generator()
     text = made.README.read_text()

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run", "simulation"),
     ("launch", "replay", "exports"),
     ("predict", "porting", "lightning", "verification"),
-    ("bench",),
+    ("bench", "doctor"),
     ("cli", "__init__", "__main__"),
 )
 """From the bottom up; the first part of a module's name decides. There is no cycle of folders."""

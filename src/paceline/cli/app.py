@@ -50,6 +50,7 @@ VERBS = (
     Verb("compare", "Predict", "Protocols under the same stragglers and seeds.", "protocols"),
     Verb("verify", "Predict", "Whether N workers compute what one does, on your own model."),
     Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
+    Verb("doctor", "Measure", "What is wrong in a script, or could cost, with file and line."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
     Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
     Verb("env", "Machine", "What this machine is; why its accelerator cannot be used."),

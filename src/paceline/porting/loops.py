@@ -52,12 +52,8 @@ class Loop(NamedTuple):
     taken: Taken | None = None
 
 
-class Stepping:
-    """The loop that trains, with its optimizers.
-
-    Raises:
-        CannotDerive: there is none, or there are several.
-    """
+class OptimizerSteps:
+    """The steps of optimizers, and what the loops around them go over; none is refused."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow, self.script = flow, flow.script
@@ -69,84 +65,6 @@ class Stepping:
         self.steps = [
             (call, found) for call in self.script.calls("step") if (found := self._stepped(call))
         ]
-        self.loop = self._find()
-        self.optimizers = {self.script.code(one): one for _, one in self.steps}
-
-    @property
-    def calls_again(self) -> bool:
-        """Whether an optimizer of the script's own may call the model again inside its step."""
-        return any(
-            self._has_closure(call, one) and not self._is_torch(one) for call, one in self.steps
-        )
-
-    def _has_closure(self, call: cst.Call, optimizer: cst.BaseExpression) -> bool:
-        given = positional(call) or list(by_name(call).values())
-        is_own = isinstance(call.func, cst.Attribute) and call.func.value is optimizer
-        return is_own and bool(given) and not isinstance(given[0], cst.BaseNumber)
-
-    def _is_torch(self, optimizer: cst.BaseExpression) -> bool:
-        made = [one for one in self.flow.origins(optimizer) if isinstance(one, cst.Call)]
-        names = [self.script.meaning(one.func) for one in made]
-        return bool(names) and all(one.startswith("torch.optim.") for one in names)
-
-    def _find(self) -> Loop:
-        script = self.script
-        found = {}
-        for call, _ in self.steps:
-            for chain in self.flow.around(call):
-                if not chain:
-                    raise CannotDerive(
-                        f"line {script.line(call)} steps outside of any loop; each step belongs "
-                        "to a batch: for batch in loader: with pace.step(): ..."
-                    )
-                loop = self._chosen(call, chain)
-                found[loop.node] = loop
-        if not found:
-            raise CannotDerive(self._by_hand() or _NO_LOOP)
-        if len(found) > 1:
-            lines = " and ".join(str(script.line(one)) for one in found)
-            raise CannotDerive(
-                f"the loops of lines {lines} all train; a run has one loop: put them into scripts "
-                "of their own, or into one function that gets its loader as an argument"
-            )
-        return next(iter(found.values()))
-
-    def _by_hand(self) -> str:
-        """A sentence where parameters are changed without an optimizer."""
-        hands = [
-            call
-            for call in self.script.calls("add_", "sub_", "copy_")
-            if ".grad" in self.script.code(call) and any(self.flow.around(call))
-        ]
-        if not hands or self.script.calls("step"):
-            return ""
-        return (
-            f"line {self.script.line(hands[0])} changes parameters by hand, and an update is an "
-            "optimizer's step; write optimizer = torch.optim.SGD(model.parameters(), lr=...) and "
-            "optimizer.step()"
-        )
-
-    def _chosen(self, call: cst.Call, chain: list[AnyLoop]) -> Loop:
-        """The loop over batches among those around a step."""
-        over: dict[AnyLoop, cst.BaseExpression | None] = {
-            one: self.iterated(one) for one in chain if isinstance(one, cst.For)
-        }
-        kinds = {node: self.is_loader(expr) for node, expr in over.items() if expr is not None}
-        for number, node in enumerate(chain):
-            if kinds.get(node) or (number == 0 and node in kinds and kinds[node] is None):
-                return Loop(node, over[node], chain[number + 1 :])
-        taken = taken_by_hand(self.flow, chain[0])
-        if taken is not None and self.is_loader(taken.loader):
-            return Loop(chain[0], taken.loader, chain[1:], taken)
-        if len(chain) == 1:
-            return Loop(chain[0], None, [])
-        lines = [self.script.line(one) for one in chain]
-        raise CannotDerive(
-            f"the loop of line {lines[0]}, inside that of line {lines[1]}, steps at line "
-            f"{self.script.line(call)} and goes over no DataLoader: make what it takes batches "
-            "from one (DataLoader(range(n), batch_size=...) for numbers that it counts), or write "
-            "one loop: for number in pace.updates(n)"
-        )
 
     def _stepped(self, call: cst.Call) -> cst.BaseExpression | None:
         """The optimizer of ``optimizer.step()`` or ``scaler.step(optimizer)``; else None."""
@@ -285,3 +203,92 @@ class Stepping:
             if any(_SCHEDULER.search(self.script.meaning(each.func)) for each in made):
                 found[self.script.code(one)] = one
         return found
+
+
+class Stepping(OptimizerSteps):
+    """The loop that trains, with its optimizers.
+
+    Raises:
+        CannotDerive: there is none, or there are several.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__(flow)
+        self.loop = self._find()
+        self.optimizers = {self.script.code(one): one for _, one in self.steps}
+
+    @property
+    def calls_again(self) -> bool:
+        """Whether an optimizer of the script's own may call the model again inside its step."""
+        return any(
+            self._has_closure(call, one) and not self._is_torch(one) for call, one in self.steps
+        )
+
+    def _has_closure(self, call: cst.Call, optimizer: cst.BaseExpression) -> bool:
+        given = positional(call) or list(by_name(call).values())
+        is_own = isinstance(call.func, cst.Attribute) and call.func.value is optimizer
+        return is_own and bool(given) and not isinstance(given[0], cst.BaseNumber)
+
+    def _is_torch(self, optimizer: cst.BaseExpression) -> bool:
+        made = [one for one in self.flow.origins(optimizer) if isinstance(one, cst.Call)]
+        names = [self.script.meaning(one.func) for one in made]
+        return bool(names) and all(one.startswith("torch.optim.") for one in names)
+
+    def _find(self) -> Loop:
+        script = self.script
+        found = {}
+        for call, _ in self.steps:
+            for chain in self.flow.around(call):
+                if not chain:
+                    raise CannotDerive(
+                        f"line {script.line(call)} steps outside of any loop; each step belongs "
+                        "to a batch: for batch in loader: with pace.step(): ..."
+                    )
+                loop = self._chosen(call, chain)
+                found[loop.node] = loop
+        if not found:
+            raise CannotDerive(self._by_hand() or _NO_LOOP)
+        if len(found) > 1:
+            lines = " and ".join(str(script.line(one)) for one in found)
+            raise CannotDerive(
+                f"the loops of lines {lines} all train; a run has one loop: put them into scripts "
+                "of their own, or into one function that gets its loader as an argument"
+            )
+        return next(iter(found.values()))
+
+    def _by_hand(self) -> str:
+        """A sentence where parameters are changed without an optimizer."""
+        hands = [
+            call
+            for call in self.script.calls("add_", "sub_", "copy_")
+            if ".grad" in self.script.code(call) and any(self.flow.around(call))
+        ]
+        if not hands or self.script.calls("step"):
+            return ""
+        return (
+            f"line {self.script.line(hands[0])} changes parameters by hand, and an update is an "
+            "optimizer's step; write optimizer = torch.optim.SGD(model.parameters(), lr=...) and "
+            "optimizer.step()"
+        )
+
+    def _chosen(self, call: cst.Call, chain: list[AnyLoop]) -> Loop:
+        """The loop over batches among those around a step."""
+        over: dict[AnyLoop, cst.BaseExpression | None] = {
+            one: self.iterated(one) for one in chain if isinstance(one, cst.For)
+        }
+        kinds = {node: self.is_loader(expr) for node, expr in over.items() if expr is not None}
+        for number, node in enumerate(chain):
+            if kinds.get(node) or (number == 0 and node in kinds and kinds[node] is None):
+                return Loop(node, over[node], chain[number + 1 :])
+        taken = taken_by_hand(self.flow, chain[0])
+        if taken is not None and self.is_loader(taken.loader):
+            return Loop(chain[0], taken.loader, chain[1:], taken)
+        if len(chain) == 1:
+            return Loop(chain[0], None, [])
+        lines = [self.script.line(one) for one in chain]
+        raise CannotDerive(
+            f"the loop of line {lines[0]}, inside that of line {lines[1]}, steps at line "
+            f"{self.script.line(call)} and goes over no DataLoader: make what it takes batches "
+            "from one (DataLoader(range(n), batch_size=...) for numbers that it counts), or write "
+            "one loop: for number in pace.updates(n)"
+        )

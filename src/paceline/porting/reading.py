@@ -26,7 +26,7 @@ _FOLDERS = ("os.mkdir", "os.makedirs", "mkdir")
 """Fail where another worker was faster, unless ``exist_ok=True``."""
 _GUARD = re.compile(
     r"is_main|is_first|main_process|is_master|master_process|\.once\(|"
-    r"(rank|worker|gpu_id)\w*(\(\))? *== *0|not (\w+\.)*(local_|global_)?rank\b"
+    r"(rank|worker|gpu_id)\w*(\(\))? *(% *[\w.]+ *)?== *0|not (\w+\.)*(local_|global_)?rank\b"
 )
 _REFUSAL = re.compile(
     r"not \(?[\w.]*(is_main|is_first|main_process|master)|rank\w*(\(\))? *(!=|>) *0"

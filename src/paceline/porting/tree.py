@@ -141,6 +141,11 @@ class SourceTree:
         number: int = self._positions[node].start.line
         return number
 
+    def place(self, node: cst.CSTNode) -> tuple[int, int]:
+        """The line and the column that a node begins in, from 1."""
+        start = self._positions[node].start
+        return start.line, start.column + 1
+
     def within(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """A node and all that it holds, in the order of the text."""
         return self._walk(node)

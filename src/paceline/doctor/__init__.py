@@ -1,0 +1,24 @@
+"""The doctor: what is wrong in a training script, or could cost, by its text alone.
+
+    text --syntax--> text that parses --porting's tree, flow, steps--> Facts
+    Facts --rule.check, one file a rule--> Found --examine--> ScriptFinding --rendering--> shown
+
+    examine      one script: parse, facts, every rule, what a comment takes back
+    syntax       a script that does not parse: the line, and missing commas mended in memory
+    facts        loaders, models, devices, contexts
+    iteration    one turn of a loop that trains: zero_grad, backward, clip, step, in their order
+    tensors      which expressions are tensors of a device, by taint
+    layers       layers in the order in which they compute
+    ends         what a value was made by last
+    samples      what a model is given, where the text makes the data
+    values       numbers, shapes and texts that are written out
+    rule         what a rule is; catalogue: all of them
+    loop, model, inputs, precision, waits, several     the rules, by group
+    findings     what is found, as values
+    rendering, sarif     shown in lines, and to code hosts
+    selftest     every rule on its own examples; examples: a script to make them from
+
+Nothing is run, and nothing is measured: a finding is a bug, or something that could cost and is
+labelled "not measured"; it never has a figure. A rule that is not sure is silent. It must not know
+engines or settings.
+"""

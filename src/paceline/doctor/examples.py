@@ -1,0 +1,59 @@
+"""A small training script, from which rules make their sick and healthy examples."""
+
+from collections.abc import Sequence
+
+STEP = (
+    "x, y = x.to(device), y.to(device)",
+    "optimizer.zero_grad()",
+    "loss = loss_fn(model(x), y)",
+    "loss.backward()",
+    "optimizer.step()",
+)
+"""What a turn does."""
+_HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+device = torch.device("cuda")
+model = nn.Sequential(
+    nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 8)
+).to(device)
+loss_fn = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(512, 16), torch.randint(0, 8, (512,)))
+loader = DataLoader(data, batch_size=64, shuffle=True, pin_memory=True)
+"""
+
+
+def looped(
+    body: Sequence[str] = STEP, *, before: str = "", epoch: str = "", after: str = "", end: str = ""
+) -> str:
+    """A script whose loop over batches has this body.
+
+    Args:
+        before: lines before the loops; epoch, after: lines of the loop over epochs, before and
+            after the inner loop; end: lines after all.
+    """
+    rows = ["for epoch in range(10):"]
+    rows += [f"    {one}" for one in epoch.splitlines()]
+    rows += [
+        "    for x, y in loader:",
+        *(f"        {row}" for one in body for row in one.split("\n")),
+    ]
+    rows += [f"    {one}" for one in after.splitlines()]
+    return "\n".join([_HEAD, before, *rows, end, ""])
+
+
+def scaled(*, clip: str = "", backward: str = "", step: str = "", update: str = "scaler.update()",
+           inside: str = "", dtype: str = "torch.float16") -> str:  # fmt: skip
+    """The same under autocast with a GradScaler."""
+    body = [
+        "x, y = x.to(device), y.to(device)", "optimizer.zero_grad()",
+        f'with torch.autocast("cuda", dtype={dtype}):', "    loss = loss_fn(model(x), y)",
+        *([f"    {inside}"] if inside else []),
+        backward or "scaler.scale(loss).backward()", *clip.splitlines(),
+        step or "scaler.step(optimizer)", *([update] if update else []),
+    ]  # fmt: skip
+    return looped(body, before='scaler = torch.amp.GradScaler("cuda")')

@@ -1,0 +1,49 @@
+"""A copy is not to block, and its source is not pinned.
+
+CUDA copies pageable memory through a buffer of its own: the host waits all the same.
+
+Fix: pin_memory=True in the DataLoader.
+Source: PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        loaders = facts.loaders_of_loop(turn.loop)
+        if not loaders or not isinstance(turn.loop, cst.For):
+            continue
+        if any(
+            facts.option(one, "pin_memory") not in (None, "False") or facts.has_stars(one)
+            for one in loaders
+        ):
+            continue
+        names = {
+            one.value for one in facts.script.within(turn.loop.target) if isinstance(one, cst.Name)
+        }
+        for call in facts.methods("to", "cuda"):
+            is_inside = turn.loop in list(facts.script.up(call))
+            if (
+                is_inside
+                and facts.code(facts.owner(call)) in names
+                and facts.flag(call, "non_blocking")
+            ):
+                yield Found(call, f"{facts.code(call)}, and the loader of line "
+                                  f"{facts.script.line(loaders[0])} does not pin")  # fmt: skip
+                break
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped(["x = x.to(device, non_blocking=True)", *STEP]).replace(", pin_memory=True", ""),),
+    healthy=(looped(["x = x.to(device, non_blocking=True)", *STEP]),),
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""A DistributedSampler is never told the epoch.
+
+It shuffles by seed and epoch, so that each epoch has the same order and the same split.
+
+Fix: sampler.set_epoch(epoch) at the beginning of each epoch.
+Source: torch.utils.data.distributed.DistributedSampler documentation, warning.
+"""
+
+from collections.abc import Iterator
+
+from ...porting.tree import by_name
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import TrainingTurn, loops_around, turns
+from ..rule import Found, ScriptRule
+from ..values import literal
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    if "set_epoch" in facts.text:
+        return
+    for call in facts.script.calls("DistributedSampler"):
+        if literal(by_name(call).get("shuffle")) == "False" or facts.has_stars(call):
+            continue
+        loaders = [
+            one for one in facts.loaders
+            if "sampler" in by_name(one) and call in facts.flow.origins(by_name(one)["sampler"])
+        ]  # fmt: skip
+        for turn in turns(facts):
+            over = facts.loaders_of_loop(turn.loop)
+            if loaders_around(facts, turn) and any(one in over for one in loaders):
+                yield Found(call, "set_epoch() is never called, so each epoch has the same order")
+
+
+def loaders_around(facts: Facts, turn: TrainingTurn) -> bool:
+    """Whether the loop that trains is gone through more than once."""
+    return bool(loops_around(facts, turn))
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped(before="from torch.utils.data.distributed import DistributedSampler\nsampler = DistributedSampler(data)\nloader = DataLoader(data, batch_size=8, sampler=sampler)").replace("loader = DataLoader(data, batch_size=64, shuffle=True, pin_memory=True)\n", ""),),
+    healthy=(looped(epoch="sampler.set_epoch(epoch)", before="from torch.utils.data.distributed import DistributedSampler\nsampler = DistributedSampler(data)\nloader = DataLoader(data, batch_size=8, sampler=sampler)"),),
+)  # fmt: skip

@@ -1,0 +1,66 @@
+"""The data that a model is trained on are not shuffled.
+
+Each epoch goes over the same batches in the same order: where data lie by class or by time, batches
+are of one kind, and the model swings.
+
+Fix: shuffle=True in the DataLoader of training.
+Source: Goodfellow, Bengio, Courville, Deep Learning, 2016, section 8.1.3.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import by_name
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import turns
+from ..rule import Found, ScriptRule
+from ..values import literal
+
+_MAP_STYLE = re.compile(r"^torchvision\.datasets\.(?!Kinetics|HMDB|UCF)\w+$")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        for loader in facts.loaders_of_loop(turn.loop):
+            words = by_name(loader)
+            if {"shuffle", "sampler", "batch_sampler"} & set(words) and words.get(
+                "shuffle"
+            ) is None:
+                continue
+            shuffled = facts.given(loader, "shuffle", 2)
+            is_off = shuffled is None or literal(shuffled) == "False"
+            if is_off and not facts.has_stars(loader) and _is_ordered(facts, loader):
+                yield Found(
+                    loader, "the loop that trains goes over this loader, which does not shuffle"
+                )
+
+
+def _is_ordered(facts: Facts, loader: cst.Call) -> bool:
+    """Whether its data are certainly of a kind that has an order, and in which order matters."""
+    data = facts.data_of(loader)
+    made = facts.flow.origins(data) if data is not None else []
+    return bool(made) and all(
+        isinstance(one, cst.Call)
+        and (_MAP_STYLE.search(facts.meaning(one)) is not None or _is_own(facts, one))
+        for one in made
+    )
+
+
+def _is_own(facts: Facts, call: cst.Call) -> bool:
+    node = facts.flow.classes.get(facts.meaning(call))
+    if node is None or any("Iterable" in facts.script.meaning(one.value) for one in node.bases):
+        return False
+    text = facts.code(node).lower()
+    has_pictures = re.search(r"label|image|\.jpg|\.png", text) is not None
+    return has_pictures and not re.search(r"rand|shuffle|time|seq|window|history", text)
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped().replace("data = TensorDataset(torch.randn(512, 16), torch.randint(0, 8, (512,)))", "import torchvision\ndata = torchvision.datasets.MNIST('data')").replace("shuffle=True, ", ""),),
+    healthy=(looped(), looped().replace("shuffle=True, ", ""),),
+)  # fmt: skip

@@ -1,0 +1,48 @@
+"""Batches for a CUDA device come from memory that is not pinned.
+
+The driver copies them into a pinned buffer of its own first, and no copy can overlap computing.
+On small batches that is worth nothing.
+
+Fix: pin_memory=True in the DataLoader, and .to(device, non_blocking=True).
+Source: PyTorch performance tuning guide; torch.utils.data documentation, "Memory Pinning".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        if not isinstance(turn.loop, cst.For):
+            continue
+        loaders = [
+            one for one in facts.loaders_of_loop(turn.loop)
+            if facts.option(one, "pin_memory") is None and not facts.has_stars(one)
+        ]  # fmt: skip
+        names = {
+            one.value for one in facts.script.within(turn.loop.target) if isinstance(one, cst.Name)
+        }
+        for call in facts.methods("cuda"):
+            is_ours = (
+                turn.loop in list(facts.script.up(call)) and facts.code(facts.owner(call)) in names
+            )
+            if loaders and is_ours and not call.args:
+                yield Found(
+                    loaders[0],
+                    f"its batches are moved by {facts.code(call)} (line {facts.script.line(call)})",
+                )
+                break
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped(["x, y = x.cuda(), y.cuda()", *STEP[1:]]).replace(", pin_memory=True", ""),),
+    healthy=(looped(["x, y = x.cuda(), y.cuda()", *STEP[1:]]),),
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""Batches of a class of your own are not pinned.
+
+pin_memory=True reaches into tensors, lists, tuples and dicts; an object without a pin_memory method
+is given back as it is, silently.
+
+Fix: a method pin_memory(self) that pins its tensors and returns self.
+Source: torch.utils.data documentation, "Memory Pinning".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import by_name
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for loader in facts.loaders:
+        collate = by_name(loader).get("collate_fn")
+        if collate is None or not facts.flag(loader, "pin_memory"):
+            continue
+        function = facts.flow.functions.get(facts.code(collate))
+        for one in facts.script.within(function.body) if function is not None else ():
+            made = one.value if isinstance(one, cst.Return) else None
+            node = (
+                facts.flow.classes.get(facts.meaning(made)) if isinstance(made, cst.Call) else None
+            )
+            if node is not None and not node.bases and "def pin_memory" not in facts.code(node):
+                yield Found(loader, f"pin_memory=True does not reach into {node.name.value}")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=("""
+import torch
+from torch.utils.data import DataLoader
+class Batch:
+    def __init__(self, rows):
+        self.x = torch.stack(rows)
+def collate(rows):
+    return Batch(rows)
+loader = DataLoader(torch.ones(8, 3), collate_fn=collate, pin_memory=True)
+""",),
+    healthy=("""
+import torch
+from torch.utils.data import DataLoader
+class Batch:
+    def __init__(self, rows):
+        self.x = torch.stack(rows)
+    def pin_memory(self):
+        self.x = self.x.pin_memory()
+        return self
+def collate(rows):
+    return Batch(rows)
+loader = DataLoader(torch.ones(8, 3), collate_fn=collate, pin_memory=True)
+""",),
+)  # fmt: skip

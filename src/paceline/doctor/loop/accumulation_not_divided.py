@@ -1,0 +1,48 @@
+"""Gradients of several batches are added up, and the losses are not divided.
+
+Each backward() adds the gradient of a mean over its own batch: after K of them the step is K times
+as large as that of one batch of all samples.
+
+Fix: divide the loss by the number of batches a step, or the learning rate.
+Source: PyTorch, Automatic Mixed Precision examples, "Gradient accumulation": loss = loss / iters_to_accumulate.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import Event, Role, TrainingTurn, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        backward, steps, zeroes = (turn.of(one) for one in (Role.BACKWARD, Role.STEP, Role.ZERO))
+        if len(backward) != 1 or not backward[0].is_always or len(steps) != 1:
+            continue
+        tests = [one.test for one, _ in steps[0].branches if isinstance(one, cst.If)]
+        is_counted = len(tests) == 1 and re.search(r"%", facts.code(tests[0])) is not None
+        is_kept = bool(zeroes) and all(one.branches for one in zeroes)
+        if is_counted and is_kept and not _is_divided(facts, turn, backward[0]):
+            yield Found(backward[0].call, f"{facts.code(backward[0].call)} in each turn, and a step "
+                                          f"where {facts.code(tests[0])}")  # fmt: skip
+
+
+def _is_divided(facts: Facts, turn: TrainingTurn, backward: Event) -> bool:
+    """Whether the loss is divided, or scaled, or a sum, on its way to backward()."""
+    names = set(re.findall(r"\w+", backward.subject))
+    inside = [facts.code(one) for one in facts.flow.reached([turn.loop.body])]
+    rows = [row for text in inside for row in text.splitlines()]
+    about = [row for row in rows if names & set(re.findall(r"\w+", row.partition("=")[0]))]
+    return any(re.search(r"/|\* |sum|scale|weight", row) for row in [*about, backward.subject])
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped([STEP[0], *STEP[2:4], "if (i + 1) % 4 == 0:\n    optimizer.step()\n    optimizer.zero_grad()"]),),
+    healthy=(looped([STEP[0], "loss = loss_fn(model(x), y) / 4", STEP[3], "if (i + 1) % 4 == 0:\n    optimizer.step()\n    optimizer.zero_grad()"]),),
+)  # fmt: skip

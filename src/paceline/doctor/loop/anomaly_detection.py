@@ -1,0 +1,36 @@
+"""Anomaly detection is on.
+
+Each operation of the forward pass records a stack trace, and each of the backward pass is looked
+through for NaN.
+
+Fix: leave it out once the fault is found.
+Source: torch.autograd.detect_anomaly documentation: "for debugging only, as it slows down".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import by_name, positional
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+from ..values import literal
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.script.calls("set_detect_anomaly", "detect_anomaly"):
+        given = positional(call)
+        is_on = not given or literal(given[0]) == "True"
+        if facts.meaning(call).endswith("set_detect_anomaly") and not given:
+            is_on = literal(by_name(call).get("mode")) == "True"
+        if is_on and not any(isinstance(one, cst.If) for one in facts.script.up(call)):
+            yield Found(call, f"{facts.code(call)} is on")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped(before="torch.autograd.set_detect_anomaly(True)"),),
+    healthy=(looped(before="torch.autograd.set_detect_anomaly(False)"),),
+)  # fmt: skip

@@ -1,0 +1,38 @@
+"""A device is called ``gpu``.
+
+torch knows no such device: it ends in a RuntimeError.
+
+Fix: write "cuda" (or "mps", "xpu").
+Source: torch.device documentation.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import by_name, positional
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+from ..values import literal
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.script.every_call:
+        is_device = facts.method(call) == "to" or facts.meaning(call) == "torch.device"
+        given = positional(call)[:1] if is_device else []
+        if "torch" in facts.meaning(call) or is_device:
+            given += [one for name, one in by_name(call).items() if name == "device"]
+        for one in given:
+            text = literal(one) if isinstance(one, cst.SimpleString) else None
+            if text is not None and re.fullmatch(r"gpu(:\d+)?", text):
+                yield Found(call, f"{facts.code(call)}: there is no device {text!r}",
+                            f'write "{text.replace("gpu", "cuda")}"')  # fmt: skip
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=('import torch\nt = torch.randn(100, 100).to("gpu", non_blocking=True)\n',),
+    healthy=('import torch\nt = torch.randn(100, 100).to("cuda", non_blocking=True)\n',),
+)  # fmt: skip

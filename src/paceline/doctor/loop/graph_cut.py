@@ -1,0 +1,44 @@
+"""A loss is made anew with ``requires_grad=True`` before backward().
+
+The new tensor knows nothing of the model: backward() runs, and no parameter gets a gradient.
+
+Fix: call backward() of the loss that the model's output gave.
+Source: torch.tensor documentation: it copies data and makes a leaf of the graph.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import Role, turns
+from ..rule import Found, ScriptRule
+
+_MAKES = re.compile(r"^torch\.(tensor|as_tensor|FloatTensor|autograd\.Variable)$")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        losses = {one.subject for one in turn.of(Role.BACKWARD)}
+        inside = set(facts.script.within(turn.loop))
+        for one in facts.script.bindings:
+            value = one.value
+            is_new = (
+                isinstance(value, cst.Call)
+                and _MAKES.search(facts.meaning(value)) is not None
+                and facts.flag(value, "requires_grad")
+            )
+            if one.name in losses and one.node in inside and is_new:
+                yield Found(value, f"{one.name} is a new leaf: {facts.code(value)}")
+            if one.name in {f"{each}.requires_grad" for each in losses} and one.node in inside:
+                yield Found(one.node, f"{one.name} is set by hand: its graph is lost")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped([*STEP[:3], "loss = torch.tensor(loss.item(), requires_grad=True)", *STEP[3:]]),),
+    healthy=(looped(),),
+)  # fmt: skip

@@ -1,0 +1,51 @@
+"""A schedule that counts steps is advanced once an epoch.
+
+It goes through a small part of its cycle: the learning rate stays near the warm-up's.
+
+Fix: call its step() after each optimizer.step().
+Source: torch.optim.lr_scheduler.OneCycleLR documentation: "step should be called after a batch has been used".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import by_name
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import Event, Role, events_of, loops_around, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        inner = {one.call for one in events_of(facts, turn.loop)}
+        for loop in loops_around(facts, turn):
+            for event in events_of(facts, loop):
+                if (
+                    event.role is Role.SCHEDULE
+                    and event.call not in inner
+                    and _counts(facts, event)
+                ):
+                    yield Found(
+                        event.call, f"{facts.code(event.call)} once an epoch, of a OneCycleLR"
+                    )
+
+
+def _counts(facts: Facts, event: Event) -> bool:
+    """Whether the schedule was made for so many steps, not epochs."""
+    for one in facts.flow.origins(facts.owner(event.call)):
+        if isinstance(one, cst.Call) and facts.meaning(one).endswith("OneCycleLR"):
+            words = by_name(one)
+            total = facts.code(words["total_steps"]) if "total_steps" in words else ""
+            each = facts.code(words["steps_per_epoch"]) if "steps_per_epoch" in words else "1"
+            return "len(" in total or each != "1"
+    return False
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped(before="scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=10, steps_per_epoch=len(loader))", after="scheduler.step()"),),
+    healthy=(looped([*STEP, "scheduler.step()"], before="scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=10, steps_per_epoch=len(loader))"),),
+)  # fmt: skip

@@ -1,0 +1,33 @@
+"""``ReduceLROnPlateau`` steps without a metric.
+
+It ends in a TypeError: it has nothing to watch.
+
+Fix: scheduler.step(validation_loss).
+Source: torch.optim.lr_scheduler.ReduceLROnPlateau documentation.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.methods("step"):
+        made = [one for one in facts.flow.origins(facts.owner(call)) if isinstance(one, cst.Call)]
+        is_plateau = bool(made) and all(
+            facts.meaning(one).endswith("lr_scheduler.ReduceLROnPlateau") for one in made
+        )
+        if is_plateau and not call.args:
+            yield Found(call, f"{facts.code(call)} of a ReduceLROnPlateau without its metric")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped(before="scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)", after="scheduler.step()"),),
+    healthy=(looped(before="scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)", after="scheduler.step(loss.item())"),),
+)  # fmt: skip

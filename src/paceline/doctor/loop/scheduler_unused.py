@@ -1,0 +1,35 @@
+"""A scheduler is made and never steps.
+
+The learning rate stays where it began.
+
+Fix: scheduler.step() after each epoch, or after each step where the schedule counts steps.
+Source: torch.optim documentation, "How to adjust learning rate".
+"""
+
+from collections.abc import Iterator
+
+from ..examples import looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import schedulers_made, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    if not turns(facts):
+        return
+    for name, call in schedulers_made(facts):
+        if name.isidentifier() and facts.script.meaning(call.func).startswith("torch.optim."):
+            target = facts.script.statement(call)
+            used = [
+                one for one in facts.script.uses(name) if facts.script.statement(one) is not target
+            ]
+            if not used:
+                yield Found(call, f"{name} is never used again")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped(before="scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)"),),
+    healthy=(looped(before="scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)", after="scheduler.step()"),),
+)  # fmt: skip

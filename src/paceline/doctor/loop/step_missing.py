@@ -1,0 +1,43 @@
+"""Gradients are computed, and no optimizer ever steps.
+
+The parameters stay as they were made.
+
+Fix: optimizer.step() after backward().
+Source: torch.optim documentation, "Taking an optimization step".
+"""
+
+import re
+from collections.abc import Iterator
+
+from ...porting.tree import positional
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+_OPTIMIZERS = re.compile(r"^torch\.optim\.[A-Z]")
+_ELSE = re.compile(
+    r"\.\w*step|Trainer|_step\(|LightningModule|[Aa]ccelerat|deepspeed|\.optimize\(|functional_call"
+)
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    makes = [one for one in facts.script.every_call if _OPTIMIZERS.search(facts.meaning(one))]
+    if not makes or _ELSE.search(facts.text):
+        return
+    names = [one.name for one in facts.script.bindings if one.value in makes]
+    handed = {
+        facts.code(given) for call in facts.script.every_call for given in positional(call)
+    }  # fmt: skip
+    for call in facts.methods("backward"):
+        if any(facts.flow.around(call)) and not handed & set(names):
+            yield Found(
+                call, f"{facts.code(call)}, and no {names[0] if names else 'optimizer'}.step()"
+            )
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped(STEP[:4]),),
+    healthy=(looped(),),
+)  # fmt: skip

@@ -1,0 +1,118 @@
+"""A layer is given another number of features than it takes.
+
+The first batch ends in "mat1 and mat2 shapes cannot be multiplied", or its like for channels.
+
+Fix: give the layer the number that the one before it makes, or that the data has.
+Source: torch.nn.Linear, torch.nn.Conv2d, torch.nn.BatchNorm2d documentation, "Shape".
+"""
+
+from collections.abc import Iterator
+
+from ..facts import Facts
+from ..findings import Severity
+from ..layers import KEEPS_FEATURES, POOLS, Chain, Layer, chains
+from ..rule import Found, ScriptRule
+from ..samples import given_to
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for chain in chains(facts):
+        yield from _between(chain)
+        if chain.is_whole and chain.layers:
+            yield from _at_input(facts, chain)
+
+
+def _between(chain: Chain) -> Iterator[Found]:
+    """Layer by layer; what may change features in a way that is not followed begins anew."""
+    before: Layer | None = None
+    for one in chain.layers:
+        takes = one.ins is not None and (one.kind == "Linear" or one.is_conv or one.is_norm)
+        if before is not None and takes and _compares(before, one) and before.outs != one.ins:
+            yield Found(
+                one.node,
+                f"{one.kind} takes {one.ins} and {before.kind} before it makes {before.outs}",
+                f"write {before.outs} for {one.ins}",
+            )
+        if takes and one.outs is not None:
+            before = one
+        elif one.kind not in KEEPS_FEATURES | POOLS:
+            before = None
+
+
+def _compares(before: Layer, after: Layer) -> bool:
+    """Linear after Linear, channels after channels; a Linear after a convolution is flattened."""
+    if before.kind == "Linear":
+        return after.kind in ("Linear", "BatchNorm1d")
+    return after.kind != "Linear" and not (before.is_norm and before.kind == "BatchNorm1d")
+
+
+def _at_input(facts: Facts, chain: Chain) -> Iterator[Found]:
+    first = chain.layers[0]
+    for one in given_to(facts, chain):
+        is_linear = first.kind == "Linear" and len(one.input) >= 2
+        is_conv = first.kind == "Conv2d" and len(one.input) == 4
+        if first.ins is None or not (is_linear or is_conv):
+            continue
+        has = one.input[-1] if is_linear else one.input[1]
+        if has != first.ins:
+            batch = f"; {first.ins} is its number of samples" if one.input[0] == first.ins else ""
+            yield Found(
+                first.node,
+                f"{first.kind} takes {first.ins} features and the data of line "
+                f"{facts.script.line(one.data)} has {has}{batch}",
+                f"write {has} for {first.ins}",
+            )
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(
+        """
+import torch
+data = torch.randn(128, 15)
+model = torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+model(data)
+""",
+        """
+from torch import nn
+net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(16, 8, 3))
+""",
+        """
+import torch.nn.functional as F
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(784, 128)
+        self.fc2 = nn.Linear(64, 10)
+    def forward(self, x):
+        x = F.relu(self.fc1(x))
+        x = nn.functional.dropout(x)
+        return self.fc2(F.relu(self.fc1(x)))
+""",
+    ),
+    healthy=(
+        """
+import torch
+data = torch.randn(128, 15)
+model = torch.nn.Sequential(torch.nn.Linear(15, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+model(data)
+""",
+        """
+from torch import nn
+net = nn.Sequential(nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2880, 10))
+""",
+        """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(784, 128)
+        self.fc2 = nn.Linear(256, 10)
+    def forward(self, x, y):
+        h = self.fc1(x)
+        h = nn.functional.glu(h)
+        return self.fc2(h)
+""",
+    ),
+)  # fmt: skip

@@ -1,0 +1,29 @@
+"""``forward()`` of a wrapped model is called directly.
+
+The wrapper's own call is passed by: DistributedDataParallel does not prepare its reduction, hooks
+do not run.
+
+Fix: call the model itself.
+Source: torch.nn.Module documentation: call the instance "since the former takes care of running the registered hooks".
+"""
+
+from collections.abc import Iterator
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.methods("forward"):
+        if facts.is_wrapped(facts.owner(call)):
+            owner = facts.code(facts.owner(call))
+            yield Found(call, f"{owner}.forward(...) of a wrapped model", f"write {owner}(...)")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped([*STEP[:2], "loss = loss_fn(net.forward(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
+    healthy=(looped([*STEP[:2], "loss = loss_fn(net(x), y)", *STEP[3:]], before="net = nn.DataParallel(model)"),),
+)  # fmt: skip

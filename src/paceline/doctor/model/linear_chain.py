@@ -1,0 +1,88 @@
+"""Two linear layers follow each other with no activation between.
+
+Together they are one linear map: the second brings no capacity, and its work is wasted.
+
+Fix: put an activation between them, or write one layer.
+Source: Goodfellow, Bengio, Courville, Deep Learning, 2016, section 6.1.
+"""
+
+from collections.abc import Iterator
+
+from ..facts import Facts
+from ..findings import Severity
+from ..layers import DROPOUTS, Layer, chains
+from ..rule import Found, ScriptRule
+
+_BETWEEN = DROPOUTS | {"Identity"}
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for chain in chains(facts):
+        for run in _runs(chain.layers):
+            is_narrow = len(run) == 2 and _is_bottleneck(run[0], run[1])
+            if len(run) > 1 and not is_narrow:
+                sizes = " -> ".join(str(one) for one in (run[0].ins, *(one.outs for one in run)))
+                yield Found(
+                    run[0].node,
+                    f"{len(run)} {run[0].kind} layers ({sizes}) follow each other with no "
+                    "activation between",
+                )
+
+
+def _runs(layers: tuple[Layer, ...]) -> Iterator[list[Layer]]:
+    """Linear layers in a row, what changes nothing between them left out."""
+    run: list[Layer] = []
+    for one in layers:
+        if one.kind == "Linear":
+            run.append(one)
+        elif one.kind not in _BETWEEN:
+            yield run
+            run = []
+    yield run
+
+
+def _is_bottleneck(first: Layer, second: Layer) -> bool:
+    """A low-rank factorisation is meant: narrower in the middle than at both ends, or unknown."""
+    if first.ins is None or first.outs is None or second.outs is None:
+        return True
+    return first.outs < first.ins and first.outs < second.outs
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(
+        """
+from torch import nn
+model = nn.Sequential(nn.Linear(15, 64), nn.Linear(64, 32), nn.Linear(32, 3))
+""",
+        """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(784, 256)
+        self.fc2 = nn.Linear(256, 10)
+    def forward(self, x):
+        x = self.fc1(x)
+        return self.fc2(x)
+""",
+    ),
+    healthy=(
+        """
+from torch import nn
+model = nn.Sequential(nn.Linear(15, 64), nn.ReLU(), nn.Linear(64, 3))
+low_rank = nn.Sequential(nn.Linear(1024, 16, bias=False), nn.Linear(16, 1024))
+""",
+        """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(784, 256)
+        self.fc2 = nn.Linear(256, 10)
+    def forward(self, x):
+        x = self.fc1(x).relu()
+        return self.fc2(x)
+""",
+    ),
+)  # fmt: skip

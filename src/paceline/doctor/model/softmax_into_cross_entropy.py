@@ -1,0 +1,34 @@
+"""A softmax goes into a cross entropy, which has one of its own.
+
+Scores between 0 and 1 cannot become sure: the loss has a floor, and its gradients are small.
+
+Fix: give the loss the raw scores (logits), and take the softmax where probabilities are shown.
+Source: torch.nn.CrossEntropyLoss documentation: "the input is expected to contain the unnormalized logits".
+"""
+
+from collections.abc import Iterator
+
+from ...porting.tree import positional
+from ..ends import ending
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for call in facts.script.every_call:
+        if facts.loss_kind(call) not in ("CrossEntropyLoss", "cross_entropy"):
+            continue
+        given = positional(call)
+        last = ending(facts, given[0]) if given else None
+        if last is not None and last.kind in ("softmax", "Softmax"):
+            line = facts.script.line(last.node)
+            yield Found(call, f"{facts.code(call)} is given the softmax of line {line}")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(looped([*STEP[:2], "out = torch.softmax(model(x), dim=1)", "loss = loss_fn(out, y)", *STEP[3:]]),),
+    healthy=(looped(),),
+)  # fmt: skip

@@ -1,0 +1,37 @@
+"""Gradients are clipped while they are still scaled.
+
+They are some 65536 times as large, so every norm is above the limit: each update is clipped to
+almost nothing, or to a length that changes with the scale.
+
+Fix: scaler.unscale_(optimizer) before it.
+Source: PyTorch, Automatic Mixed Precision examples, "Gradient clipping".
+"""
+
+from collections.abc import Iterator
+
+from ..examples import scaled
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import Event, Role, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        roles = [one.role for one in turn.events]
+        is_scaled = any(one.is_scaled for one in turn.of(Role.BACKWARD))
+        for place, event in enumerate(turn.events):
+            is_clip = event.role is Role.CLIP and Role.UNSCALE not in roles[:place]
+            if is_scaled and is_clip and _steps_scaled(turn.events[place:]):
+                yield Found(event.call, "clipping sees gradients that are still scaled")
+
+
+def _steps_scaled(events: tuple[Event, ...]) -> bool:
+    return any(one.role is Role.STEP and one.is_scaled for one in events)
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(scaled(clip="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),),
+    healthy=(scaled(clip="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),),
+)  # fmt: skip

@@ -1,0 +1,31 @@
+"""The loss is scaled, and the optimizer steps without the scaler.
+
+The step uses gradients that are some 65536 times too large.
+
+Fix: scaler.step(optimizer), then scaler.update().
+Source: torch.amp.GradScaler documentation.
+"""
+
+from collections.abc import Iterator
+
+from ..examples import looped, scaled
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import Role, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        is_scaled = any(one.is_scaled for one in turn.of(Role.BACKWARD))
+        steps = turn.of(Role.STEP)
+        is_undone = bool(turn.of(Role.UNSCALE))
+        if is_scaled and not is_undone and not any(one.is_scaled for one in steps):
+            yield Found(steps[0].call, f"{facts.code(steps[0].call)} after a scaled loss")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(scaled(step="optimizer.step()"),),
+    healthy=(scaled(), looped(),),
+)  # fmt: skip

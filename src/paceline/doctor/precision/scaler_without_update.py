@@ -1,0 +1,32 @@
+"""The scaler is never updated.
+
+Its scale stays where it began, and after a step that was skipped for infinite gradients all later
+ones are skipped, too; a second scaler.step() before update() is refused.
+
+Fix: scaler.update() once after the steps of each turn.
+Source: torch.amp.GradScaler documentation.
+"""
+
+from collections.abc import Iterator
+
+from ..examples import scaled
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import Role, is_scaler, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    if next(facts.methods("update"), None) is not None:
+        return
+    for turn in turns(facts):
+        for one in turn.of(Role.STEP):
+            if one.is_scaled and is_scaler(facts, facts.owner(one.call)):
+                yield Found(one.call, f"no {facts.code(facts.owner(one.call))}.update() follows")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(scaled(update=""),),
+    healthy=(scaled(),),
+)  # fmt: skip

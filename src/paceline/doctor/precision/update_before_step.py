@@ -1,0 +1,32 @@
+"""The scaler is updated before it steps.
+
+update() forgets which gradients were found infinite, and the step that follows divides by a scale
+that they were not multiplied with.
+
+Fix: scaler.step(optimizer) first, then scaler.update().
+Source: torch.amp.GradScaler documentation.
+"""
+
+from collections.abc import Iterator
+
+from ..examples import scaled
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import Role, turns
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for turn in turns(facts):
+        roles = [one.role for one in turn.events if one.role in (Role.UPDATE, Role.STEP)]
+        scaled = [one for one in turn.of(Role.STEP) if one.is_scaled]
+        updates = turn.of(Role.UPDATE)
+        if len(updates) == 1 and scaled and roles[:1] == [Role.UPDATE]:
+            yield Found(updates[0].call, f"{facts.code(updates[0].call)} before the step")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.BUG, check,
+    sick=(scaled(step="scaler.update()", update="scaler.step(optimizer)"),),
+    healthy=(scaled(),),
+)  # fmt: skip

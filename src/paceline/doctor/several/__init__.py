@@ -1,0 +1,26 @@
+"""Several processes, devices, and the environment.
+
+data_parallel            ``nn.DataParallel``: one process drives all devices
+debugging_left_on        The environment is set for debugging
+devices_named_too_late   ``CUDA_VISIBLE_DEVICES`` is set after a device was used
+gloo_for_devices         Gradients of CUDA devices go by gloo
+ranks_write_one_file     Every process writes the same file
+"""
+
+from . import (
+    data_parallel,
+    debugging_left_on,
+    devices_named_too_late,
+    gloo_for_devices,
+    ranks_write_one_file,
+)
+
+_FILES = (
+    data_parallel,
+    debugging_left_on,
+    devices_named_too_late,
+    gloo_for_devices,
+    ranks_write_one_file,
+)
+RULES = tuple(one.RULE for one in _FILES)
+"""In the order of their names."""

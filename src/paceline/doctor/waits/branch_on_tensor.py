@@ -1,0 +1,42 @@
+"""A branch asks a tensor of the device in each turn.
+
+Which way to go is known only when the device has computed it, so the host waits.
+
+Fix: torch.where, or ask every so many steps; a GradScaler skips infinite gradients by itself.
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import always
+from ..rule import Found, ScriptRule
+from ..tensors import tensors_of
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    tensors = tensors_of(facts)
+    for node in always(facts) if facts.has_accelerator else ():
+        if not isinstance(node, cst.If):
+            continue
+        for one in _asked(node.test):
+            if tensors.is_tensor(one):
+                yield Found(node, f"if {facts.code(node.test)} waits for the device in each turn")
+                break
+
+
+def _asked(test: cst.BaseExpression) -> list[cst.BaseExpression]:
+    if isinstance(test, cst.UnaryOperation):
+        return _asked(test.expression)
+    return [test]
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped([*STEP[:3], "if torch.isnan(loss):\n    continue", *STEP[3:]]),),
+    healthy=(looped([*STEP, "if epoch > 3:\n    pass"]),),
+)  # fmt: skip

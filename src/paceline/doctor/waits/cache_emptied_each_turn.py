@@ -1,0 +1,32 @@
+"""Memory is given back, or rubbish collected, in each turn.
+
+empty_cache() waits, and what it frees has to be asked of the driver again at once; gc.collect()
+goes through all objects.
+
+Fix: leave it out; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.
+Source: PyTorch CUDA semantics, "Memory management".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import always
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for node in always(facts):
+        names = ("torch.cuda.empty_cache", "torch.mps.empty_cache", "gc.collect")
+        if isinstance(node, cst.Call) and facts.meaning(node) in names:
+            yield Found(node, f"{facts.code(node)} in each turn")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped([*STEP, "torch.cuda.empty_cache()"]),),
+    healthy=(looped(after="torch.cuda.empty_cache()"),),
+)  # fmt: skip

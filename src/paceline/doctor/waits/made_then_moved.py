@@ -1,0 +1,43 @@
+"""A tensor is made on the host in each turn, and then moved.
+
+It is filled by the host, and copied from memory that is not pinned, so the host waits.
+
+Fix: give it device=device where it is made.
+Source: PyTorch performance tuning guide, "Create tensors directly on the target device".
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import by_name, positional
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import always
+from ..rule import Found, ScriptRule
+from ..values import literal
+
+_MAKES = re.compile(r"^torch\.(rand|randn|zeros|ones|full|empty|arange|eye|randint|linspace)$")
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for node in always(facts) if facts.has_accelerator else ():
+        name = facts.method(node) if isinstance(node, cst.Call) else ""
+        if not isinstance(node, cst.Call) or name not in ("to", "cuda"):
+            continue
+        owner = facts.owner(node)
+        is_host = literal(positional(node)[0]) == "cpu" if positional(node) else False
+        is_type = bool(positional(node)) and "torch." in facts.code(positional(node)[0])
+        if is_host or is_type or not isinstance(owner, cst.Call):
+            continue
+        if _MAKES.search(facts.meaning(owner)) and "device" not in by_name(owner):
+            yield Found(node, f"{facts.code(node)} is made on the host in each turn")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped([*STEP, "noise = torch.randn(64, 16).to(device)"]),),
+    healthy=(looped([*STEP, "noise = torch.randn(64, 16, device=device)"]),),
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""A tensor of the device is copied to the host in each turn.
+
+cpu() and numpy() wait until the device has computed it, and copy it.
+
+Fix: compute the metric on the device, and copy it every so many steps.
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import positional
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import always
+from ..rule import Found, ScriptRule
+from ..tensors import tensors_of
+from ..values import literal
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    tensors = tensors_of(facts)
+    for node in always(facts) if facts.has_accelerator else ():
+        if not isinstance(node, cst.Call):
+            continue
+        is_cpu = facts.method(node) == "cpu" or (
+            facts.method(node) == "to"
+            and any(literal(one) == "cpu" for one in positional(node)[:1])
+        )
+        if is_cpu and tensors.is_tensor(facts.owner(node)):
+            yield Found(node, f"{facts.code(node)} waits for the device in each turn")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped([*STEP, "seen.append(loss.detach().cpu().numpy())"], before="seen = []"),),
+    healthy=(looped([*STEP, "if step % 100 == 0:\n    seen.append(loss.detach().cpu())", "step += 1"], before="seen, step = [], 0"),),
+)  # fmt: skip

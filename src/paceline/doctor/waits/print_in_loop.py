@@ -1,0 +1,55 @@
+"""A tensor of the device is printed in each turn.
+
+Its text needs its value, so that the host waits until the device has computed it.
+
+Fix: print every so many steps.
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ...porting.tree import by_name, positional
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import always
+from ..rule import Found, ScriptRule
+from ..tensors import tensors_of
+
+_SAYS = re.compile(
+    r"(^|\.)(print|write|info|debug|set_postfix|set_description|add_scalar)$|(wandb|logger|logging)\.log$"
+)
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    tensors = tensors_of(facts)
+    for node in always(facts) if facts.has_accelerator else ():
+        if not isinstance(node, cst.Call) or not _SAYS.search(facts.meaning(node)):
+            continue
+        if facts.flow.function_of(node) is not None:
+            continue
+        if facts.script.meaning(node.func).startswith(("torch.", "math.", "numpy.")):
+            continue
+        for one in _said(facts, node):
+            if tensors.is_tensor(one):
+                yield Found(node, f"{facts.code(one)} is printed in each turn")
+                break
+
+
+def _said(facts: Facts, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """What a call is given, also inside an f-string."""
+    for given in (*positional(call), *by_name(call).values()):
+        yield given
+        if isinstance(given, cst.FormattedString):
+            parts = [one for one in given.parts if isinstance(one, cst.FormattedStringExpression)]
+            yield from (one.expression for one in parts)
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped([*STEP, "print(f'{epoch} {loss}')"]),),
+    healthy=(looped([*STEP, "print(epoch)"]),),
+)  # fmt: skip

@@ -1,0 +1,30 @@
+"""A checkpoint is written in each turn.
+
+torch.save copies the parameters from the device and writes them while nothing is trained.
+
+Fix: save once an epoch, or every so many steps.
+Source: torch.save documentation; torch.distributed.checkpoint.async_save.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..examples import STEP, looped
+from ..facts import Facts
+from ..findings import Severity
+from ..iteration import always
+from ..rule import Found, ScriptRule
+
+
+def check(facts: Facts) -> Iterator[Found]:
+    for node in always(facts):
+        if isinstance(node, cst.Call) and facts.meaning(node) == "torch.save":
+            yield Found(node, f"{facts.code(node)} in each turn")
+
+
+RULE = ScriptRule.of(
+    __name__, __doc__, Severity.COST, check,
+    sick=(looped([*STEP, "torch.save(model.state_dict(), 'model.pt')"]),),
+    healthy=(looped(after="torch.save(model.state_dict(), 'model.pt')"),),
+)  # fmt: skip

@@ -1,0 +1,82 @@
+"""What is said of a script as a whole: also of one that cannot be read, or is none."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.doctor.examine import diagnose, examine
+from paceline.doctor.examples import STEP, looped
+from paceline.doctor.findings import Severity
+from paceline.doctor.rendering import render_diagnosis
+from paceline.doctor.sarif import to_sarif
+from paceline.errors import ConfigError
+
+SICK = looped([*STEP, "total += loss"], before="total = 0.0")
+
+
+def test_a_line_that_does_not_parse_is_a_finding() -> None:
+    (found,) = diagnose("import torch\nfor x in y\n    print(x)\n").findings
+    assert (found.line, found.rule, found.severity) == (2, "syntax", Severity.BUG)
+    assert "expected ':'" in found.what
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "\x00", "(" * 500, "def f(:\n", "'''", "\t x\n  y", "é = 1"]
+)
+def test_any_text_is_answered(text: str) -> None:
+    assert diagnose(text).findings is not None
+
+
+def test_a_missing_comma_is_mended_and_the_rules_go_on() -> None:
+    found = diagnose(SICK.replace("nn.Linear(16, 64), nn", "nn.Linear(16, 64) nn")).findings
+    assert {"syntax", "loss-keeps-graph"} <= {one.rule for one in found}
+
+
+def test_a_script_without_torch_is_told_so() -> None:
+    found = diagnose("print('hello')\n")
+    assert not found.has_torch
+    assert "does not use torch" in next(render_diagnosis(found, with_notes=False))
+
+
+def test_a_comment_takes_a_finding_back() -> None:
+    assert diagnose(SICK).of(Severity.BUG)
+    for said in ("# doctor: ok", "# doctor: ok loss-keeps-graph"):
+        found = diagnose(SICK.replace("total += loss", f"total += loss  {said}"))
+        assert found.of(Severity.BUG) == []
+        assert found.num_ignored == 1
+    other = SICK.replace("total += loss", "total += loss  # doctor: ok sync")
+    assert diagnose(other).of(Severity.BUG)
+
+
+def test_lines_and_rows_are_the_scripts_own_with_windows_ends_and_a_mark() -> None:
+    plain = diagnose(SICK).findings
+    assert diagnose(SICK.replace("\n", "\r\n")).findings == plain
+
+
+def test_what_is_no_script_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
+    for path, said in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "none.py", "there is no script"),
+        (tmp_path / "binary", "cannot be read as Python"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            examine(path)
+
+
+def test_sarif_names_each_rule_once_and_each_line() -> None:
+    found = diagnose(SICK, "train.py")
+    run = to_sarif(found)["runs"][0]  # type: ignore[index]
+    rules = [one["id"] for one in run["tool"]["driver"]["rules"]]
+    assert len(rules) == len(set(rules))
+    for one, finding in zip(run["results"], found.findings, strict=True):
+        assert rules[one["ruleIndex"]] == one["ruleId"] == finding.rule
+        assert one["locations"][0]["physicalLocation"]["region"]["startLine"] == finding.line
+
+
+def test_it_is_the_same_script_that_is_never_run(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"import torch\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
+    examine(path)
+    assert not (tmp_path / "ran").exists()
