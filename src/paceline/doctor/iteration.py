@@ -24,7 +24,7 @@ _DEPTH = 4
 _SCHEDULER = re.compile(r"lr_scheduler\.|(^|\.)\w+LR$|(^|\.)get_\w*schedule\w*$|ReduceLROnPlateau$")
 
 
-class Role(enum.Enum):
+class CallRole(enum.Enum):
     """What a call does for the training."""
 
     ZERO = "zero_grad"
@@ -45,7 +45,7 @@ class Event(NamedTuple):
         is_scaled: the backward pass of ``scaler.scale(loss)``, the step of ``scaler.step(...)``.
     """
 
-    role: Role
+    role: CallRole
     call: cst.Call
     subject: str
     branches: tuple[tuple[cst.CSTNode, cst.CSTNode], ...] = ()
@@ -63,7 +63,7 @@ class TrainingTurn(NamedTuple):
     loop: AnyLoop
     events: tuple[Event, ...]
 
-    def of(self, *roles: Role) -> list[Event]:
+    def of(self, *roles: CallRole) -> list[Event]:
         return [one for one in self.events if one.role in roles]
 
 
@@ -78,7 +78,7 @@ def _find_turns(facts: Facts) -> list[TrainingTurn]:
         for chain in facts.flow.around(call):
             for loop in chain:
                 turn = TrainingTurn(loop, tuple(events_of(facts, loop)))
-                if turn.of(Role.BACKWARD) and turn.of(Role.STEP):
+                if turn.of(CallRole.BACKWARD) and turn.of(CallRole.STEP):
                     found[loop] = turn
                     break
     return list(found.values())
@@ -123,28 +123,28 @@ def branches_between(
         below = node
 
 
-def role_of(facts: Facts, call: cst.Call) -> tuple[Role | None, str, bool]:
+def role_of(facts: Facts, call: cst.Call) -> tuple[CallRole | None, str, bool]:
     """What one call is, whose, and whether it goes through a scaler."""
     name, meaning = facts.method(call), facts.meaning(call)
     if re.search(r"(^|\.)clip_grad_(norm|value)_?$", meaning) or name.startswith("clip_grad_"):
-        return Role.CLIP, "", False
+        return CallRole.CLIP, "", False
     if not name:
         return None, "", False
     owner = facts.owner(call)
     subject = facts.code(owner)
     if name == "zero_grad":
-        return Role.ZERO, subject, False
+        return CallRole.ZERO, subject, False
     if name == "backward":
         is_scaled = "scale(" in subject
         given = positional(call)
         if "manual_backward" in facts.code(call) or "accelerator" in subject:
-            return Role.BACKWARD, facts.code(given[0]) if given else "", False
-        return Role.BACKWARD, subject, is_scaled
+            return CallRole.BACKWARD, facts.code(given[0]) if given else "", False
+        return CallRole.BACKWARD, subject, is_scaled
     if name == "unscale_":
         given = positional(call)
-        return Role.UNSCALE, facts.code(given[0]) if given else "", True
+        return CallRole.UNSCALE, facts.code(given[0]) if given else "", True
     if name == "update" and is_scaler(facts, owner):
-        return Role.UPDATE, subject, True
+        return CallRole.UPDATE, subject, True
     if name == "step":
         return _step_of(facts, call, owner)
     return None, "", False
@@ -152,13 +152,13 @@ def role_of(facts: Facts, call: cst.Call) -> tuple[Role | None, str, bool]:
 
 def _step_of(
     facts: Facts, call: cst.Call, owner: cst.BaseExpression
-) -> tuple[Role | None, str, bool]:
+) -> tuple[CallRole | None, str, bool]:
     for one, optimizer in facts.steps.steps:
         if one is call:
-            return Role.STEP, facts.code(optimizer), optimizer is not owner
+            return CallRole.STEP, facts.code(optimizer), optimizer is not owner
     made = [one for one in facts.flow.origins(owner) if isinstance(one, cst.Call)]
     if any(_SCHEDULER.search(facts.script.meaning(one.func)) for one in made):
-        return Role.SCHEDULE, facts.code(owner), False
+        return CallRole.SCHEDULE, facts.code(owner), False
     return None, "", False
 
 

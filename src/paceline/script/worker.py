@@ -392,7 +392,7 @@ class Pace:
                 optimizer inside it, which its ``state_dict()`` leaves out, is kept by ``keep``.
             split: how the model is divided among the ranks of a run: "data" (each has all of it),
                 "network:2" (two parts, one behind the other; "network": as many as workers), "2x2"
-                (two parts in two copies), "shard" or "shard:3" (pieces of everything; "shard:2" of
+                (two parts in two copies), "layer" (channels of pairs of layers), "shard" or "shard:3" (pieces of everything; "shard:2" of
                 gradients and optimizer state, "shard:1" of that alone). Each worker goes on with
                 mini-batches of its own, and holds and steps its part. None: what ``--split`` says.
 
@@ -402,9 +402,7 @@ class Pace:
         fast = self._context.fast if fast is None else fast
         _check_choices(batch, fast)
         _refuse_inside_a_worker(self._exchange)
-        num_batches = self._context.accumulate or _number_of(accumulate)
-        if num_batches > 1 and sticky:
-            raise _beside_accumulation(num_batches, "prepare(sticky=True)")
+        num_batches = self._batches_of_update(accumulate, is_sticky=sticky)
         objects = self._of_this_trial(objects, split)
         if hasattr(self, "_prepared"):
             return self._prepare_beside(objects, batch)
@@ -429,6 +427,13 @@ class Pace:
         self._keeper.add("updates", self._updates.remember, self._updates.go_on)
         ready = [loader if isinstance(one, DataLoader) else one for one in objects]
         return ready[0] if len(ready) == 1 else tuple(ready)
+
+    def _batches_of_update(self, accumulate: int, *, is_sticky: bool) -> int:
+        """How many of the loader's make one; ConfigError: more than one, and they cannot."""
+        num_batches = self._context.accumulate or _number_of(accumulate)
+        if num_batches > 1 and is_sticky:
+            raise _beside_accumulation(num_batches, "prepare(sticky=True)")
+        return num_batches
 
     def _of_this_trial(self, objects: tuple[Any, ...], split: str | None) -> tuple[Any, ...]:
         """The same; a loader that an earlier trial gave back counts as the plain one that it was.

@@ -15,13 +15,15 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Event, Role, TrainingTurn, turns
+from ..iteration import CallRole, Event, TrainingTurn, turns
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        backward, steps, zeroes = (turn.of(one) for one in (Role.BACKWARD, Role.STEP, Role.ZERO))
+        backward, steps, zeroes = (
+            turn.of(one) for one in (CallRole.BACKWARD, CallRole.STEP, CallRole.ZERO)
+        )
         if len(backward) != 1 or not backward[0].is_always or len(steps) != 1:
             continue
         tests = [one.test for one, _ in steps[0].branches if isinstance(one, cst.If)]

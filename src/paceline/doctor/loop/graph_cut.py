@@ -14,7 +14,7 @@ import libcst as cst
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, turns
+from ..iteration import CallRole, turns
 from ..rule import Found, ScriptRule
 
 _MAKES = re.compile(r"^torch\.(tensor|as_tensor|FloatTensor|autograd\.Variable)$")
@@ -22,7 +22,7 @@ _MAKES = re.compile(r"^torch\.(tensor|as_tensor|FloatTensor|autograd\.Variable)$
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        losses = {one.subject for one in turn.of(Role.BACKWARD)}
+        losses = {one.subject for one in turn.of(CallRole.BACKWARD)}
         inside = set(facts.script.within(turn.loop))
         for one in facts.script.bindings:
             value = one.value

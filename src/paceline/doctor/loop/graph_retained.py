@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Event, Role, turns
+from ..iteration import CallRole, Event, turns
 from ..rule import Found, ScriptRule
 
 
@@ -20,7 +20,7 @@ def check(facts: Facts) -> Iterator[Found]:
     if "autograd.grad" in facts.text or "create_graph" in facts.text:
         return
     for turn in turns(facts):
-        backward = turn.of(Role.BACKWARD)
+        backward = turn.of(CallRole.BACKWARD)
         if len(backward) == 1 and backward[0].is_always and _retains(facts, backward[0]):
             yield Found(backward[0].call, f"{facts.code(backward[0].call)} once a turn")
 

@@ -15,7 +15,7 @@ from ...porting.tree import positional
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, always, turns
+from ..iteration import CallRole, always, turns
 from ..rule import Found, ScriptRule
 from ..tensors import tensors_of
 
@@ -23,7 +23,7 @@ from ..tensors import tensors_of
 def check(facts: Facts) -> Iterator[Found]:
     tensors = tensors_of(facts)
     for turn in turns(facts):
-        losses = {word for one in turn.of(Role.BACKWARD) for word in _words(one.subject)}
+        losses = {word for one in turn.of(CallRole.BACKWARD) for word in _words(one.subject)}
         used = {word for name in losses for word in _words_of(facts, name)} | losses
         inside = set(facts.script.within(turn.loop))
         for node in always(facts):

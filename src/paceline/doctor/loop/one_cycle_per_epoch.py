@@ -14,7 +14,7 @@ from ...porting.tree import by_name
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Event, Role, events_of, loops_around, turns
+from ..iteration import CallRole, Event, events_of, loops_around, turns
 from ..rule import Found, ScriptRule
 
 
@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
         for loop in loops_around(facts, turn):
             for event in events_of(facts, loop):
                 if (
-                    event.role is Role.SCHEDULE
+                    event.role is CallRole.SCHEDULE
                     and event.call not in inner
                     and _counts(facts, event)
                 ):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..examples import looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, events_of, loops_around, turns
+from ..iteration import CallRole, events_of, loops_around, turns
 from ..rule import Found, ScriptRule
 
 
@@ -19,9 +19,11 @@ def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         for loop in (turn.loop, *loops_around(facts, turn)):
             events = events_of(facts, loop)
-            first = next((one for one in events if one.role in (Role.STEP, Role.SCHEDULE)), None)
-            is_stepped = any(one.role is Role.STEP for one in events)
-            if first is None or first.role is not Role.SCHEDULE or not is_stepped:
+            first = next(
+                (one for one in events if one.role in (CallRole.STEP, CallRole.SCHEDULE)), None
+            )
+            is_stepped = any(one.role is CallRole.STEP for one in events)
+            if first is None or first.role is not CallRole.SCHEDULE or not is_stepped:
                 continue
             if first.is_always and not first.call.args:
                 yield Found(first.call, f"{facts.code(first.call)} before the optimizer's step")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, turns
+from ..iteration import CallRole, turns
 from ..rule import Found, ScriptRule
 
 
@@ -19,14 +19,18 @@ def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         events = turn.events
         for place, zero in enumerate(events):
-            if zero.role is not Role.ZERO:
+            if zero.role is not CallRole.ZERO:
                 continue
-            before = [one for one in events[:place] if one.role in (Role.BACKWARD, Role.STEP)]
-            after = [one for one in events[place:] if one.role in (Role.BACKWARD, Role.STEP)]
-            if not before or not after or before[-1].role is not Role.BACKWARD:
+            before = [
+                one for one in events[:place] if one.role in (CallRole.BACKWARD, CallRole.STEP)
+            ]
+            after = [
+                one for one in events[place:] if one.role in (CallRole.BACKWARD, CallRole.STEP)
+            ]
+            if not before or not after or before[-1].role is not CallRole.BACKWARD:
                 continue
             is_same = after[0].subject == zero.subject or facts.is_model(facts.owner(zero.call))
-            is_step = after[0].role is Role.STEP and is_same
+            is_step = after[0].role is CallRole.STEP and is_same
             if is_step and before[-1].branches == zero.branches == after[0].branches:
                 yield Found(zero.call, f"{facts.code(zero.call)} between backward() and step()")
 

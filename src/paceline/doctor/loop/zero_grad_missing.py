@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..examples import STEP, looped
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, turns
+from ..iteration import CallRole, turns
 from ..rule import Found, ScriptRule
 
 _ZEROES = re.compile(
@@ -24,7 +24,7 @@ def check(facts: Facts) -> Iterator[Found]:
     if _ZEROES.search(facts.text):
         return
     for turn in turns(facts):
-        step = turn.of(Role.STEP)[0]
+        step = turn.of(CallRole.STEP)[0]
         made = facts.flow.origins(facts.owner(step.call))
         if step.is_scaled or any("torch.optim" in facts.meaning(one) for one in made):
             yield Found(step.call, f"{facts.code(step.call)}, and no zero_grad() anywhere")

@@ -12,22 +12,22 @@ from collections.abc import Iterator
 from ..examples import scaled
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Event, Role, turns
+from ..iteration import CallRole, Event, turns
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
         roles = [one.role for one in turn.events]
-        is_scaled = any(one.is_scaled for one in turn.of(Role.BACKWARD))
+        is_scaled = any(one.is_scaled for one in turn.of(CallRole.BACKWARD))
         for place, event in enumerate(turn.events):
-            is_clip = event.role is Role.CLIP and Role.UNSCALE not in roles[:place]
+            is_clip = event.role is CallRole.CLIP and CallRole.UNSCALE not in roles[:place]
             if is_scaled and is_clip and _steps_scaled(turn.events[place:]):
                 yield Found(event.call, "clipping sees gradients that are still scaled")
 
 
 def _steps_scaled(events: tuple[Event, ...]) -> bool:
-    return any(one.role is Role.STEP and one.is_scaled for one in events)
+    return any(one.role is CallRole.STEP and one.is_scaled for one in events)
 
 
 RULE = ScriptRule.of(

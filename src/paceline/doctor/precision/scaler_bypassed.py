@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from ..examples import looped, scaled
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, turns
+from ..iteration import CallRole, turns
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        is_scaled = any(one.is_scaled for one in turn.of(Role.BACKWARD))
-        steps = turn.of(Role.STEP)
-        is_undone = bool(turn.of(Role.UNSCALE))
+        is_scaled = any(one.is_scaled for one in turn.of(CallRole.BACKWARD))
+        steps = turn.of(CallRole.STEP)
+        is_undone = bool(turn.of(CallRole.UNSCALE))
         if is_scaled and not is_undone and not any(one.is_scaled for one in steps):
             yield Found(steps[0].call, f"{facts.code(steps[0].call)} after a scaled loss")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..examples import scaled
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, is_scaler, turns
+from ..iteration import CallRole, is_scaler, turns
 from ..rule import Found, ScriptRule
 
 
@@ -20,7 +20,7 @@ def check(facts: Facts) -> Iterator[Found]:
     if next(facts.methods("update"), None) is not None:
         return
     for turn in turns(facts):
-        for one in turn.of(Role.STEP):
+        for one in turn.of(CallRole.STEP):
             if one.is_scaled and is_scaler(facts, facts.owner(one.call)):
                 yield Found(one.call, f"no {facts.code(facts.owner(one.call))}.update() follows")
 

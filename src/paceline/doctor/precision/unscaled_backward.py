@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from ..examples import looped, scaled
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, is_scaler, turns
+from ..iteration import CallRole, is_scaler, turns
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        backward = turn.of(Role.BACKWARD)
-        steps = [one for one in turn.of(Role.STEP) if one.is_scaled]
+        backward = turn.of(CallRole.BACKWARD)
+        steps = [one for one in turn.of(CallRole.STEP) if one.is_scaled]
         is_ours = any(is_scaler(facts, facts.owner(one.call)) for one in steps)
         if is_ours and not any(one.is_scaled or "scale" in one.subject for one in backward):
             yield Found(backward[0].call, f"{facts.code(backward[0].call)} without scaler.scale")

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from ..examples import scaled
 from ..facts import Facts
 from ..findings import Severity
-from ..iteration import Role, turns
+from ..iteration import CallRole, turns
 from ..rule import Found, ScriptRule
 
 
 def check(facts: Facts) -> Iterator[Found]:
     for turn in turns(facts):
-        roles = [one.role for one in turn.events if one.role in (Role.UPDATE, Role.STEP)]
-        scaled = [one for one in turn.of(Role.STEP) if one.is_scaled]
-        updates = turn.of(Role.UPDATE)
-        if len(updates) == 1 and scaled and roles[:1] == [Role.UPDATE]:
+        roles = [one.role for one in turn.events if one.role in (CallRole.UPDATE, CallRole.STEP)]
+        scaled = [one for one in turn.of(CallRole.STEP) if one.is_scaled]
+        updates = turn.of(CallRole.UPDATE)
+        if len(updates) == 1 and scaled and roles[:1] == [CallRole.UPDATE]:
             yield Found(updates[0].call, f"{facts.code(updates[0].call)} before the step")
 
 
