@@ -392,9 +392,10 @@ class Pace:
                 optimizer inside it, which its ``state_dict()`` leaves out, is kept by ``keep``.
             split: how the model is divided among the ranks of a run: "data" (each has all of it),
                 "network:2" (two parts, one behind the other; "network": as many as workers), "2x2"
-                (two parts in two copies), "layer" (channels of pairs of layers), "shard" or "shard:3" (pieces of everything; "shard:2" of
-                gradients and optimizer state, "shard:1" of that alone). Each worker goes on with
-                mini-batches of its own, and holds and steps its part. None: what ``--split`` says.
+                (two parts in two copies), "layer" (channels of pairs of layers), "shard" or
+                "shard:3" (pieces of everything; "shard:2" of gradients and optimizer state,
+                "shard:1" of that alone). Each worker goes on with mini-batches of its own, and
+                holds and steps its part. None: what ``--split`` says.
 
         Raises:
             ConfigError: something cannot be carried; it is named.
