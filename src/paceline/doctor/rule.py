@@ -14,7 +14,9 @@ A check is a pure function of facts; a rule that is not sure yields nothing. Eac
 be found, each healthy one must not (`paceline doctor --test-rules`, and the tests).
 """
 
-from collections.abc import Callable, Iterable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -94,3 +96,9 @@ class ScriptRule:
             "name": self.name, "group": self.group, "severity": self.severity.value,
             "what": self.what, "why": self.why, "fix": self.fix, "source": self.source,
         }  # fmt: skip
+
+
+def rules_in(group: str, path: Sequence[str]) -> tuple[ScriptRule, ...]:
+    """Those of a package: one of each of its files, in the order of their names."""
+    names = sorted(one.name for one in pkgutil.iter_modules(path))
+    return tuple(importlib.import_module(f"{group}.{name}").RULE for name in names)

@@ -14,34 +14,7 @@ unpinned                Batches for a CUDA device come from memory that is not p
 unpinned_custom_batch   Batches of a class of your own are not pinned
 """
 
-from . import (
-    batch_norm_of_one,
-    device_in_workers,
-    loader_made_in_loop,
-    model_gets_loader,
-    non_blocking_unpinned,
-    options_of_no_workers,
-    ragged_last_batch,
-    sampler_without_epoch,
-    shuffle_and_sampler,
-    shuffle_missing,
-    unpinned,
-    unpinned_custom_batch,
-)
+from ..rule import rules_in
 
-_FILES = (
-    batch_norm_of_one,
-    device_in_workers,
-    loader_made_in_loop,
-    model_gets_loader,
-    non_blocking_unpinned,
-    options_of_no_workers,
-    ragged_last_batch,
-    sampler_without_epoch,
-    shuffle_and_sampler,
-    shuffle_missing,
-    unpinned,
-    unpinned_custom_batch,
-)
-RULES = tuple(one.RULE for one in _FILES)
+RULES = rules_in(__name__, __path__)
 """In the order of their names."""

@@ -22,48 +22,7 @@ zero_grad_before_step        Gradients are set to zero between backward() and st
 zero_grad_missing            Gradients are never set to zero
 """
 
-from . import (
-    accumulation_not_divided,
-    anomaly_detection,
-    argmax_into_loss,
-    copy_dropped,
-    device_gpu,
-    evaluated_in_training_mode,
-    evaluated_with_gradients,
-    graph_cut,
-    graph_retained,
-    loss_keeps_graph,
-    never_back_to_training,
-    one_cycle_per_epoch,
-    optimizer_made_in_loop,
-    plateau_without_metric,
-    scheduler_before_step,
-    scheduler_unused,
-    step_missing,
-    zero_grad_before_step,
-    zero_grad_missing,
-)
+from ..rule import rules_in
 
-_FILES = (
-    accumulation_not_divided,
-    anomaly_detection,
-    argmax_into_loss,
-    copy_dropped,
-    device_gpu,
-    evaluated_in_training_mode,
-    evaluated_with_gradients,
-    graph_cut,
-    graph_retained,
-    loss_keeps_graph,
-    never_back_to_training,
-    one_cycle_per_epoch,
-    optimizer_made_in_loop,
-    plateau_without_metric,
-    scheduler_before_step,
-    scheduler_unused,
-    step_missing,
-    zero_grad_before_step,
-    zero_grad_missing,
-)
-RULES = tuple(one.RULE for one in _FILES)
+RULES = rules_in(__name__, __path__)
 """In the order of their names."""

@@ -19,38 +19,7 @@ target_range                 Targets drawn from a normal distribution, and an ou
 unregistered_modules         Layers stand in a plain list or dict of a module
 """
 
-from . import (
-    bias_before_norm,
-    comment_differs,
-    feature_mismatch,
-    forward_past_wrapper,
-    grown_by_cat,
-    linear_chain,
-    nll_of_logits,
-    output_size,
-    sigmoid_at_end,
-    sigmoid_into_logits_loss,
-    softmax_into_cross_entropy,
-    super_init_missing,
-    target_range,
-    unregistered_modules,
-)
+from ..rule import rules_in
 
-_FILES = (
-    bias_before_norm,
-    comment_differs,
-    feature_mismatch,
-    forward_past_wrapper,
-    grown_by_cat,
-    linear_chain,
-    nll_of_logits,
-    output_size,
-    sigmoid_at_end,
-    sigmoid_into_logits_loss,
-    softmax_into_cross_entropy,
-    super_init_missing,
-    target_range,
-    unregistered_modules,
-)
-RULES = tuple(one.RULE for one in _FILES)
+RULES = rules_in(__name__, __path__)
 """In the order of their names."""

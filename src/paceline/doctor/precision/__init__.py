@@ -13,32 +13,7 @@ unscaled_backward         A step goes through the scaler, and the loss was never
 update_before_step        The scaler is updated before it steps
 """
 
-from . import (
-    backward_under_autocast,
-    clip_before_unscale,
-    float16_without_scaler,
-    no_mixed_precision,
-    scaler_bypassed,
-    scaler_with_bfloat16,
-    scaler_without_update,
-    tensor_core_sizes,
-    trained_in_half,
-    unscaled_backward,
-    update_before_step,
-)
+from ..rule import rules_in
 
-_FILES = (
-    backward_under_autocast,
-    clip_before_unscale,
-    float16_without_scaler,
-    no_mixed_precision,
-    scaler_bypassed,
-    scaler_with_bfloat16,
-    scaler_without_update,
-    tensor_core_sizes,
-    trained_in_half,
-    unscaled_backward,
-    update_before_step,
-)
-RULES = tuple(one.RULE for one in _FILES)
+RULES = rules_in(__name__, __path__)
 """In the order of their names."""

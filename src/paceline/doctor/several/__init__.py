@@ -7,20 +7,7 @@ gloo_for_devices         Gradients of CUDA devices go by gloo
 ranks_write_one_file     Every process writes the same file
 """
 
-from . import (
-    data_parallel,
-    debugging_left_on,
-    devices_named_too_late,
-    gloo_for_devices,
-    ranks_write_one_file,
-)
+from ..rule import rules_in
 
-_FILES = (
-    data_parallel,
-    debugging_left_on,
-    devices_named_too_late,
-    gloo_for_devices,
-    ranks_write_one_file,
-)
-RULES = tuple(one.RULE for one in _FILES)
+RULES = rules_in(__name__, __path__)
 """In the order of their names."""

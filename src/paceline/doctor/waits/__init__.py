@@ -14,32 +14,7 @@ saved_each_turn           A checkpoint is written in each turn
 synchronized_each_turn    The host waits for the device in each turn by a call
 """
 
-from . import (
-    branch_on_tensor,
-    cache_emptied_each_turn,
-    item_in_loop,
-    made_then_moved,
-    non_blocking_at_once,
-    numpy_in_loop,
-    pinned_by_hand,
-    print_in_loop,
-    read_before_copied,
-    saved_each_turn,
-    synchronized_each_turn,
-)
+from ..rule import rules_in
 
-_FILES = (
-    branch_on_tensor,
-    cache_emptied_each_turn,
-    item_in_loop,
-    made_then_moved,
-    non_blocking_at_once,
-    numpy_in_loop,
-    pinned_by_hand,
-    print_in_loop,
-    read_before_copied,
-    saved_each_turn,
-    synchronized_each_turn,
-)
-RULES = tuple(one.RULE for one in _FILES)
+RULES = rules_in(__name__, __path__)
 """In the order of their names."""
