@@ -9,7 +9,7 @@ import datetime
 import socket
 import time
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
 from ...errors import LinkError
 from .world import RankOfWorld
