@@ -53,6 +53,7 @@ VERBS = (
     Verb("doctor", "Measure", "What is wrong in a script, or could cost, with file and line."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
     Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
+    Verb("probe", "Machine", "What this machine takes: caches, memory, disk, arithmetic, links."),
     Verb("env", "Machine", "What this machine is; why its accelerator cannot be used."),
     Verb("ps", "Machine", "Your training processes, what they hold, and ghosts.", "processes"),
     Verb("clean", "Machine", "End ghosts and free what they hold; shown first.", "processes"),
