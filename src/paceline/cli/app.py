@@ -52,6 +52,7 @@ VERBS = (
     Verb("bench", "Measure", "What one device does: compilers, asynchrony, overlap."),
     Verb("doctor", "Measure", "What is wrong in a script, or could cost, with file and line."),
     Verb("report", "Look at a run", "Print the summary of a run again.", "run"),
+    Verb("watch", "Look at a run", "A run that is under way, live, until it ends."),
     Verb("replay", "Look at a run", "Make a run again from its trace, bit for bit.", "run"),
     Verb("probe", "Machine", "What this machine takes: caches, memory, disk, arithmetic, links."),
     Verb("env", "Machine", "What this machine is; why its accelerator cannot be used."),
