@@ -121,8 +121,9 @@ class FedWorkers:
         self._workers: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
 
-    def __bool__(self) -> bool:
-        return self._num_workers > 0
+    def __len__(self) -> int:
+        """How many they are."""
+        return self._num_workers
 
     def ask(self, asked: list[tuple[Lease, Indices]]) -> None:
         """Fetch these next."""

@@ -503,6 +503,7 @@ class Prepared:
             "drop_last": not shape.keep_remainder,
             "has_own_batches": leased.order.has_own_batches,
             "order": self._order_kind,
+            "num_loading": 0 if self.numbers is not None else leased.num_loading,
             "lookahead": 0 if self.is_stream else self.loop.lookahead,
             "learning_rates": [
                 float(group.get("lr", math.nan)) for group in self.optimizer.param_groups
