@@ -1,89 +1,164 @@
-"""``paceline doctor``: what is wrong in a training script, or could cost."""
+"""``paceline doctor``: what is wrong in a training script, what is slow, what each fix is worth."""
 
 import json as encoder
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from .flags import Json, show
+from .flags import show
+
+if TYPE_CHECKING:
+    from ..doctor.findings import Diagnosis
+    from ..doctor.observed.observation import Observation
 
 
-def doctor(
-    script: str | None = None,
-    /,
-    *,
-    static: Annotated[bool, Parameter(help="Read the script; never run it.")] = False,
-    notes: Annotated[bool, Parameter(help="Also what tensor cores would want.")] = False,
-    strict: Annotated[bool, Parameter(help="Exit code 1 also for what could cost.")] = False,
-    rules: Annotated[bool, Parameter(help="List all rules.")] = False,
-    test_rules: Annotated[bool, Parameter(help="Try each rule on its own examples.")] = False,
-    json: Json = False,
-    sarif: Annotated[bool, Parameter(help="SARIF 2.1.0, for code hosts.")] = False,
-) -> None:
-    """What is wrong in a training script, or could cost, with file and line.
+@Parameter(name="*", negative=())
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags:
+    """What is asked.
 
-    A finding is a bug, or something that could cost time or memory; by reading alone nothing is
-    measured, so none has a figure. Exit code 0 where no bug is found, 1 where one is, 2 where
-    nothing could be read. A line that ends in # doctor: ok is not spoken of.
+    Parameters
+    ----------
+    static
+        Read the script; never run it.
+    seconds
+        For prices of fixes; 0: none is tried.
+    wait
+        Seconds until the first training step.
+    notes
+        Also what tensor cores would want.
+    strict
+        Exit code 1 also for what could cost.
+    rules
+        List all rules.
+    test_rules
+        Try each rule on its own examples.
+    json
+        One JSON object.
+    sarif
+        SARIF 2.1.0, for code hosts; of --static.
+    """
 
-    Example: paceline doctor train.py --static
+    static: bool = False
+    seconds: float = 60.0
+    wait: float = 120.0
+    notes: bool = False
+    strict: bool = False
+    rules: bool = False
+    test_rules: bool = False
+    json: bool = False
+    sarif: bool = False
+
+
+NO_FLAGS = DoctorFlags()
+
+
+def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLAGS) -> None:
+    """What is wrong in a training script, what a step is spent on, what each fix is worth here.
+
+    The script runs in a process of its own for some dozen steps, with its arguments; then fixes
+    are tried between its steps, in turn with none, until it is clear whether they save 2 %. With
+    --static it is only read. Exit code 0 where no bug is found, 1 where one is, 2 where nothing
+    could be read or observed. A line that ends in # doctor: ok is not spoken of.
+
+    Example: paceline doctor train.py --lr 0.1
     Example: paceline doctor train.py --static --sarif > doctor.sarif
 
     Parameters
     ----------
     script
         A script of Python.
+    args
+        Its own arguments; behind -- where doctor has flags of the same name.
     """
-    if rules or test_rules:
-        _about_rules(test_rules, json)
+    if asked.rules or asked.test_rules:
+        _about_rules(asked)
         return
-    _check_asked(script, static, json and sarif)
-    assert script is not None
+    path = _path(script, asked)
     from ..doctor.examine import examine
-    from ..doctor.findings import Severity
-    from ..doctor.rendering import render_diagnosis
-    from ..doctor.sarif import to_sarif
 
-    found = examine(Path(script))
-    if sarif:
-        print(encoder.dumps(to_sarif(found), indent=1))
+    found = examine(path)
+    if asked.static:
+        _show_static(found, asked)
     else:
-        show(json, found.to_json, lambda: render_diagnosis(found, with_notes=notes))
-    if found.of(Severity.BUG) or (strict and found.of(Severity.COST)):
+        _show_observed(found, path, args, asked)
+    if found.bugs or (asked.strict and found.costs):
         sys.exit(1)
 
 
-def _check_asked(script: str | None, is_static: bool, is_both: bool) -> None:
-    """Refuse what cannot be answered.
+def _path(script: str | None, asked: DoctorFlags) -> Path:
+    """The script.
 
     Raises:
-        ConfigError: no script, both formats, or to run the script.
+        ConfigError: there is none, or what is asked does not go together.
     """
     from ..errors import ConfigError
 
     if script is None:
-        raise ConfigError("doctor wants a script: paceline doctor train.py --static, or --rules")
-    if is_both:
+        raise ConfigError("doctor wants a script: paceline doctor train.py, or --rules")
+    if asked.json and asked.sarif:
         raise ConfigError("--json and --sarif are two formats of one output; give one of them")
-    if not is_static:
-        raise ConfigError(
-            f"doctor reads a script and does not run one: paceline doctor {script} --static"
-        )
+    if asked.sarif and not asked.static:
+        raise ConfigError("--sarif has what is found by reading: give --static, too")
+    for name, value in (("--seconds", asked.seconds), ("--wait", asked.wait)):
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"{name} must be a number of seconds >= 0, got {value:g}")
+    return Path(script)
 
 
-def _about_rules(is_test: bool, json: bool) -> None:
+def _show_static(found: "Diagnosis", asked: DoctorFlags) -> None:
+    from ..doctor.rendering import render_diagnosis
+    from ..doctor.sarif import to_sarif
+
+    if asked.sarif:
+        print(encoder.dumps(to_sarif(found), indent=1))
+        return
+    show(asked.json, found.to_json, lambda: render_diagnosis(found, with_notes=asked.notes))
+
+
+def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
+    """Run it, unless it does not parse."""
+    from ..doctor.observed.launching import ScriptRun, observe
+    from ..errors import ConfigError
+
+    if any(one.rule == "syntax" for one in found.findings):
+        _show_static(found, asked)
+        return
+    if not found.has_torch:
+        raise ConfigError(f"{path} does not use torch, so there are no training steps to observe")
+    seen = observe(
+        ScriptRun(script=path, args=tuple(args), price_s=asked.seconds, first_s=asked.wait)
+    )
+    show(
+        asked.json,
+        lambda: {**found.to_json(), "measured": True, "observation": seen.to_json()},
+        lambda: _both(found, seen, asked),
+    )
+
+
+def _both(found: "Diagnosis", seen: "Observation", asked: DoctorFlags) -> Iterator[str]:
+    from ..doctor.observed.lines import render_observation
+    from ..doctor.rendering import render_bugs
+
+    yield from render_observation(found.script, seen)
+    yield from render_bugs(found, with_notes=asked.notes)
+
+
+def _about_rules(asked: DoctorFlags) -> None:
     from ..doctor.catalogue import GROUPS, RULES
     from ..doctor.rendering import render_rules, render_tests
     from ..doctor.selftest import test_rules
 
-    if not is_test:
-        show(json, lambda: {"rules": [one.to_json() for one in RULES.values()]},
+    if not asked.test_rules:
+        show(asked.json, lambda: {"rules": [one.to_json() for one in RULES.values()]},
              lambda: render_rules(GROUPS))  # fmt: skip
         return
     results = test_rules(RULES.values())
-    show(json, lambda: {"examples": [one._asdict() for one in results]},
+    show(asked.json, lambda: {"examples": [one._asdict() for one in results]},
          lambda: render_tests(results))  # fmt: skip
     if not all(one.is_right for one in results):
         sys.exit(1)
