@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from .flags import show
+from .flags import say, show
 
 if TYPE_CHECKING:
     from ..doctor.findings import Diagnosis
+    from ..doctor.observed.launching import ScriptRun
     from ..doctor.observed.observation import Observation
 
 
@@ -27,8 +28,16 @@ class DoctorFlags:
         Read the script; never run it.
     seconds
         For prices of fixes; 0: none is tried.
+    only
+        How the name of a fix begins that is tried, as num_workers [default: all are].
     wait
         Seconds until the first training step.
+    fix
+        A unified diff of what can be fixed without changing numbers, proved over 20 steps.
+    apply
+        Write it into the script; with --fix.
+    undo
+        Put the script back as it was before --fix --apply.
     notes
         Also what tensor cores would want.
     strict
@@ -45,7 +54,11 @@ class DoctorFlags:
 
     static: bool = False
     seconds: float = 60.0
+    only: str = ""
     wait: float = 120.0
+    fix: bool = False
+    apply: bool = False
+    undo: bool = False
     notes: bool = False
     strict: bool = False
     rules: bool = False
@@ -66,6 +79,7 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
     could be read or observed. A line that ends in # doctor: ok is not spoken of.
 
     Example: paceline doctor train.py --lr 0.1
+    Example: paceline doctor train.py --fix > fix.diff
     Example: paceline doctor train.py --static --sarif > doctor.sarif
 
     Parameters
@@ -79,9 +93,18 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
         _about_rules(asked)
         return
     path = _path(script, asked)
+    if asked.undo:
+        from ..doctor.fixes.applying import undo
+
+        undo(path)
+        print(f"{path} is as it was before --fix --apply")
+        return
     from ..doctor.examine import examine
 
     found = examine(path)
+    if asked.fix:
+        _show_fixed(found, path, args, asked)
+        return
     if asked.static:
         _show_static(found, asked)
     else:
@@ -104,6 +127,10 @@ def _path(script: str | None, asked: DoctorFlags) -> Path:
         raise ConfigError("--json and --sarif are two formats of one output; give one of them")
     if asked.sarif and not asked.static:
         raise ConfigError("--sarif has what is found by reading: give --static, too")
+    if asked.apply and (not asked.fix or asked.static):
+        raise ConfigError(
+            "--apply writes what is proved by running: --fix --apply without --static"
+        )
     for name, value in (("--seconds", asked.seconds), ("--wait", asked.wait)):
         if not 0 <= value < float("inf"):
             raise ConfigError(f"{name} must be a number of seconds >= 0, got {value:g}")
@@ -120,19 +147,56 @@ def _show_static(found: "Diagnosis", asked: DoctorFlags) -> None:
     show(asked.json, found.to_json, lambda: render_diagnosis(found, with_notes=asked.notes))
 
 
-def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
-    """Run it, unless it does not parse."""
-    from ..doctor.observed.launching import ScriptRun, observe
+def _show_fixed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
+    """The diff on standard output, all else on standard error."""
+    from ..doctor.fixes.asked import fix, fix_by_text
+
+    _check_runs(found, path)
+    if asked.static:
+        report = fix_by_text(path, found)
+    else:
+        say("observing, then comparing")
+        report = fix(_run_of(path, args, asked), found, is_applied=asked.apply)
+    if asked.json:
+        print(encoder.dumps(report.to_json()))
+        return
+    for line in report.lines():
+        say(line)
+    print(report.diff, end="")
+
+
+def _check_runs(found: "Diagnosis", path: Path) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        ConfigError: it does not parse, or uses no torch.
+    """
     from ..errors import ConfigError
+
+    for one in found.findings:
+        if one.rule == "syntax":
+            raise ConfigError(f"{path}:{one.line} does not parse: {one.what}")
+    if not found.has_torch:
+        raise ConfigError(f"{path} does not use torch, so there are no training steps to observe")
+
+
+def _run_of(path: Path, args: Sequence[str], asked: DoctorFlags) -> "ScriptRun":
+    from ..doctor.observed.launching import ScriptRun
+
+    return ScriptRun(
+        script=path, args=tuple(args), price_s=asked.seconds, only=asked.only, first_s=asked.wait
+    )
+
+
+def _show_observed(found: "Diagnosis", path: Path, args: Sequence[str], asked: DoctorFlags) -> None:
+    """Run it, unless it does not parse: then the line is the finding."""
+    from ..doctor.observed.launching import observe
 
     if any(one.rule == "syntax" for one in found.findings):
         _show_static(found, asked)
         return
-    if not found.has_torch:
-        raise ConfigError(f"{path} does not use torch, so there are no training steps to observe")
-    seen = observe(
-        ScriptRun(script=path, args=tuple(args), price_s=asked.seconds, first_s=asked.wait)
-    )
+    _check_runs(found, path)
+    seen = observe(_run_of(path, args, asked))
     show(
         asked.json,
         lambda: {**found.to_json(), "measured": True, "observation": seen.to_json()},

@@ -52,7 +52,7 @@ def diagnose(text: str, name: str = "script.py") -> Diagnosis:
     for rule in RULES.values():
         found += findings_of(rule, facts)
     rows = text.splitlines()
-    kept = [one for one in found if not _is_taken_back(one, rows)]
+    kept = [one for one in found if not is_taken_back(one.rule, one.line, rows)]
     return Diagnosis(
         script=name,
         findings=tuple(sorted(kept, key=lambda one: (one.line, one.column, one.rule))),
@@ -75,10 +75,11 @@ def findings_of(rule: ScriptRule, facts: Facts) -> Iterator[ScriptFinding]:
         )  # fmt: skip
 
 
-def _is_taken_back(finding: ScriptFinding, rows: list[str]) -> bool:
-    row = rows[finding.line - 1] if finding.line <= len(rows) else ""
+def is_taken_back(rule: str, line: int, rows: list[str]) -> bool:
+    """Whether a comment of the script takes back what a rule finds in a line, from 1."""
+    row = rows[line - 1] if line <= len(rows) else ""
     said = _OK.search(row)
     if said is None:
         return False
     names = said[1].replace(",", " ").split()
-    return not names or finding.rule in names
+    return not names or rule in names

@@ -9,6 +9,7 @@
     clock         parts that exclude one another
     operations    what operations are bound by, from torch's profiler
     knob          a fix that can be turned on and off between two steps; knobs, ways: which
+    record        losses and gradients, so that two versions of a script can be compared
     pairs         whether a fix is worth 2 %, from pairs of blocks
     patches       attributes that are exchanged for a while; whose line it is
     observation   what was found, as values; lines: shown

@@ -2,8 +2,9 @@
 
     python -m paceline.doctor.observed.child ASKED script.py [its arguments]
 
-ASKED is JSON: the file to write to, and the seconds for prices. The file always holds the last that
-is known: an Observation, or how the script ended. This module must not know who reads it.
+ASKED is JSON: the file to write to; seconds for prices, and which; or a text that runs in the
+script's place while losses and gradients are kept. The file always holds the last that is known: an
+Observation or a StepRecord, or how the script ended. This module must not know who reads it.
 """
 
 import json
@@ -11,14 +12,18 @@ import os
 import runpy
 import sys
 import traceback
+import types
 from pathlib import Path
+from typing import Any
 
+from ...replica.seeding import seed_all
 from .observation import Observation
 from .patches import Patches
+from .record import Recorder
 from .session import Finished, Session
 
 
-class Result:
+class FoundFile:
     """The file.
 
     Args:
@@ -27,53 +32,63 @@ class Result:
 
     def __init__(self, path: Path) -> None:
         self._path, self._pid = path, os.getpid()
-        self._found: Observation | None = None
+        self._known: dict[str, object] = {}
 
-    def found(self, observation: Observation) -> None:
-        self._found = observation
-        self._write({"observation": observation.to_json()})
-
-    def ended(self, how: str, why: str, where: str = "") -> None:
-        """The script ended by itself."""
-        seen = None if self._found is None else self._found.to_json()
-        self._write({"observation": seen, "how": how, "why": why, "where": where})
-
-    def _write(self, value: dict[str, object]) -> None:
+    def add(self, **known: object) -> None:
+        """What is known from now on; a process that the script forked writes nothing."""
         if os.getpid() != self._pid:
             return
+        self._known |= known
         half = self._path.with_suffix(".half")
-        half.write_text(json.dumps(value))
+        half.write_text(json.dumps(self._known))
         os.replace(half, self._path)
+
+    def observed(self, found: Observation) -> None:
+        self.add(observation=found.to_json())
 
 
 def main() -> None:
     """Run the script."""
     asked, script, *args = sys.argv[1:]
     words = json.loads(asked)
-    result = Result(Path(words["file"]))
-    session = Session(words["price_s"], result.found)
-    session.feed.install(Patches())
+    file = FoundFile(Path(words["file"]))
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).resolve().parent)
+    if "text" in words:
+        _record(script, words["text"], words["num_steps"], file)
+    else:
+        session = Session(words["price_s"], words["only"], file.observed)
+        session.feed.install(Patches())
+        _run(script, lambda: runpy.run_path(script, run_name="__main__"), file)
+
+
+def _record(script: str, text: str, num_steps: int, file: FoundFile) -> None:
+    recorder = Recorder(num_steps)
+    recorder.install(Patches())
+    seed_all(0)
+    main = types.ModuleType("__main__")
+    main.__file__, sys.modules["__main__"] = script, main
+    code = compile(text, script, "exec")
+    _run(script, lambda: exec(code, vars(main)), file)
+    file.add(record=recorder.record().to_json() if recorder.record().gradients else None)
+
+
+def _run(script: str, run: Any, file: FoundFile) -> None:
+    """Run it to its end or to ours, and write down how it ended."""
     try:
-        runpy.run_path(script, run_name="__main__")
-        result.ended("returned", "")
+        run()
+        file.add(how="returned", why="", where="")
     except Finished:
         pass
     except SystemExit as end:
-        result.ended("exit", "" if end.code is None else str(end.code))
+        file.add(how="exit", why="" if end.code is None else str(end.code), where="")
         raise
-    except KeyboardInterrupt:
-        result.ended("interrupted", "")
     except BaseException as error:
-        if not session.is_done:
-            last = traceback.extract_tb(error.__traceback__)
-            own = [one for one in last if one.filename == script] or last[-1:]
-            result.ended(
-                "failed", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-                f"{own[-1].filename}:{own[-1].lineno}",
-            )  # fmt: skip
-            raise
+        stack = traceback.extract_tb(error.__traceback__)
+        own = [one for one in stack if one.filename == script] or stack[-1:]
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        file.add(how="failed", why=why, where=f"{own[-1].filename}:{own[-1].lineno}")
+        raise
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from .patches import NOWHERE, Patches, Place, user_place
 class WatchedBatches:
     """An iterator over a loader, as the script sees one."""
 
-    def __init__(self, loader: DataLoader[Any], inner: Iterator[Any], feed: "Feed") -> None:
+    def __init__(self, loader: DataLoader[Any], inner: Iterator[Any], feed: "WatchedFeed") -> None:
         self._loader, self._inner, self._feed = loader, inner, feed
 
     def __iter__(self) -> "WatchedBatches":
@@ -50,7 +50,7 @@ class WatchedBatches:
             return next(self._inner)
 
 
-class Feed:
+class WatchedFeed:
     """All loaders of the process.
 
     Attributes:

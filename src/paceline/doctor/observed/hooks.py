@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 
 from . import observation as parts
 from .clock import PartsClock
-from .patches import Patches, Place, called_by_user
+from .patches import NOWHERE, Patches, Place, called_by_user, user_place
 
 _READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
 _COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "reduce",
@@ -64,7 +64,21 @@ class Hooks:
         self.models: dict[int, nn.Module] = {}
         self.waits: dict[tuple[Place, str], list[float]] = {}
         self._known: dict[tuple[Place, str], Any] = {}
+        self._places: dict[int, Place] = {}
+        Patches().wrap(Optimizer, "__init__", self._noted)
         register_optimizer_step_post_hook(self._stepped)
+
+    def _noted(self, init: Callable[..., None]) -> Callable[..., None]:
+        def made(optimizer: Any, *args: Any, **given: Any) -> None:
+            self._places[id(optimizer)] = user_place()
+            init(optimizer, *args, **given)
+
+        return made
+
+    @property
+    def place(self) -> Place:
+        """Where the optimizer was made."""
+        return self._places.get(id(self.optimizer), NOWHERE)
 
     # -- steps ----------------------------------------------------------------------------------
 

@@ -5,6 +5,9 @@
 This module must not know which there are.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from .patches import NOWHERE
 
 
@@ -12,7 +15,7 @@ class Knob:
     """One fix.
 
     Attributes:
-        name, fix: in a word, and what to write; place: where.
+        name, fix: in a word, and what to write; place: where; words: arguments for the call there.
         changes: whether it changes the mathematics.
         bound: the share of a step that it can save at most, as far as the budget tells.
         settle: steps after each turn that are not counted.
@@ -22,6 +25,7 @@ class Knob:
 
     name = fix = failed = ""
     place = NOWHERE
+    words: Mapping[str, object] = MappingProxyType({})
     changes = False
     bound = 1.0
     settle = 1

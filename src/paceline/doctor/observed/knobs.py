@@ -17,17 +17,19 @@ from torch.optim import Optimizer
 
 from ...tuning import allocator
 from . import observation as parts
-from .feed import Feed
+from .feed import WatchedFeed
 from .hooks import Hooks
 from .knob import Knob
 from .pairs import WORTH
 from .patches import NOWHERE, Place
-from .ways import Bfloat16, ChannelsLast, Compiled, Ways
+from .ways import Bfloat16, ChannelsLastWay, Compiled, Ways
 
 _IDLE = 0.5
 """Below this share of CPU time a loader waits for something else, and may have more workers than
 cores."""
 _WAITING_PER_CORE = 4
+_MOSTLY = 0.5
+"""Of a step; above it what binds the step is tried first."""
 
 
 class Setting(Knob):
@@ -47,10 +49,10 @@ class Setting(Knob):
 class Loader(Knob):
     """Batches of a copy of the loader with other settings."""
 
-    def __init__(self, feed: Feed, bound: float, **settings: Any) -> None:
+    def __init__(self, feed: WatchedFeed, bound: float, **settings: Any) -> None:
         words = ", ".join(f"{name}={value}" for name, value in settings.items())
         self.name, self.fix, self.place = words, f"{words} in the DataLoader", feed.place
-        self.bound, self._feed, self._settings = bound, feed, settings
+        self.bound, self._feed, self.words = bound, feed, settings
         self._batches: Iterator[Any] | None = None
         workers = int(settings.get("num_workers", 0))
         self.stride = max(1, workers)
@@ -58,25 +60,25 @@ class Loader(Knob):
 
     def turn(self, is_on: bool) -> None:
         if is_on and self._batches is None:
-            self._batches = self._feed.varied(**self._settings)
+            self._batches = self._feed.varied(**self.words)
         self._feed.source = self._batches if is_on else None
 
     def close(self) -> None:
         self._feed.source = self._batches = None
 
 
-class Flags(Knob):
-    """Flags of an optimizer's groups."""
+class OptimizerFlags(Knob):
+    """OptimizerFlags of an optimizer's groups."""
 
-    def __init__(self, optimizer: Optimizer, bound: float, **flags: bool) -> None:
+    def __init__(self, optimizer: Optimizer, place: Place, bound: float, **flags: bool) -> None:
         words = ", ".join(f"{name}={value}" for name, value in flags.items())
         self.name, self.fix = f"optimizer {words}", f"{words} in {type(optimizer).__name__}(...)"
-        self.bound, self._optimizer, self._flags = bound, optimizer, flags
+        self.bound, self.place, self._optimizer, self.words = bound, place, optimizer, flags
         self._old = [{name: one[name] for name in flags} for one in optimizer.param_groups]
 
     def turn(self, is_on: bool) -> None:
         for group, old in zip(self._optimizer.param_groups, self._old, strict=True):
-            group.update(self._flags if is_on else old)
+            group.update(self.words if is_on else old)
 
 
 Share: TypeAlias = Callable[..., float]
@@ -84,19 +86,23 @@ Share: TypeAlias = Callable[..., float]
 
 
 def knobs_for(
-    hooks: Hooks, feed: Feed, share: Share, fetch_cpu: float, *, on_cpu: bool
+    hooks: Hooks, feed: WatchedFeed, share: Share, fetch_cpu: float, *, on_cpu: bool
 ) -> Iterator[Knob]:
     """All that could move something, each made when it is its turn.
 
     Args:
         fetch_cpu: share of the time of fetching a batch in which this process computed.
     """
+    is_fed = share(parts.INPUT) > _MOSTLY
+    if is_fed:
+        yield from _loaders(feed, share, fetch_cpu, on_cpu)
     yield from _of_process(on_cpu)
-    yield from _loaders(feed, share, fetch_cpu, on_cpu)
+    if not is_fed:
+        yield from _loaders(feed, share, fetch_cpu, on_cpu)
     if hooks.waits:
         yield _without_waits(hooks, share, on_cpu)
     if hooks.optimizer is not None:
-        yield from _of_optimizer(hooks.optimizer, share, on_cpu)
+        yield from _of_optimizer(hooks.optimizer, hooks.place, share, on_cpu)
     model = main_model(hooks)
     if model is not None:
         yield from _of_model(model, share, on_cpu)
@@ -115,7 +121,7 @@ def main_model(hooks: Hooks) -> nn.Module | None:
     return hooks.models[best] if best is not None and sizes[best] else None
 
 
-def _loaders(feed: Feed, share: Share, cpu: float, on_cpu: bool) -> Iterator[Knob]:
+def _loaders(feed: WatchedFeed, share: Share, cpu: float, on_cpu: bool) -> Iterator[Knob]:
     loader = feed.loader
     if loader is None or not feed.may_have_workers:
         return
@@ -181,15 +187,15 @@ def _of_device() -> Iterator[Knob]:
                       partial(setattr, matmul, "allow_tf32", False), changes=True)  # fmt: skip
 
 
-def _of_optimizer(optimizer: Optimizer, share: Share, on_cpu: bool) -> Iterator[Knob]:
+def _of_optimizer(optimizer: Optimizer, place: Place, share: Share, on_cpu: bool) -> Iterator[Knob]:
     bound = share(parts.OPTIMIZER)
     groups = optimizer.param_groups
     if on_cpu and all("fused" in one and not one["fused"] for one in groups):
-        yield Flags(optimizer, bound, fused=True, foreach=False)
+        yield OptimizerFlags(optimizer, place, bound, fused=True, foreach=False)
     if any(one.get("foreach") is False and not one.get("fused") for one in groups) or (
         on_cpu and all(one.get("foreach", True) is None for one in groups)
     ):
-        yield Flags(optimizer, bound, foreach=True)
+        yield OptimizerFlags(optimizer, place, bound, foreach=True)
 
 
 def _of_model(model: nn.Module, share: Share, on_cpu: bool) -> Iterator[Knob]:
@@ -198,7 +204,7 @@ def _of_model(model: nn.Module, share: Share, on_cpu: bool) -> Iterator[Knob]:
     ways, kind = Ways(model), "cpu" if on_cpu else "cuda"
     found: list[Knob] = []
     if any(isinstance(one, nn.Conv2d) and one.groups == 1 for one in model.modules()):
-        found.append(ChannelsLast(ways))
+        found.append(ChannelsLastWay(ways))
     found.append(Compiled(ways))
     if not torch.is_autocast_enabled(kind):
         found.append(Bfloat16(ways, kind))

@@ -18,10 +18,12 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from ...errors import ConfigError
 from .observation import Observation
+from .record import StepRecord
 
 _LOOK_S = 0.05
 _GRACE_S = 10.0
@@ -34,13 +36,16 @@ class ScriptRun:
     """What is run, and how long.
 
     Attributes:
-        price_s: seconds for prices; 0: none. first_s: to the first step, and for all that is
+        price_s: seconds for prices; 0: none. only: how the name of a fix begins that is tried;
+            empty: all are.
+        first_s: to the first step, and for all that is
             observed.
     """
 
     script: Path
     args: tuple[str, ...] = ()
     price_s: float = 60.0
+    only: str = ""
     first_s: float = 120.0
 
 
@@ -50,33 +55,53 @@ def observe(asked: ScriptRun) -> Observation:
     Raises:
         ConfigError: there is nothing to observe; says why, and what to do.
     """
+    words = {"price_s": asked.price_s, "only": asked.only}
+    found, is_over, why_not = _run(asked, words)
+    seen = found.get("observation")
+    if seen is None:
+        raise ConfigError(why_not)
+    told = _how(found, is_over) if found.get("how") or is_over else ""
+    return replace(Observation.read(seen), ended=told)
+
+
+def record(asked: ScriptRun, text: str, num_steps: int) -> StepRecord:
+    """Run this text in the script's place, and keep the losses and gradients of so many steps.
+
+    Raises:
+        ConfigError: it does not come so far; says why.
+    """
+    found, _, why_not = _run(asked, {"text": text, "num_steps": num_steps})
+    if not found.get("record"):
+        raise ConfigError(why_not)
+    return StepRecord.read(found["record"])
+
+
+def _run(asked: ScriptRun, words: dict[str, Any]) -> tuple[dict[str, Any], bool, str]:
+    """What the process found, whether its time was over, and why it would have found nothing."""
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
-        file = Path(folder) / "found.json"
-        output = Path(folder) / "output"
+        file, output = Path(folder) / "found.json", Path(folder) / "output"
         with output.open("wb") as log:
-            process = _begin(asked, file, log)
+            process = _begin(asked, {**words, "file": str(file)}, log)
             try:
                 is_over = _await(process, asked, file)
             finally:
                 _end(process)
         found = _read(file)
-        seen = found.get("observation")
-        if seen is not None:
-            told = _how(found, asked, is_over) if found.get("how") or is_over else ""
-            return replace(Observation.read(seen), ended=told)
-        raise ConfigError(_why_not(found, asked, is_over, process.returncode, output))
+        return found, is_over, _why_not(found, asked, is_over, process.returncode, output)
 
 
-def _begin(asked: ScriptRun, file: Path, log: Any) -> "subprocess.Popen[bytes]":
-    words = json.dumps({"file": str(file), "price_s": asked.price_s})
-    command = [sys.executable, "-m", f"{__package__}.child", words, str(asked.script), *asked.args]
-    return subprocess.Popen(
+def _begin(asked: ScriptRun, words: dict[str, Any], log: Any) -> "Popen[bytes]":
+    command = [
+        sys.executable, "-m", f"{__package__}.child", json.dumps(words), str(asked.script),
+        *asked.args,
+    ]  # fmt: skip
+    return Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
 
 
-def _await(process: "subprocess.Popen[bytes]", asked: ScriptRun, file: Path) -> bool:
+def _await(process: "Popen[bytes]", asked: ScriptRun, file: Path) -> bool:
     """Until it ends or its time is over; whether that is so."""
     start_s = time.monotonic()
     limit_s = asked.first_s
@@ -89,7 +114,7 @@ def _await(process: "subprocess.Popen[bytes]", asked: ScriptRun, file: Path) -> 
     return False
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "Popen[bytes]") -> None:
     """End its group, what it began included."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -109,7 +134,7 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def _how(found: dict[str, Any], asked: ScriptRun, is_over: bool) -> str:
+def _how(found: dict[str, Any], is_over: bool) -> str:
     """How the script ended before all was known."""
     if is_over:
         return "its time was over before all was measured"

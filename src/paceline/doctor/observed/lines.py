@@ -16,8 +16,8 @@ from .observation import (
     PRINTS,
     WAITS,
     Observation,
-    Outcome,
     Price,
+    PriceOutcome,
     Regime,
 )
 
@@ -52,7 +52,7 @@ def verdict(seen: Observation) -> str:
     }  # fmt: skip
     said = f"{seen.regime.value} bound: {shares[seen.regime]}"
     kept = _kept(seen)
-    if seen.together is not None and seen.together.outcome is Outcome.WORTH:
+    if seen.together is not None and seen.together.outcome is PriceOutcome.WORTH:
         return f"{said}; {len(kept)} fixes together save {_percent(seen.together)}"
     if kept:
         return f"{said}; {kept[0].name} saves {_percent(kept[0])}"
@@ -60,7 +60,7 @@ def verdict(seen: Observation) -> str:
 
 
 def _kept(seen: Observation) -> list[Price]:
-    return [one for one in seen.prices if one.outcome is Outcome.WORTH and not one.changes]
+    return [one for one in seen.prices if one.outcome is PriceOutcome.WORTH and not one.changes]
 
 
 def _budget(seen: Observation) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _worth(seen: Observation) -> Iterator[str]:
 
 
 def _mathematics(seen: Observation) -> Iterator[str]:
-    found = [one for one in seen.prices if one.changes and one.outcome is Outcome.WORTH]
+    found = [one for one in seen.prices if one.changes and one.outcome is PriceOutcome.WORTH]
     if found:
         yield ""
         yield "changes the mathematics, so that it is yours to decide:"
@@ -109,19 +109,19 @@ def _mathematics(seen: Observation) -> Iterator[str]:
 
 
 def _rejected(seen: Observation) -> Iterator[str]:
-    others = [one for one in seen.prices if one.outcome is not Outcome.WORTH]
+    others = [one for one in seen.prices if one.outcome is not PriceOutcome.WORTH]
     if not others:
         return
     tried = [one for one in seen.prices if one.pairs]
-    noise = [one for one in tried if one.outcome is Outcome.NOTHING]
-    unknown = [one for one in tried if one.outcome is Outcome.UNKNOWN]
+    noise = [one for one in tried if one.outcome is PriceOutcome.NOTHING]
+    unknown = [one for one in tried if one.outcome is PriceOutcome.UNKNOWN]
     yield ""
     told = f", {len(unknown)} not to be told from noise" if unknown else ""
     yield f"{len(tried)} tried, {len(noise)} inside the noise or under 2 %{told}; not suggested:"
     for one in others:
         reason = one.reason or (
             f"{_interval(one)}"
-            if one.outcome is Outcome.NOTHING
+            if one.outcome is PriceOutcome.NOTHING
             else f"cannot be told: {_interval(one)}"
         )
         yield from textwrap.wrap(

@@ -32,7 +32,7 @@ class Regime(enum.StrEnum):
     OVERHEAD = "overhead"
 
 
-class Outcome(enum.StrEnum):
+class PriceOutcome(enum.StrEnum):
     """What became of a fix."""
 
     WORTH = "worth it"
@@ -66,6 +66,7 @@ class Price:
         name: of the fix; `fix`: what to write.
         saved, low, high: share of a step, with its 95 % interval; a slower step is below 0.
         file, line: where it would be written; line 0: nowhere in particular.
+        words: arguments that the call of that line would be given, by name.
         changes: whether it changes the mathematics.
         reason: for what was not tried or not kept.
         beside: fixes that both sides had already.
@@ -73,13 +74,14 @@ class Price:
 
     name: str
     fix: str
-    outcome: Outcome
+    outcome: PriceOutcome
     saved: float = 0.0
     low: float = 0.0
     high: float = 0.0
     pairs: int = 0
     file: str = ""
     line: int = 0
+    words: tuple[tuple[str, str], ...] = ()
     changes: bool = False
     reason: str = ""
     beside: tuple[str, ...] = ()
@@ -156,5 +158,10 @@ class Observation:
 
 def _price(found: Mapping[str, Any]) -> Price:
     return Price(
-        **{**found, "outcome": Outcome(found["outcome"]), "beside": tuple(found["beside"])}
+        **{
+            **found,
+            "outcome": PriceOutcome(found["outcome"]),
+            "beside": tuple(found["beside"]),
+            "words": tuple((name, value) for name, value in found["words"]),
+        }
     )

@@ -14,7 +14,7 @@ import math
 import statistics
 from typing import NamedTuple
 
-from .observation import Outcome
+from .observation import PriceOutcome
 
 WORTH = 0.02
 """Share of a step; less is not spoken of."""
@@ -54,16 +54,16 @@ class Pairs:
         )  # fmt: skip
         return Saved(_share(middle), _share(middle - half), _share(middle + half))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> PriceOutcome:
         """What the interval says so far."""
         found = self.saved()
         if found.low > WORTH:
-            return Outcome.WORTH
-        return Outcome.NOTHING if found.high < WORTH else Outcome.UNKNOWN
+            return PriceOutcome.WORTH
+        return PriceOutcome.NOTHING if found.high < WORTH else PriceOutcome.UNKNOWN
 
     def is_done(self) -> bool:
         """Whether more pairs would change nothing, or are too many."""
-        is_clear = len(self) >= LEAST_PAIRS and self.outcome() is not Outcome.UNKNOWN
+        is_clear = len(self) >= LEAST_PAIRS and self.outcome() is not PriceOutcome.UNKNOWN
         return is_clear or len(self) >= MOST_PAIRS
 
 

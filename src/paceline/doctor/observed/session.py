@@ -16,11 +16,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from .feed import Feed
+from .feed import WatchedFeed
 from .hooks import Hooks, synchronize
 from .knob import Knob
-from .knobs import Flags, Setting, is_hopeless, knobs_for
-from .observation import COMPUTING, REST, Observation, Outcome, Price, Wait
+from .knobs import OptimizerFlags, Setting, is_hopeless, knobs_for
+from .observation import COMPUTING, REST, Observation, Price, PriceOutcome, Wait
 from .operations import Operations, profiled
 from .pairs import Pairs
 
@@ -42,15 +42,16 @@ class Session:
 
     Args:
         price_s: seconds for prices; 0: none.
+        only: how the name of a fix begins that is tried; empty: all are.
         found: is given what is known so far.
     """
 
-    def __init__(self, price_s: float, found: Callable[[Observation], None]) -> None:
-        self.feed = Feed()
+    def __init__(self, price_s: float, only: str, found: Callable[[Observation], None]) -> None:
+        self.feed = WatchedFeed()
         self.hooks = Hooks(self._on_step)
         self.feed.waited = self._waited
         self.is_done = False
-        self._price_s, self._found = price_s, found
+        self._price_s, self._only, self._found = price_s, only, found
         self._fetch_s = self._fetch_cpu_s = self._since_s = self._since_cpu_s = 0.0
         self._run = self.run()
         self._is_median = False
@@ -155,9 +156,11 @@ class Session:
             price = yield from self._price(cached, ())
             seen = replace(seen, input_saved=price.saved if price.pairs else None)
         for knob in knobs:
+            if not knob.name.startswith(self._only):
+                continue
             price = yield from self._price(knob, kept)
             prices.append(price)
-            if price.outcome is Outcome.WORTH and not knob.changes:
+            if price.outcome is PriceOutcome.WORTH and not knob.changes:
                 knob.turn(True)
                 kept.append(knob)
             else:
@@ -182,17 +185,18 @@ class Session:
 
     def _price(self, knob: Knob, kept: Sequence[Knob]) -> Steps[Price]:
         base = Price(
-            name=knob.name, fix=knob.fix, outcome=Outcome.NOT_TRIED, changes=knob.changes,
-            file=knob.place.file, line=knob.place.line, beside=tuple(one.name for one in kept),
+            name=knob.name, fix=knob.fix, outcome=PriceOutcome.NOT_TRIED, changes=knob.changes,
+            file=knob.place.file, line=knob.place.line,
+            words=tuple((name, str(value)) for name, value in knob.words.items()), beside=tuple(one.name for one in kept),
         )  # fmt: skip
         if is_hopeless(knob):
             reason = f"it could save {knob.bound:.1%} of a step at most"
-            return replace(base, outcome=Outcome.NOTHING, reason=reason)
+            return replace(base, outcome=PriceOutcome.NOTHING, reason=reason)
         for one in kept:
             if is_same_kind(knob, one):
                 return replace(base, reason=f"{one.name} is worth it, and sets the same")
         left_s = self._end_s - perf_counter()
-        if left_s < 6 * (knob.settle + 1) * self._step_s:
+        if left_s < 2 * (knob.settle + 2) * self._step_s:
             return replace(base, reason="no time was left")
         pairs = Pairs()
         try:
@@ -209,7 +213,7 @@ class Session:
         for knob in kept:
             knob.turn(True)
         names = " + ".join(one.name for one in kept)
-        return _with(Price(name=names, fix="", outcome=Outcome.UNKNOWN), pairs)
+        return _with(Price(name=names, fix="", outcome=PriceOutcome.UNKNOWN), pairs)
 
     def _compare(self, knobs: Sequence[Knob], pairs: Pairs, limit_s: float) -> Steps[None]:
         """Pairs of blocks, until they say enough or time is over; off at the end."""
@@ -226,7 +230,7 @@ class Session:
                 for is_on in (False, True) if len(pairs) % 2 else (True, False):
                     for one in knobs:
                         one.turn(is_on)
-                    for _ in range(settle + 2 * is_first):
+                    for _ in range((settle if is_on else 1) + 2 * is_first):
                         yield
                     if any(one.failed for one in knobs):
                         return
@@ -248,7 +252,7 @@ class Finished(BaseException):
 def is_same_kind(knob: Knob, other: Knob) -> bool:
     """Whether one sets what the other sets."""
     return knob.fix.partition("(")[0] == other.fix.partition("(")[0] or (
-        isinstance(knob, Flags) and isinstance(other, Flags)
+        isinstance(knob, OptimizerFlags) and isinstance(other, OptimizerFlags)
     )
 
 

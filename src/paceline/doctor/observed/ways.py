@@ -76,7 +76,7 @@ class Way(Knob):
         raise NotImplementedError
 
 
-class ChannelsLast(Way):
+class ChannelsLastWay(Way):
     """Weights of convolutions and pictures with their channels last in memory."""
 
     name = "channels_last"
