@@ -26,6 +26,9 @@ class DoctorFlags:
     ----------
     static
         Read the script; never run it.
+    input
+        Of a model, pkg.module:model, once for each input: sizes with the batch first, as
+        64,3,32,32 or 64,128:int64.
     seconds
         For prices of fixes; 0: none is tried.
     only
@@ -53,6 +56,7 @@ class DoctorFlags:
     """
 
     static: bool = False
+    input: list[str] | None = None
     seconds: float = 60.0
     only: str = ""
     wait: float = 120.0
@@ -80,17 +84,21 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
 
     Example: paceline doctor train.py --lr 0.1
     Example: paceline doctor train.py --fix > fix.diff
+    Example: paceline doctor nets:resnet --input 64,3,32,32
     Example: paceline doctor train.py --static --sarif > doctor.sarif
 
     Parameters
     ----------
     script
-        A script of Python.
+        A script of Python; or a model of your own, package.module:model.
     args
         Its own arguments; behind -- where doctor has flags of the same name.
     """
     if asked.rules or asked.test_rules:
         _about_rules(asked)
+        return
+    if script is not None and (asked.input or (":" in script and not Path(script).exists())):
+        _show_model(script, asked)
         return
     path = _path(script, asked)
     if asked.undo:
@@ -110,6 +118,33 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
     else:
         _show_observed(found, path, args, asked)
     if found.bugs or (asked.strict and found.costs):
+        sys.exit(1)
+
+
+def _show_model(spec: str, asked: DoctorFlags) -> None:
+    """A model that is made, and walked with inputs of these sizes."""
+    from ..doctor.built.checks import check
+    from ..doctor.built.tables import render_model
+    from ..doctor.built.walk import walk
+    from ..doctor.findings import Severity
+    from ..errors import ConfigError
+    from ..exports.subject import own_subject, parse_input
+
+    if not asked.input:
+        raise ConfigError(
+            f"doctor {spec} wants the sizes of an input with the batch first: --input 64,3,32,32"
+        )
+    shapes = [parse_input(one) for one in asked.input]
+    batch = int(asked.input[0].partition(",")[0].partition(":")[0])
+    seen = walk(own_subject(spec, shapes, flag="").model, batch, shapes)
+    found = check(seen)
+    show(
+        asked.json,
+        lambda: {"model": spec, "findings": [one.to_json() for one in found],
+                 "parameters": seen.num_parameters, "output": list(seen.outputs)},
+        lambda: render_model(spec, seen, found),
+    )  # fmt: skip
+    if any(one.severity is Severity.BUG for one in found):
         sys.exit(1)
 
 
