@@ -124,7 +124,10 @@ def test_a_forward_pass_that_fails_is_a_finding_with_its_place() -> None:
         (["torch.nn:ReLU"], "wants the sizes of an input"),
         (["torch.nn:ReLU", "--input", "x"], "must be sizes >= 1"),
         (["collections:nothing", "--input", "1,2"], "collections:nothing could not be made"),
-        (["collections:OrderedDict", "--input", "1,2"], "must return an nn.Module, got OrderedDict"),
+        (
+            ["collections:OrderedDict", "--input", "1,2"],
+            "must return an nn.Module, got OrderedDict",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_walked(

@@ -41,6 +41,8 @@ class DoctorFlags:
         Write it into the script; with --fix.
     undo
         Put the script back as it was before --fix --apply.
+    annotate
+        The script as a listing, with what is wrong and what is right under each line; never runs it.
     notes
         Also what tensor cores would want.
     strict
@@ -63,6 +65,7 @@ class DoctorFlags:
     fix: bool = False
     apply: bool = False
     undo: bool = False
+    annotate: bool = False
     notes: bool = False
     strict: bool = False
     rules: bool = False
@@ -113,7 +116,9 @@ def doctor(script: str | None = None, /, *args: str, asked: DoctorFlags = NO_FLA
     if asked.fix:
         _show_fixed(found, path, args, asked)
         return
-    if asked.static:
+    if asked.annotate:
+        _show_annotated(found, path, asked)
+    elif asked.static:
         _show_static(found, asked)
     else:
         _show_observed(found, path, args, asked)
@@ -220,6 +225,19 @@ def _run_of(path: Path, args: Sequence[str], asked: DoctorFlags) -> "ScriptRun":
 
     return ScriptRun(
         script=path, args=tuple(args), price_s=asked.seconds, only=asked.only, first_s=asked.wait
+    )
+
+
+def _show_annotated(found: "Diagnosis", path: Path, asked: DoctorFlags) -> None:
+    from ..doctor.annotated import annotate, rights_of
+    from ..doctor.examine import read
+
+    text = read(path)
+    right = rights_of(text)
+    show(
+        asked.json,
+        lambda: {**found.to_json(), "right": [one._asdict() for one in right]},
+        lambda: annotate(text, found, right),
     )
 
 

@@ -14,12 +14,14 @@
     values       numbers, shapes and texts that are written out
     rule         what a rule is; catalogue: all of them
     loop, model, inputs, precision, waits, several     the rules, by group
+    rights       what is right, and why; annotated: a listing with both
     mends        what several rules do to mend a script
     findings     what is found, as values
     rendering, sarif     shown in lines, and to code hosts
     selftest     every rule on its own examples; examples: a script to make them from
 
     observed     its steps, in a process of its own, and what each fix is worth there
+    built        a model that is made, and walked with inputs of given sizes
     fixes        what rules and prices change in it: proved, applied, taken back
 
 By reading, a finding is a bug, or something that could cost and is labelled "not measured"; it

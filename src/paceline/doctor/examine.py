@@ -25,6 +25,15 @@ def examine(path: Path) -> Diagnosis:
     Raises:
         ConfigError: it is not there, no file, or no text.
     """
+    return diagnose(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """A script's text, without a mark at its beginning, lines ended as Unix does.
+
+    Raises:
+        ConfigError: it is not there, no file, or no text.
+    """
     if path.is_dir():
         inside = sorted(one.name for one in path.glob("*.py"))
         hint = f"name one, such as {path / inside[0]}" if inside else "no script lies in it"
@@ -34,10 +43,9 @@ def examine(path: Path) -> Diagnosis:
     if not path.is_file():
         raise ConfigError(f"{path} is no regular file; name a script of Python")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read as Python in UTF-8: {error}") from None
-    return diagnose(text, str(path))
 
 
 def diagnose(text: str, name: str = "script.py") -> Diagnosis:
