@@ -35,9 +35,9 @@ from .base import Exchange, ScriptHooks, Shape, Stopped, Superseded, Work
 from .evaluation import EvaluationRanges, SharedRanges
 from .lockstep import Stage
 from .member import Carrier, MemberSide
-from .model_copy import Unedited
 from .peers import PeerRounds
 from .turns import Beginning, Turns
+from .unedited import Unedited
 
 if TYPE_CHECKING:
     from ..spread.group import Ranks
