@@ -199,7 +199,11 @@ class RankLife:
     def _unreachable(self) -> None:
         """The meeting place is gone: rank 0, or torchrun itself, has ended without a word."""
         if self.rank.rank == 1 and not self._over.is_set():
-            say(f"error: {self.rank.place}, where all workers met, is gone: worker 0, or torchrun")
+            who = "torchrun" if self.rank.is_hosted else "worker 0"
+            say(
+                f"error: {who} ended, and {self.rank.place}, where all workers met, with it; begun "
+                "again with PACELINE_RESUME=latest the run goes on from its newest checkpoint"
+            )
         self._code = self._code or 1
         self._over.set()
         if not self._is_leaving:
