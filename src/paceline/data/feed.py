@@ -226,8 +226,9 @@ def plain_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
         return 1, 1
     num_batches = len(loader) if isinstance(batches, Sized) else 1
     own_size = num_batches * (loader.batch_size or 1)
-    has_size = loader.batch_size is not None and isinstance(sampler, Sized)
-    return max(1, len(sampler) if has_size else own_size), max(1, num_batches)  # type: ignore[arg-type]
+    if loader.batch_size is not None and isinstance(sampler, Sized):
+        own_size = len(sampler)
+    return max(1, own_size), max(1, num_batches)
 
 
 def plain_batches(loader: DataLoader[Any], device: torch.device, speed: Speed) -> Iterator[Any]:

@@ -360,9 +360,8 @@ class Prepared:
             exchange.store.pin_by(whole.layout, self.spread.pin)
             whole.standing.stands(exchange.version)
         if self._context.fragments > 1:
-            go_on = exchange.go_on_with
-            if self._context.is_newcomer:  # it begins with what all others hold
-                go_on = lambda steps: None  # noqa: E731
+            begins_anew = self._context.is_newcomer  # with what all others hold
+            go_on = (lambda steps: None) if begins_anew else exchange.go_on_with
             self._keeper.add("own steps", exchange.own_steps, go_on)
         clone_state(self.model)
         self._strays = Strays([*self.model.parameters(), *self.whole.parameters()])

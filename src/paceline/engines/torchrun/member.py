@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]  # not in its stubs
 
 from ...exchange.base import Clock
 from ...exchange.group import Pending

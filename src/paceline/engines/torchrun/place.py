@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
 from ...errors import LinkError
 from .world import RankOfWorld
