@@ -44,6 +44,8 @@ from ...store.parameter_store import SharedStore
 from .group import RankGroup
 
 _LINE_WORDS, _OFFER_WORDS = 16, 6
+LINE_BYTES = (_LINE_WORDS + _OFFER_WORDS + 1 + 4 * MOST_SCHEDULES) * WORD_BYTES
+"""Of what a rank shows in a round, but for which gradients it has."""
 _SHARE_WORD = len(Line._fields)
 """Behind a line: see averaging.py."""
 _LAID = (LAYOUT, VERSION, *SKIPPED, HAS_SCALE, *(one + i for one in SCALE for i in range(6)))
