@@ -53,6 +53,7 @@ DRIVEN = {
 ELSEWHERE: dict[str, str] = {
     "exchange.inbox": "what a member hears, driven through StoreExchange in tests/exchange",
     "exchange.model_copy": "what leaves a member, driven through StoreExchange in tests/exchange",
+    "exchange.unedited": "edited weights, driven through StoreExchange in tests/exchange",
     "exchange.peers": "rounds, driven through StoreExchange in tests/exchange",
     "kvstore.kvstore": "tests/kvstore use it by its public name, paceline.KVStore",
     "launch.trials": "runs within a run: tests/launch/test_trials.py makes them by the command",

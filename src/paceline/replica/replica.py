@@ -73,6 +73,14 @@ class Replica:
         bind(self.parameters, self.layout.parameters, block)
         self.held.lie_in(block)
 
+    def move_to(self, block: Tensor) -> None:
+        """The same, with the buffers, which are copied there; private memory is given up."""
+        for buffer, place in zip(self.buffers, self.layout.buffers.places, strict=True):
+            place.view(block).copy_(buffer)
+        bind(self.buffers, self.layout.buffers, block)
+        self.live_in(block)
+        self._home = None
+
     def live_alone(self) -> Tensor:
         """Let parameters and buffers be views into private memory, which is returned."""
         if self._home is None:

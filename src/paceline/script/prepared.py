@@ -491,8 +491,8 @@ class Prepared:
     def _price(self, compressed: CompressedGradient) -> CompressionPrice:
         """What it costs to send fewer bytes here, beside what it saves."""
         assert self._member is not None
-        measure = self._member.measure_link
-        return compressed.price(None if measure is None else measure(self._device))
+        price = self._member.price
+        return compressed.price(None) if price is None else price(compressed)
 
     def _loop_words(self) -> dict[str, object]:
         """What the loop goes over, and steps with."""
