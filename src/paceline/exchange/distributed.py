@@ -49,7 +49,7 @@ class DistributedAveraging(Averaging):
         super().__init__(copy, barrier, hooks, route)
         replica = self._replica
         self._group = self._make_group(route)
-        self._own = self._store.blocks[self.block].to(replica.device, copy=True)
+        self._own = self._make_own()
         """Parameters and optimizer state in one block on this member's own device."""
         self._updater = Updater(copy.rule, replica.parameters, replica.layout, self._own)
         self._mean = torch.zeros_like(self._own) if copy.is_difference else replica.outgoing
@@ -64,6 +64,10 @@ class DistributedAveraging(Averaging):
             replica.live_in(self._own)
             copy.unedited.watch(self._own)
             copy.unedited.mark(copy.home)
+
+    def _make_own(self) -> Tensor:
+        """The block that this member computes on and steps."""
+        return self._store.blocks[self.block].to(self._replica.device, copy=True)
 
     def _make_group(self, route: Route) -> MemberGroup:
         """Who sums together: all members of the run, by their seats."""

@@ -284,7 +284,7 @@ class Unedited:
     def _is_of(self, version: int) -> bool:
         """Whether the weights are those of this version in every byte; False: nobody can say."""
         block = self._store.standing(version)
-        if block is None:
+        if block is None or block.data_ptr() == self._memory.data_ptr():
             return False
         section = self._parameters
         mine = section.of(self._memory).to(block.device)

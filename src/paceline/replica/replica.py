@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..store.joint import parameters_of
 from ..store.layout import Layout, TensorPlace, bind, lay_out
 from ..store.optimizer_copy import has_hooks, state_rows
+from ..system.pages import give_back
 from .held import HeldMemory
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ class Replica:
         self.live_in(self._home)
         bind(self.buffers, self.layout.buffers, self._home)
         return self._home
+
+    def leave_home(self) -> None:
+        """Parameters lie elsewhere by now: the pages that they had there are given back."""
+        if self._home is not None and self.device.type == "cpu":
+            section = self.layout.parameters.of(self._home)
+            give_back(section.data_ptr(), section.nbytes)
 
     def digest(self) -> int:
         """A checksum of what the parameters hold."""
