@@ -8,15 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.bench import splits
-from paceline.bench.splits import (
-    LiveSplitsQuestion,
-    ProcessWatch,
-    SplitSample,
-    command_of,
-    measure_splits,
-    read_watches,
-)
+from paceline.bench import split_watch, splits
+from paceline.bench.split_watch import ProcessWatch, read_watches
+from paceline.bench.splits import LiveSplitsQuestion, SplitSample, command_of, measure_splits
 from paceline.errors import ConfigError, Interrupted
 from paceline.partition.prices import SplitPrice, SplitTable
 from paceline.report.live_splits import draw_live_splits, render_live_splits
@@ -139,10 +133,10 @@ def test_a_process_is_watched_from_its_third_loss(
     def reset(device: object) -> None:
         resets[0] += 1
 
-    monkeypatch.setattr(splits, "reset_peak", reset)
-    monkeypatch.setattr(splits, "peak_bytes", lambda device: held[0])
-    monkeypatch.setattr(splits, "_written_bytes", lambda: written[0] + own())
-    monkeypatch.setattr(splits, "time", SimpleNamespace(process_time=lambda: held[0] / 1000))
+    monkeypatch.setattr(split_watch, "reset_peak", reset)
+    monkeypatch.setattr(split_watch, "peak_bytes", lambda device: held[0])
+    monkeypatch.setattr(split_watch, "_written_bytes", lambda: written[0] + own())
+    monkeypatch.setattr(split_watch, "time", SimpleNamespace(process_time=lambda: held[0] / 1000))
 
     def own() -> int:
         return sum(path.stat().st_size for path in tmp_path.glob("*.jsonl"))

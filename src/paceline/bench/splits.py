@@ -3,18 +3,11 @@
     plan TASK --memory -> names -> cannot run here: a row in words
                                 -> paceline train seen_task --split NAME, in turn -> rows
 
-    in each worker     model()   everything is loaded: what the process holds before
-                       loss 2    what was freed is given back; look for the most from here
-                       loss 3..  the most so far, seconds of CPU, bytes written: a line
-
-So a run is what a user begins, and its task notes what its process does; nothing of it is in the
-run. Steps are the trace's, as `scaling` reads them. Above 300 lines, since the question, the
-runs and what is noted in them are read together. This module must not know how a split is carried
-out, nor how it prints (report/live_splits.py).
+So a run is what a user begins, and its task notes what its process does (split_watch.py); nothing
+of it is in the run. Steps are the trace's, as `scaling` reads them. This module must not know how a
+split is carried out, nor how it prints (report/live_splits.py).
 """
 
-import contextlib
-import ctypes
 import json
 import os
 import re
@@ -22,16 +15,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-
-from ..data.arrays import Splits
 from ..errors import ConfigError, Interrupted, unknown
 from ..partition.names import read_split
 from ..partition.prices import NONE, SplitPrice
@@ -41,16 +29,11 @@ from ..report.live_splits import LiveSplit, LiveSplits
 from ..report.splits import SplitReport
 from ..report.text import three_figures
 from ..workloads import load_task
-from ..workloads.base import Task
-from .device import peak_bytes, reset_peak
 from .scaling import read_sample
+from .split_watch import ASKED, read_watches, seen_task
 
-_SEEN = "BENCH_SPLITS_ASKED"
-_FIRST_NOTE = 2
-"""Losses until a worker has what its steps take: the first allocates."""
 _MOST_S = 600.0
 """A run that takes longer is ended."""
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,86 +74,6 @@ class SplitSample(NamedTuple):
     memory_bytes: tuple[float, ...]
     sent_bytes: tuple[float, ...]
     busy_s: tuple[float, ...]
-
-
-# -- in each worker --------------------------------------------------------------------------------
-
-
-def seen_task() -> Task:
-    """The task that a run of this bench trains: the user's, with its workers' processes noted."""
-    asked = json.loads(os.environ[_SEEN])
-    task = load_task(asked["task"], asked["workers"])
-    watch = ProcessWatch(Path(asked["folder"]))
-
-    def model() -> nn.Module:
-        watch.begin()
-        return task.module()
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        found = task.loss(outputs, targets)
-        if found.requires_grad:
-            watch.note()
-        return found
-
-    def data() -> Splits:
-        found = task.splits()
-        return Splits(train=found.train, test=None, source=found.source)
-
-    return replace(task, model=model, loss=loss, data=data)
-
-
-class ProcessWatch:
-    """What this process holds, computes and writes while it trains, a line of JSON a loss.
-
-    Args:
-        folder: where its file lies.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / f"{os.getpid()}.jsonl"
-        self._count = self._own_bytes = self._before = 0
-
-    def begin(self) -> None:
-        """The model is about to be made; what a first step loads is loaded."""
-        layer = nn.Linear(8, 8)
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        layer(torch.zeros(2, 8)).sum().backward()
-        optimizer.step()
-        reset_peak(_CPU)
-        self._before = peak_bytes(_CPU)
-
-    def note(self) -> None:
-        """A training step has come to its loss."""
-        self._count += 1
-        if self._count == _FIRST_NOTE:
-            _trim()
-            reset_peak(_CPU)
-        if self._count <= _FIRST_NOTE:
-            return
-        line = json.dumps(
-            {
-                "memory_bytes": peak_bytes(_CPU) - self._before,
-                "busy_s": time.process_time(),
-                "sent_bytes": _written_bytes() - self._own_bytes,
-            }
-        )
-        with self._path.open("a") as file:
-            self._own_bytes += file.write(f"{line}\n")
-
-
-def _trim() -> None:
-    """Give back what was freed, as after measuring a cut (malloc_trim(3)), where there is that."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _written_bytes() -> int:
-    """By this process so far, to sockets and files (proc(5), ``wchar``); 0 where nobody counts."""
-    try:
-        rows = Path("/proc/self/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(row.split()[1]) for row in rows if row.startswith("wchar"))
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -285,7 +188,7 @@ def command_of(question: LiveSplitsQuestion, split: str, batch_size: int, run: P
     """What begins one run, as a user would write it."""
     workers, name = (1, "data") if split == NONE else (question.workers, split)
     return [
-        sys.executable, "-m", "paceline", "train", f"{__name__}:{seen_task.__name__}",
+        sys.executable, "-m", "paceline", "train", f"{seen_task.__module__}:{seen_task.__name__}",
         "--workers", str(workers), "--split", name, "--protocol", "full-sync",
         "--batch-size", str(batch_size), "--updates", str(question.updates),
         "--epochs", str(question.updates), "--device", "cpu", "--nonfinite", "skip",
@@ -304,7 +207,7 @@ def _run(question: LiveSplitsQuestion, split: str, batch_size: int) -> SplitSamp
         asked = {"task": question.task, "workers": question.workers, "folder": folder}
         process = subprocess.Popen(
             command_of(question, split, batch_size, run),
-            env={**os.environ, _SEEN: json.dumps(asked)},
+            env={**os.environ, ASKED: json.dumps(asked)},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, errors="replace",
         )  # fmt: skip
@@ -334,15 +237,3 @@ def _cause(said: str) -> str:
     named = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
     return (named or raised or lines[-1:] or ["it failed, and said nothing"])[0]
-
-
-def read_watches(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Of each worker: the most memory; bytes and seconds of CPU from one loss to the next."""
-    memory, sent, busy = list[float](), list[float](), list[float]()
-    for path in sorted(folder.glob("*.jsonl")):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        memory.append(max(line["memory_bytes"] for line in lines))
-        if len(lines) > 1:
-            for key, values in (("sent_bytes", sent), ("busy_s", busy)):
-                values.append((lines[-1][key] - lines[0][key]) / (len(lines) - 1))
-    return tuple(memory), tuple(sent), tuple(busy)

@@ -11,7 +11,6 @@ touches no variable of the caller's; what the caller still names stays.
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..plan import format_bytes
+from ..system.pages import give_back_freed
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -67,7 +67,7 @@ def free_memory() -> Freed:
     num_objects = gc.collect()
     if torch is not None:
         _empty_caches(torch)
-    _trim()
+    give_back_freed()
     return Freed(
         memory_bytes=max(0, memory - _memory_bytes()),
         device_bytes=max(0, device - _device_bytes(torch)),
@@ -124,10 +124,3 @@ def _memory_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _trim() -> None:
-    """What C's heap keeps for later; only glibc knows how."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)

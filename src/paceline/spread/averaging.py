@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..exchange import Route
@@ -22,6 +23,7 @@ from ..exchange.model_copy import ModelCopy
 from ..exchange.rounds import Barrier, Line
 from ..store.clip import Clip
 from ..store.sums import norm_of
+from ..system.pages import give_back_freed
 from .base import SpreadModel
 
 _SAME_SHARE = 1e-9
@@ -46,6 +48,14 @@ class SplitAveraging(DistributedAveraging):
         self._counted = [one for one in parameters.places if one.name in spread.counted]
         """Whose norm is counted here: of a tied one only one copy is."""
         spread.whole.standing.stands(copy.version)
+        give_back_freed()
+
+    def _make_own(self) -> Tensor:
+        """The store's own block: nobody else reads it, and one copy of a part is enough."""
+        return self._store.blocks[self.block]
+
+    def _give_to_store(self) -> None:
+        """It is there."""
 
     def _make_group(self, route: Route) -> MemberGroup:
         return self._spread.groups.twins or self._spread.groups.copy
